@@ -1,6 +1,6 @@
 """Compares the start-ups of public logs with the answers of ``fragmeter plan``: ``python docs/startups.py [FILE.json ...]``.
 
-Without a file it reads docs/startups.json. Each case has a line, a card, a release and what the log says. Cases without a release, or of a
+Without a file it reads the collected ones. Each case has a line, a card, a release and what the log says. Cases without a release, or of a
 model of which we have no shape, are counted and left out.
 """
 
@@ -21,7 +21,7 @@ from fragmeter.sim.spec.gpu import GpuSpec
 from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
 from fragmeter.sim.types.errors import UserError
 
-CASES = Path(__file__).with_name("startups.json")
+CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
 #: The preset with the kernels of a card that is none; its memory is the logged total, or the GiB here.
 CARDS = {
     "H20": ("h200", 139.8),
@@ -135,6 +135,8 @@ def compared(case: dict[str, Any]) -> Compared | str:
     if card is None:
         return f"no card: {case['card']['name']}"
     like = case.get("like", {})
+    if "checkpoint" in case and not like:
+        return "another checkpoint than the line names"
     extra = f" --quantization {like['quantization']}" if like.get("quantization") else ""
     try:
         answer = started(parse_serve(case["serve"] + extra, version(stated)), card, like.get("model"))

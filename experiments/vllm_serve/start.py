@@ -25,6 +25,8 @@ from .log import StartupLog, corrected
 
 _WEIGHTS = {
     "awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
+    # AutoRound's 4-bit checkpoints have the groups of GPTQ, and its kernels.
+    "auto_round": "gptq", "auto-round": "gptq", "inc": "gptq",
 }  # fmt: skip
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")

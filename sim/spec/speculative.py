@@ -95,8 +95,11 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A draft model with layers of several kinds.
+            NotSimulated: A draft model with layers of several kinds, or a target with an indexer beside states, of which blocks of several
+                sizes are packed.
         """
+        if target.indexer and target.state_layers:
+            raise _uncounted(target)
         if not self.has_layers:
             return None
         if self.method != "draft_model":

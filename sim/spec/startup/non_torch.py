@@ -1,8 +1,8 @@
 """Memory of a GPU outside of torch: CUDA's modules and libraries, NCCL, buffers that ranks share.
 
 vLLM counts what is there after the profiled step and was not at the worker's start. That start is before NCCL's until 0.10, and after it since
-0.11 (``init_device`` of ``gpu_worker.py``); up to 0.8 nothing is subtracted, so that CUDA's context counts, too. Since 0.27 it includes
-what torch keeps beside the weights and could not give back (``total_consumed`` of ``memory_profiling``).
+0.11 (``init_device`` of ``gpu_worker.py``). Since 0.27 it includes what torch
+keeps beside the weights and could not give back (``total_consumed`` of ``memory_profiling``).
 
 No formula gives these sizes: they are read off logs, as the low, the likely and the high GiB of each kind. Ranks on Hopper and later
 cards with NVLink share buffers of NVLS and of fused all-reduces; others do not.
@@ -16,11 +16,10 @@ from .estimate import Estimate
 from .launch import Launch
 
 _ALONE, _PCIE, _NVLINK, _NVLS = "alone", "pcie", "nvlink", "nvls"
-#: From which minor version on, the GiB of one GPU by what links the ranks. The logs are in docs/startups.json.
+#: From which minor version on, the GiB of one GPU by what links the ranks. The logs are in experiments/vllm_serve/facts/startups.json.
 SIZES: tuple[tuple[int, dict[str, tuple[float, float, float]]], ...] = (
-    (0, {_ALONE: (0.4, 0.55, 0.8), _PCIE: (0.5, 0.8, 1.2), _NVLINK: (0.6, 0.9, 1.6), _NVLS: (0.6, 1.0, 2.4)}),
-    (9, {_ALONE: (0.02, 0.13, 0.2), _PCIE: (0.15, 0.3, 0.6), _NVLINK: (0.3, 0.5, 1.0), _NVLS: (0.4, 0.55, 1.9)}),
-    (18, {_ALONE: (0.07, 0.25, 0.4), _PCIE: (0.4, 0.75, 1.7), _NVLINK: (0.4, 0.9, 2.2), _NVLS: (1.6, 2.1, 2.2)}),
+    (0, {_ALONE: (0.02, 0.13, 0.15), _PCIE: (0.1, 0.3, 0.75), _NVLINK: (0.2, 0.5, 1.0), _NVLS: (0.4, 0.55, 1.9)}),
+    (18, {_ALONE: (0.07, 0.25, 0.45), _PCIE: (0.3, 0.75, 1.7), _NVLINK: (0.3, 0.75, 1.7), _NVLS: (1.6, 2.1, 2.2)}),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.checks import refusal, undivided
-from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.engine.replica import build
@@ -187,8 +187,8 @@ def test_a_model_with_fixed_size_states_is_a_simulation_with_the_same_blocks():
     line = "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct --tensor-parallel-size 4 --max-model-len 32K"
     # Since 0.33 kernels of an H200 export states at multiples of 64 tokens.
     cases = (("", (0, 33), 3, 64), ("", (0, 32), 2, 16), (" --no-enable-prefix-caching", (0, 33), 1, 16))
-    for flags, version, blocks, step in cases:
-        answer = started(replace(parse_serve(line + flags), version=version), "h200")
+    for flags, minor, blocks, step in cases:
+        answer = started(replace(parse_serve(line + flags), version=minor), "h200")
         replica = build(answer.settings())
         # A state a rank: inputs of 3 tokens in 2,048 channels, and 8 heads of 128 x 128; of attention a token has 1,024 bytes.
         tokens = step * -(-(3 * 2048 * 2 + 8 * 128 * 128 * 2) // (1024 * step))
@@ -358,19 +358,10 @@ def test_drafts_of_other_methods_are_not_simulated(drafts: str, error: str):
         parse_serve("vllm serve opt-13b --speculative-config '{'")
 
 
-@pytest.mark.parametrize(
-    ("line", "method"),
-    [
-        ("zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256", "mtp"),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "mtp"),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "ngram"),
-        ("zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256", "ngram"),
-        ("openai/gpt-oss-120b", "eagle3"),
-    ],
-)
-def test_drafts_beside_windows_or_states_are_not_counted_and_no_reason_not_to_start(line, method, capsys):
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+def test_drafts_beside_an_indexer_and_states_are_not_counted_and_no_reason_not_to_start(method, capsys):
     """vLLM serves them: the answer is that of the line without drafts, and says so."""
-    plain = f"vllm serve {line}"
+    plain = "vllm serve zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256"
     drafted = f'{plain} --speculative-config \'{{"method": "{method}", "num_speculative_tokens": 3}}\''
     texts = {}
     for each in (plain, drafted):
@@ -387,6 +378,42 @@ def test_drafts_beside_windows_or_states_are_not_counted_and_no_reason_not_to_st
         undivided(replace(found.launch, speculative=speculative))
 
 
+@pytest.mark.parametrize(
+    ("line", "method", "states"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "mtp", 3),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2", "ngram", 3),
+        ("openai/gpt-oss-120b", "eagle3", 0),
+    ],
+)
+def test_drafts_beside_windows_or_states_take_memory_and_are_no_simulation(line, method, states, capsys):
+    plain = f"vllm serve {line}"
+    drafted = f'{plain} --speculative-config \'{{"method": "{method}", "num_speculative_tokens": 3}}\''
+    before, after = (started(parse_serve(each), "h200").launch for each in (plain, drafted))
+    layers = after.layout.config.groups
+    kept = sum(len(group.layers) for group in before.layout.groups)
+    assert sum(len(group.layers) for group in layers) == kept + (method != "ngram")
+    # A sequence of one token: a block of each group, and in groups of states one more for each draft.
+    groups = sum(group.kind == "state" for group in layers)
+    assert (groups > 0) == (states > 0)
+    assert after.decode_blocks(1) == len(layers) + states * groups
+    assert status(["plan", "--gpu", "h200", "--serve", drafted]) == DONE
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("It starts: ") and "its memory is counted" in text
+
+
+def test_the_public_pools_of_drafts_beside_states():
+    """Two RTX 3090 with 11.05 GiB and MTP of three drafts log 623,873 tokens (club-3090#642), and 622,408 in another start."""
+    line = parse_serve(
+        "vllm serve Qwen/Qwen3.6-27B -q auto_round --kv-cache-dtype fp8 --dtype float16 --max-model-len 262144 -tp 2 --max-num-seqs 8"
+        ' --max-num-batched-tokens 8192 --enable-prefix-caching --speculative-config \'{"method":"mtp","num_speculative_tokens":3}\'',
+        version("0.24"),
+    )
+    launch = started(line, "rtx-3090", "qwen3.6-27b").launch
+    tokens = [capacity(replace(launch, kv_cache_memory_bytes=round(gib * 2**30))).num_tokens for gib in (11.05, 11.06)]
+    assert tokens == [622_408, 623_873]
+
+
 def test_drafts_of_ngrams_beside_windows_take_no_memory(capsys):
     """Without look-ahead the blocks of a window are those of a server without drafts."""
     plain = "vllm serve openai/gpt-oss-120b"
@@ -400,12 +427,12 @@ def test_drafts_of_ngrams_beside_windows_take_no_memory(capsys):
 
 
 def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
-    line = """vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -sc '{"method": "mtp", "num_speculative_tokens": 2}'"""
+    line = """vllm serve zai-org/GLM-5.3-Flash -sc '{"method": "mtp", "num_speculative_tokens": 2}'"""
     assert status(["plan", "--gpu", "h200", "--serve", line]) == DONE
     text = " ".join(capsys.readouterr().out.split())
     assert (
         text.startswith("Without --speculative-config, not counted, it does not start: ")
-        and "--tensor-parallel-size 2" in text
+        and "--tensor-parallel-size 4" in text
     )
 
 
