@@ -6,8 +6,9 @@ from .arrivals.arrivals import declared_max_tokens, poisson, workload
 from .arrivals.pacing import Pacing, paced, users
 from .arrivals.streams import stream
 from .catalogue import catalogue, download
+from .clients.load import ClientLoad
 from .parsing.reading import Reading
-from .readers.measured import Measured, measured
+from .readers.measured import Measured, MeasuredSummary, measured, measured_requests
 from .readers.readers import (
     HashedTrace,
     holds_load,
@@ -27,10 +28,12 @@ from .types.trace import Trace, check_fits, require_count
 from .writers import check_target, write
 
 __all__ = [
+    "ClientLoad",
     "HashedTrace",
     "LengthPairs",
     "Load",
     "Measured",
+    "MeasuredSummary",
     "Pacing",
     "Reading",
     "Trace",
@@ -45,6 +48,7 @@ __all__ = [
     "is_frame",
     "mean_rate",
     "measured",
+    "measured_requests",
     "paced",
     "paper_workload",
     "poisson",

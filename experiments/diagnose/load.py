@@ -214,6 +214,8 @@ def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
         seen = measured(path, trace)
         clients = seen.max_concurrency
         rate = seen.request_rate if trace.arrival_ticks is None else None
+    elif rate is None and clients is None:
+        clients = trace.max_concurrency
     if trace.arrival_ticks is None and rate is None and clients is None:
         raise SettingError(kind, str(path), "has no arrivals; give --request-rate or --max-concurrency as well")
     origin = f"{len(trace):,} requests of {path.name}"

@@ -12,7 +12,7 @@ from ...sim.recording.probe import read_probe
 from ...sim.types.ticks import PER_SECOND
 from ...traces import measured, read
 from ..measured.knobs import fitted_scale
-from ..measured.replay import Benchmark, replay
+from ..measured.replay import BenchmarkOfRequests, benchmark_of, replay
 from ..measured.server_metrics import ServerMetrics, read_served_load
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import ServeLine
@@ -31,9 +31,9 @@ class ClientLatencies:
         attained: Share of the requests that meet the objectives; None without objectives.
     """
 
-    p90_ttft_ms: float
+    p90_ttft_ms: float | None
     p99_itl_ms: float | None
-    mean_e2el_ms: float
+    mean_e2el_ms: float | None
     attained: float | None = None
 
 
@@ -143,20 +143,19 @@ def calibrated(server: Server, bench: Path, goal: Goal | None) -> tuple[Server, 
         UserError: The benchmark cannot be read or served.
     """
     trace = read(bench)
-    benchmark = Benchmark(trace, measured(bench, trace))
+    benchmark = benchmark_of(trace, measured(bench, trace))
     chosen = server.settings()
     scale, _ = fitted_scale(benchmark, chosen, replay(benchmark, chosen))
     values = benchmark.values()
-    latencies = ClientLatencies(
-        float(np.percentile(benchmark.measured.ttft_s, 90)) * 1e3,
-        values.get("p99_itl_ms"),
-        values["mean_e2el_ms"],
-        None if goal is None else _attained(benchmark, goal),
-    )
+    p90_ttft_ms, attained = values.get("p90_ttft_ms"), None
+    if isinstance(benchmark, BenchmarkOfRequests):
+        p90_ttft_ms = float(np.percentile(benchmark.measured.ttft_s, 90)) * 1e3
+        attained = None if goal is None else _attained(benchmark, goal)
+    latencies = ClientLatencies(p90_ttft_ms, values.get("p99_itl_ms"), values.get("mean_e2el_ms"), attained)
     return replace(server, step_scale=scale) if abs(log(scale)) >= _CALIBRATES else server, latencies
 
 
-def _attained(benchmark: Benchmark, goal: Goal) -> float:
+def _attained(benchmark: BenchmarkOfRequests, goal: Goal) -> float:
     """The share of a benchmark's requests that meet the objectives."""
     first, finish = (
         np.rint(each * PER_SECOND).astype(np.int64) for each in (benchmark.measured.ttft_s, benchmark.measured.e2el_s)

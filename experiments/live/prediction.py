@@ -21,7 +21,7 @@ from ...sim.cost.steps import FittedSteps, StepCoefficients, read_steps
 from ...sim.output.files import as_json
 from ...sim.recording.probe import STATE_SPECS, ProbedRequest, ProbedRun, ProbedStep
 from ...sim.types.errors import UserError
-from ..measured.replay import Benchmark, Replayed, compared
+from ..measured.replay import BenchmarkOfRequests, Replayed, compared
 from ..measured.start import benchmark
 from ..measured.step_fit import fitted, step_table
 from .loads import CALIBRATION, Session
@@ -53,7 +53,7 @@ class RecordedLoad:
 
     name: str
     settings: Settings
-    benchmark: Benchmark
+    benchmark: BenchmarkOfRequests
     requests: list[ProbedRequest]
     steps: list[ProbedStep]
     header: Mapping[str, Any]
@@ -72,6 +72,8 @@ def recorded(session: Session, folder: Path, model: Path, probe: ProbedRun) -> d
     chosen, found, first = settings_of(probe.header, model), {}, 0
     for load in session.loads:
         seen = benchmark(folder / f"{load.name}.json", folder / f"{load.name}.metrics.txt", chosen)
+        if not isinstance(seen, BenchmarkOfRequests):
+            raise UserError(f"{folder / load.name}.json: has no list of requests; record the loads again")
         numbers = _matched(seen, probe, range(first, first + len(seen.trace)), folder / f"{load.name}.json")
         first += len(numbers)
         content = replace(seen.trace, content=probe.content(numbers))
@@ -82,7 +84,7 @@ def recorded(session: Session, folder: Path, model: Path, probe: ProbedRun) -> d
     return found
 
 
-def _matched(seen: Benchmark, probe: ProbedRun, numbers: range, path: Path) -> list[int]:
+def _matched(seen: BenchmarkOfRequests, probe: ProbedRun, numbers: range, path: Path) -> list[int]:
     """The number in the probe of each of the client's requests: the first one in order that has its lengths."""
     waiting: dict[tuple[int, int | None], list[int]] = {}
     for number in reversed(numbers):

@@ -12,8 +12,6 @@ from functools import partial
 from math import expm1, isfinite, log
 from typing import Any, NamedTuple, cast, get_args
 
-import numpy as np
-
 from ...sim import Settings, simulate
 from ...sim.cost import ServedCost, Server, ServerConstants, ServerFit, outside_ticks
 from ...sim.cost.server import Metric, OperationCost
@@ -22,7 +20,7 @@ from ...sim.engine.unread import only_read
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
-from .knobs import CLOSE, MOST_CORRECTIONS, tpot_ratio
+from .knobs import CLOSE, MOST_CORRECTIONS
 from .replay import Benchmark, Replayed
 
 #: Runs for the step's constant, at most; and the least correction of the time outside of the engine, in ms.
@@ -117,7 +115,7 @@ def fitted_to(benchmark: Benchmark, settings: Settings) -> ServerConstants:
 
     def look(constants: ServerConstants) -> Deviation:
         replayed = replay_served(benchmark, settings, constants)
-        ratio = tpot_ratio(benchmark, replayed)
+        ratio = benchmark.tpot_ratio(replayed)
         tpot_us = replayed.values()["mean_tpot_ms"] * 1e3
         return Deviation(log(ratio) if ratio else 0.0, tpot_us, _late_ms(benchmark, replayed, tpot_us / 1e3))
 
@@ -132,8 +130,8 @@ def _late_ms(benchmark: Benchmark, replayed: Replayed, tpot_ms: float) -> float 
     soon = waited_ms <= 2 * tpot_ms
     if not len(soon) or soon.mean() < LEAST_SHARE:
         return None
-    late_s = benchmark.measured.ttft_s[times.index] - replayed.ttft_s
-    return float(np.median(late_s[soon])) * 1e3
+    late_s = benchmark.median_late_s(replayed, soon)
+    return None if late_s is None else late_s * 1e3
 
 
 def server_fit(

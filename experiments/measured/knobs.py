@@ -4,7 +4,8 @@
                       few runs, because slower steps make larger batches
     num_gpu_blocks    the server's own pool size, if its metrics have it
     ttft_offset_ms    time outside of the engine: measured minus simulated TTFT, as the mean of the middle half over the
-                      quarter of requests that found the fewest requests running and so hardly waited
+                      quarter of requests that found the fewest requests running and so hardly waited; of a summary, the
+                      difference of the medians
 
 A last replay sets all knobs together, in the order pool, steps, offset. The value of a knob is the part of
 ``replay.total_error`` that its replay removes. A knob that only mimics the effect of another one removes less of the
@@ -18,8 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, log
 from typing import Any
-
-import numpy as np
 
 from ...sim import Settings
 from ...sim import settings as checked
@@ -104,7 +103,7 @@ def _turned(
 
 def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tuple[float, Replayed]:
     """The factor on the step time with which simulated TPOTs match the measured ones, and its replay."""
-    ratio = tpot_ratio(benchmark, base)
+    ratio = benchmark.tpot_ratio(base)
     if ratio is None:
         return 1.0, base
     scale, found, _ = _root(partial(_scaled, benchmark, settings), (1.0, base, log(ratio)))
@@ -113,7 +112,7 @@ def fitted_scale(benchmark: Benchmark, settings: Settings, base: Replayed) -> tu
 
 def _scaled(benchmark: Benchmark, settings: Settings, scale: float) -> tuple[float, Replayed, float]:
     found = replay(benchmark, settings, scale)
-    ratio = tpot_ratio(benchmark, found)
+    ratio = benchmark.tpot_ratio(found)
     return scale, found, 0.0 if ratio is None else log(ratio)
 
 
@@ -144,13 +143,6 @@ def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
     return best
 
 
-def tpot_ratio(benchmark: Benchmark, replayed: Replayed) -> float | None:
-    """Median over requests of measured over simulated TPOT; None if no output has a second token."""
-    measured = benchmark.tpot_s[replayed.times.index]
-    both = (measured > 0) & (replayed.tpot_s > 0)
-    return float(np.median(measured[both] / replayed.tpot_s[both])) if both.any() else None
-
-
 def fitted_offset(
     benchmark: Benchmark, settings: Settings, replayed: Replayed, scale: float = 1.0
 ) -> tuple[int, Replayed]:
@@ -174,14 +166,7 @@ def fitted_offset(
 
 def _late_ticks(benchmark: Benchmark, replayed: Replayed) -> int:
     """Measured minus simulated TTFT of the requests that waited for few others, in ticks."""
-    served = replayed.times.index
-    if not len(served):
-        return 0
-    others = benchmark.under_way()[served]
-    alone = others <= np.quantile(others, 0.25)
-    late_s = np.sort((benchmark.measured.ttft_s[served] - replayed.ttft_s)[alone])
-    quarter = len(late_s) // 4
-    return ticks.from_seconds(float(late_s[quarter : len(late_s) - quarter].mean()))
+    return ticks.from_seconds(benchmark.late_s(replayed)) if len(replayed.times.index) else 0
 
 
 def _own_pool(benchmark: Benchmark, settings: Settings, base: Replayed) -> Settings | None:
@@ -233,7 +218,8 @@ def _offset_advice(benchmark: Benchmark, base: Replayed, offset_ticks: int) -> s
         return "Requests reach the engine without a measurable delay."
     text = f"{offset_ms:.3g} ms pass before a request reaches the engine (HTTP, tokenizer, network)"
     inside = benchmark.metrics and benchmark.metrics.ttft_s
-    way_ms = (benchmark.measured.ttft_s.mean() - inside) * 1e3 if inside else 0
+    by_clients = benchmark.values().get("mean_ttft_ms")
+    way_ms = by_clients - inside * 1e3 if inside and by_clients is not None else 0
     if way_ms >= 1:
         text += f", {way_ms:.3g} ms of it between the clients and the server's own clock"
     return f"{text}: no setting of the replica; plan for a TTFT objective that is lower by so much."

@@ -5,6 +5,8 @@ The replay serves the answered requests of the benchmark, with their lengths and
 client sent all requests as fast as the limit allowed, only the limit delays them. Under a finite rate no request is
 sent before its original send time. Throughput counts from the first request sent to the last answer, on both sides.
 
+Of a summary the replay serves requests with its statistics, and the statistics that it has are compared.
+
 Time outside of the engine (HTTP, tokenizer, network) is an offset: a request reaches the engine this long after its
 client sends it. In an open loop the offset shifts all requests alike and changes only latencies; in a closed loop it
 lengthens each round.
@@ -12,7 +14,8 @@ lengthens each round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -30,12 +33,14 @@ from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
 from ...sim.types.optional import not_none
 from ...sim.workload.users import Users
-from ...traces import Measured, Pacing, Trace, paced, workload
+from ...traces import ClientLoad, Measured, MeasuredSummary, Pacing, Trace, paced, workload
 from ..runs.pool_use import PoolUse, pool_use
 from .server_metrics import ServerMetrics
 
 #: Statistics of a latency by vLLM's names, and the percentile of each; None is the mean.
 STATISTICS = {"mean": None, "median": 50, "p99": 99}
+#: Statistics of summaries, as far as they have them.
+SUMMARY_STATISTICS = {"mean": None, "median": 50, "p90": 90, "p95": 95, "p99": 99}
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 #: Least share of tokens that arrive in chunks of their own for gaps between chunks to count as inter-token latencies.
@@ -44,17 +49,17 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
-class Benchmark:
+class Benchmark(ABC):
     """The requests and results of a real server's benchmark.
 
     Attributes:
-        trace: The answered requests.
-        measured: The client's measurements of them.
+        trace: The answered requests, or requests with the statistics of its summary.
+        measured: How the client sent them, and what it measured.
         metrics: Metrics of the server; None if none were scraped.
     """
 
     trace: Trace
-    measured: Measured
+    measured: ClientLoad
     metrics: ServerMetrics | None = None
 
     @property
@@ -85,6 +90,43 @@ class Benchmark:
             users = Users(seen.max_concurrency, np.full(len(self.trace), offset_ticks))
         return workload(self.arrivals, users=users)
 
+    @property
+    @abstractmethod
+    def duration_s(self) -> float:
+        """Time in which the requests were sent and answered, in seconds; NaN if it is unknown."""
+
+    @property
+    @abstractmethod
+    def sent_rate(self) -> float | None:
+        """Requests/s that the client sent; None if it sent all at once, or a request whenever another one was answered."""
+
+    @abstractmethod
+    def values(self) -> Metrics:
+        """The metrics, by vLLM's names."""
+
+    @abstractmethod
+    def tpot_ratio(self, replayed: Replayed) -> float | None:
+        """Measured over simulated TPOT, as a median; None if no output has a second token."""
+
+    @abstractmethod
+    def late_s(self, replayed: Replayed) -> float:
+        """Measured minus simulated TTFT of requests that waited for few others."""
+
+    @abstractmethod
+    def median_late_s(self, replayed: Replayed, soon: np.ndarray) -> float | None:
+        """Median of measured minus simulated TTFT; None if it is unknown.
+
+        Args:
+            soon: Which served requests hardly waited in the simulation, bool [served].
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class BenchmarkOfRequests(Benchmark):
+    """A benchmark with measurements of each request."""
+
+    measured: Measured
+
     @cached_property
     def tpot_s(self) -> np.ndarray:
         """Time per output token after the first, float64 [n]; NaN for a single token."""
@@ -105,7 +147,7 @@ class Benchmark:
 
     @property
     def sent_rate(self) -> float | None:
-        """Requests/s that the client sent; None if it sent all at once, or a request whenever another one was answered."""
+        """As of the base class."""
         if self.unlimited:
             return None
         if self.trace.arrival_ticks is None:
@@ -133,6 +175,93 @@ class Benchmark:
                 continue
             found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in STATISTICS.items()}
         return found
+
+    def tpot_ratio(self, replayed: Replayed) -> float | None:
+        """Median over requests of measured over simulated TPOT; None if no output has a second token."""
+        measured = self.tpot_s[replayed.times.index]
+        both = (measured > 0) & (replayed.tpot_s > 0)
+        return float(np.median(measured[both] / replayed.tpot_s[both])) if both.any() else None
+
+    def late_s(self, replayed: Replayed) -> float:
+        """Mean of the middle half, over the quarter of requests that found the fewest requests running."""
+        served = replayed.times.index
+        others = self.under_way()[served]
+        alone = others <= np.quantile(others, 0.25)
+        late_s = np.sort((self.measured.ttft_s[served] - replayed.ttft_s)[alone])
+        quarter = len(late_s) // 4
+        return float(late_s[quarter : len(late_s) - quarter].mean())
+
+    def median_late_s(self, replayed: Replayed, soon: np.ndarray) -> float | None:
+        """The median over the requests that hardly waited."""
+        late_s = self.measured.ttft_s[replayed.times.index] - replayed.ttft_s
+        return float(np.median(late_s[soon])) if soon.any() else None
+
+
+@dataclass(frozen=True, eq=False)
+class SummarisedBenchmark(Benchmark):
+    """A benchmark of which only statistics are known."""
+
+    measured: MeasuredSummary
+
+    @property
+    def duration_s(self) -> float:
+        """The duration in the file, or that of its throughput."""
+        rate = self.measured.throughputs.get("request_throughput")
+        return self.measured.duration_s or (len(self.trace) / rate if rate else float("nan"))
+
+    @property
+    def sent_rate(self) -> float | None:
+        """As of the base class."""
+        return None if self.measured.request_rate == inf else self.measured.request_rate
+
+    def values(self) -> Metrics:
+        """The metrics that the file has, by vLLM's names."""
+        found = dict(self.measured.throughputs)
+        for name, of in self.measured.latencies.items():
+            seconds = {
+                which: of.mean if rank is None else of.percentiles.get(rank)
+                for which, rank in SUMMARY_STATISTICS.items()
+            }
+            found |= {f"{which}_{name}_ms": value * 1e3 for which, value in seconds.items() if value is not None}
+        return found
+
+    def tpot_ratio(self, replayed: Replayed) -> float | None:
+        """Of the medians, else of the means; of the ITL if there is no TPOT."""
+        for name in ("median_tpot_ms", "mean_tpot_ms", "mean_itl_ms"):
+            both = self._both(name, replayed)
+            if both is not None and min(both) > 0:
+                return both[0] / both[1]
+        return None
+
+    def late_s(self, replayed: Replayed) -> float:
+        """Of the medians of all requests, else of their means: which of them waited is unknown."""
+        for name in ("median_ttft_ms", "mean_ttft_ms"):
+            both = self._both(name, replayed)
+            if both is not None:
+                return (both[0] - both[1]) / 1e3
+        return 0.0
+
+    def median_late_s(self, replayed: Replayed, soon: np.ndarray) -> float | None:
+        """Of the medians, if the request in the middle hardly waited."""
+        return self.late_s(replayed) if soon.mean() > 0.5 else None
+
+    def _both(self, name: str, replayed: Replayed) -> tuple[float, float] | None:
+        """A metric, measured and simulated; None if the file does not have it."""
+        measured = self.values().get(name)
+        return None if measured is None else (measured, replayed.values()[name])
+
+
+def benchmark_of(
+    trace: Trace, seen: Measured | MeasuredSummary, metrics: ServerMetrics | None = None
+) -> BenchmarkOfRequests | SummarisedBenchmark:
+    """The benchmark of a result file.
+
+    Args:
+        trace, seen: Its requests and measurements.
+    """
+    if isinstance(seen, MeasuredSummary):
+        return SummarisedBenchmark(trace, seen, metrics)
+    return BenchmarkOfRequests(trace, seen, metrics)
 
 
 class Client:
@@ -205,15 +334,19 @@ class Replayed(Client):
         """A statistic of the inter-token latencies."""
         return self._gaps.mean_ms() if percentile is None else self._gaps.percentile_ms(percentile)
 
-    def values(self) -> Metrics:
-        """The metrics, by vLLM's names."""
+    def values(self, statistics: Mapping[str, int | None] = STATISTICS) -> Metrics:
+        """The metrics, by vLLM's names.
+
+        Args:
+            statistics: Those of each latency, as ``STATISTICS``.
+        """
         served = self.times.index
         lengths = self.run.workload.prompt_tokens[served], self.run.workload.output_tokens[served]
         found = _rates(self.run.log.end_ticks / ticks.PER_SECOND + self._offset_s, *lengths)
         tpot = self.tpot_s[~np.isnan(self.tpot_s)]
         for name, values in (("ttft", self.ttft_s), ("tpot", tpot), ("e2el", self.e2el_s)):
-            found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in STATISTICS.items()}
-        return found | {f"{which}_itl_ms": self._gap_ms(rank) for which, rank in STATISTICS.items()}
+            found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in statistics.items()}
+        return found | {f"{which}_itl_ms": self._gap_ms(rank) for which, rank in statistics.items()}
 
 
 def replay(benchmark: Benchmark, settings: Settings, scale: float = 1.0, offset_ticks: int = 0) -> Replayed:
@@ -233,7 +366,7 @@ def replay(benchmark: Benchmark, settings: Settings, scale: float = 1.0, offset_
 
 def compared(benchmark: Benchmark, replayed: Replayed) -> list[dict[str, Any]]:
     """One row per metric: the simulated value, the measured value, and the relative error."""
-    measured, simulated = benchmark.values(), replayed.values()
+    measured, simulated = benchmark.values(), replayed.values(SUMMARY_STATISTICS)
     rows = [_row(name, simulated[name], measured[name]) for name in measured]
     return rows + _server_rows(benchmark.metrics, replayed) if benchmark.metrics else rows
 
@@ -271,13 +404,13 @@ def total_error(rows: Sequence[dict[str, Any]]) -> float:
 
     Each relative error counts as at most 1.
     """
-    parts = [RATES, *([f"{which}_{name}_ms" for which in STATISTICS] for name in LATENCIES)]
+    parts = [RATES, *([f"{which}_{name}_ms" for which in SUMMARY_STATISTICS] for name in LATENCIES)]
     errors = {row["metric"]: min(1.0, abs(1.0 if row["error"] is None else row["error"])) for row in rows}
     found = [[errors[name] for name in names if name in errors] for names in parts]
     return float(np.mean([np.mean(part) for part in found if part]))
 
 
-def scatter(benchmark: Benchmark, replayed: Client) -> dict[str, list[float | int | None]]:
+def scatter(benchmark: BenchmarkOfRequests, replayed: Client) -> dict[str, list[float | int | None]]:
     """One row for each request served on both sides, in the order of send times."""
     served = replayed.times.index
     sides: dict[str, Client | Measured] = {"simulated": replayed, "measured": benchmark.measured}

@@ -30,10 +30,10 @@ from ...sim.output import frames as pd
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_US
-from ...traces import measured, read
+from ...traces import measured_requests, read
 from .evidence import recorded_text
-from .replay import Benchmark, Served, scatter
-from .run import REQUESTS, RESULT
+from .replay import BenchmarkOfRequests, Served, scatter
+from .run import OF_SUMMARY, REQUESTS, RESULT
 
 _REMEDY = "make it again by validate --against --out"
 #: Columns of a comparison that a page needs.
@@ -66,7 +66,7 @@ def read_measured(path: Path, results: Sequence[Result]) -> Measured:
         SettingError: A run served other requests.
     """
     trace = read(path)
-    benchmark = Benchmark(trace, measured(path, trace))
+    benchmark = BenchmarkOfRequests(trace, measured_requests(path, trace))
     pairs, same_times = {}, True
     for result in results:
         requests = result.requests
@@ -98,7 +98,8 @@ def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
         UserError: The folder is damaged, or the page cannot be written.
     """
     try:
-        document, pairs = read_json(folder / RESULT, _DOCUMENT), _PAIRS.read(folder / REQUESTS)
+        document = read_json(folder / RESULT, _DOCUMENT)
+        pairs = None if document.get(OF_SUMMARY) is True else _PAIRS.read(folder / REQUESTS)
         for place, row in enumerate(document["rows"]):
             check_document(row, _ROW, f"{RESULT}: rows.{place}")
     except OSError as error:
@@ -106,13 +107,13 @@ def write_against_report(folder: Path, page: Path) -> dict[str, Any]:
     except Damaged as damaged:
         raise UserError(f"{folder}: holds a damaged comparison ({damaged}); {_REMEDY}") from None
     settings, rows = document["settings"], [_row(row) for row in document["rows"]]
-    section = measured_section(Measured({settings["policy"]: pairs}))
+    sections = [] if pairs is None else [measured_section(Measured({settings["policy"]: pairs}))]
     lead = (
         f"{settings['policy']}: {settings['model']} on {settings['gpu']}, {document['requests']:,} requests of"
         f" {document['benchmark']}. Over throughput, TTFT, TPOT, ITL and E2EL the error is {document['error']:.1%}."
         f"\n\n{recorded_text(settings)}"
     )
-    sections = [section, Section("All metrics", rows=rows)]
+    sections.append(Section("All metrics", rows=rows))
     write_page(page, f"{document['benchmark']}: simulated against measured", lead, sections)
     return {"benchmark": document["benchmark"], "requests": document["requests"], "error": document["error"]}
 

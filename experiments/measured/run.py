@@ -17,13 +17,24 @@ from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.spec import gpu
-from ...traces import measured, read
+from ...traces import ClientLoad, measured, read
 from ..runs.near_saturation import ServedLoad
 from ..runs.output import Report, track
 from .constants import fitted_to, replay_served, served, server_document, server_fit
 from .evidence import evidence
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
-from .replay import LATENCIES, STATISTICS, Benchmark, Replayed, compared, replay, scatter, total_error
+from .replay import (
+    LATENCIES,
+    SUMMARY_STATISTICS,
+    Benchmark,
+    BenchmarkOfRequests,
+    Replayed,
+    SummarisedBenchmark,
+    compared,
+    replay,
+    scatter,
+    total_error,
+)
 from .start import Server, benchmark, replica, started_line, statements
 from .statements import contradictions
 
@@ -43,7 +54,7 @@ _LABELS = {
     "prefix_cache_hit_rate": "prefix cache hit rate",
     "server_mean_ttft_ms": "TTFT by the server, mean, ms",
     "server_mean_itl_ms": "ITL by the server, mean, ms",
-} | {f"{which}_{name}_ms": f"{name.upper()}, {which}, ms" for name in LATENCIES for which in STATISTICS}
+} | {f"{which}_{name}_ms": f"{name.upper()}, {which}, ms" for name in LATENCIES for which in SUMMARY_STATISTICS}
 _KNOBS = {
     "step_scale": "--step-scale",
     "num_gpu_blocks": "--num-gpu-blocks-override",
@@ -53,7 +64,7 @@ _KNOBS = {
 
 
 def print_comparison(
-    benchmark: Benchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Knob], error: float,
+    benchmark: BenchmarkOfRequests | SummarisedBenchmark, base: Replayed, rows: Sequence[Mapping[str, Any]], knobs: list[Knob], error: float,
     report: Report,
 ) -> None:  # fmt: skip
     """Print the whole comparison."""
@@ -72,8 +83,9 @@ def print_comparison(
         report.print_line(text)
 
 
-def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
-    trace, seen, metrics = benchmark.trace, benchmark.measured, benchmark.metrics
+def _request_lines(benchmark: BenchmarkOfRequests | SummarisedBenchmark, base: Replayed) -> Iterator[str]:
+    trace, metrics = benchmark.trace, benchmark.metrics
+    seen: ClientLoad = benchmark.measured
     clients = "" if seen.max_concurrency is None else f" from {seen.max_concurrency} clients in a closed loop"
     yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
     if trace.left_out.failed:
@@ -84,7 +96,9 @@ def _request_lines(benchmark: Benchmark, base: Replayed) -> Iterator[str]:
     if refused:
         blocks = base.run.replica.num_blocks
         yield f"Refused: {refused:,} requests that the simulated pool of {blocks:,} blocks cannot hold."
-    if benchmark.measured.gaps_s is None:
+    if isinstance(benchmark, SummarisedBenchmark):
+        yield from benchmark.measured.caveats
+    elif benchmark.measured.gaps_s is None:
         yield "The file has no times between tokens: ITL is left out."
     elif not benchmark.gaps_are_of_tokens:
         yield "Tokens arrived in groups: the client's gaps are not inter-token latencies and are left out."
@@ -178,6 +192,8 @@ SCHEMA_VERSION = 1
 #: Knobs with a replay, ``all`` among them.
 _MOST_KNOBS = 4
 RESULT, REQUESTS = "against.json", "requests.parquet"
+#: Key of a comparison with a summary, which has no table of requests.
+OF_SUMMARY = "of_summary"
 AGAINST = FolderKind("comparison with a server", (RESULT, REQUESTS))
 
 
@@ -217,7 +233,7 @@ def validate_against(
     knobs = list(track(vary_knobs(bench, chosen, base), "Trying what to calibrate", _MOST_KNOBS))
     print_comparison(bench, base, rows, knobs, error, report)
     kept = None if save_server is None else _saved(bench, chosen, path, save_server, rows, report)
-    pairs = scatter(bench, base)
+    pairs = scatter(bench, base) if isinstance(bench, BenchmarkOfRequests) else None
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "settings": chosen.as_dict(),
@@ -234,11 +250,14 @@ def validate_against(
         "knobs": [knob.as_dict() for knob in knobs],
         "saved_server": kept,
     }
+    if pairs is None:
+        document[OF_SUMMARY] = True
     if folder is not None:
         folder.write(RESULT, as_json(document))
-        folder.write(REQUESTS, pd.DataFrame(pairs).to_parquet(index=False))
+        if pairs is not None:
+            folder.write(REQUESTS, pd.DataFrame(pairs).to_parquet(index=False))
         report.point_to("Results", folder.path)
-    report.data(document | {"scatter": pairs})
+    report.data(document | ({} if pairs is None else {"scatter": pairs}))
 
 
 def _saved(

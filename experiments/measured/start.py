@@ -10,11 +10,11 @@ from typing import Any
 from ...sim import Settings, settings
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
-from ...traces import Measured, check_fits, measured, read
+from ...traces import ClientLoad, Measured, check_fits, measured, read
 from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import Started, started, with_release
-from .replay import Benchmark
+from .replay import BenchmarkOfRequests, SummarisedBenchmark, benchmark_of
 from .server_metrics import ServerMetrics, read_metrics
 from .statements import Statement, of_benchmark, of_line, of_log, of_metrics
 
@@ -40,7 +40,7 @@ class Server:
     given: dict[str, Any]
 
 
-def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
+def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> BenchmarkOfRequests | SummarisedBenchmark:
     """A real server's benchmark, checked to be feasible on a replica with these settings.
 
     Raises:
@@ -48,13 +48,14 @@ def benchmark(path: Path, metrics: Path | None, chosen: Settings) -> Benchmark:
     """
     trace = read(path)
     seen = measured(path, trace)
-    if trace.arrival_ticks is None and (seen.request_rate is None or seen.duration_s is None):
+    untimed = isinstance(seen, Measured) and trace.arrival_ticks is None
+    if untimed and (seen.request_rate is None or seen.duration_s is None):
         remedy = (
             "is missing, and so is the request rate; benchmark with a later vllm bench serve, or with a request rate"
         )
         raise TraceError(path, None, "start_times", None, remedy)
     check_fits(trace, chosen.max_model_len or model(chosen.model).max_model_len, path)
-    return Benchmark(trace, seen, None if metrics is None else read_metrics(metrics))
+    return benchmark_of(trace, seen, None if metrics is None else read_metrics(metrics))
 
 
 def started_line(server: Server) -> Started | None:
@@ -95,7 +96,7 @@ def statements(
     server: Server,
     answer: Started | None,
     path: Path,
-    seen: Measured,
+    seen: ClientLoad,
     metrics: Path | None,
     by_server: ServerMetrics | None,
 ) -> Iterator[Statement]:

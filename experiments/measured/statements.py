@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ...sim.recording.probe import read_probe
 from ...sim.spec import model
 from ...sim.types.errors import UserError
-from ...traces import Measured
+from ...traces import ClientLoad, MeasuredSummary
 from ..vllm_serve.flags import text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log
@@ -249,7 +249,7 @@ def of_probe(path: str | PathLike[str]) -> Iterator[Statement]:
     yield Statement(source, "max_model_len", header["max_model_len"])
 
 
-def of_benchmark(path: str | PathLike[str], seen: Measured, metrics: ServerMetrics | None) -> Iterator[Statement]:
+def of_benchmark(path: str | PathLike[str], seen: ClientLoad, metrics: ServerMetrics | None) -> Iterator[Statement]:
     """What a benchmark says of the server and of its clients.
 
     Args:
@@ -258,6 +258,9 @@ def of_benchmark(path: str | PathLike[str], seen: Measured, metrics: ServerMetri
     source = Path(path).name
     if seen.model_id is not None:
         yield Statement(source, "model", seen.model_id, by_clients=True)
+    if isinstance(seen, MeasuredSummary):
+        for name, value in seen.states.items():
+            yield Statement(source, name, value)
     if seen.max_concurrency is not None and metrics is not None and metrics.most_in_flight is not None:
         yield Statement(f"{source} (at most)", "in_flight", seen.max_concurrency)
         yield Statement("the metrics (at some time)", "in_flight", round(metrics.most_in_flight))

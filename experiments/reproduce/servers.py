@@ -35,7 +35,7 @@ from ...sim.types import ticks
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Measured, Trace
 from ..measured.constants import Deviation, fitted_constants, fitted_to, served
-from ..measured.replay import Benchmark
+from ..measured.replay import BenchmarkOfRequests
 from ..paper.comparison import Payload
 from ..runs.output import Report, track
 from .server_loads import LOADS
@@ -164,7 +164,7 @@ class RequestsRun(ServerRun):
         return self.benchmark.workload(0)
 
 
-def _benchmark(path: Path) -> Benchmark:
+def _benchmark(path: Path) -> BenchmarkOfRequests:
     if not path.is_file():
         raise SettingError(
             "runs", str(path.parent), f"has no {path.name}; give the folder with the requests of the runs"
@@ -186,7 +186,7 @@ def _benchmark(path: Path) -> Benchmark:
         max_concurrency=None,
         model_id=None,
     )
-    return Benchmark(trace, seen)
+    return BenchmarkOfRequests(trace, seen)
 
 
 def runs_of(folder: Path | None) -> list[ServerRun]:

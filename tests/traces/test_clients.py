@@ -226,12 +226,16 @@ VLLM_SUMMARY = {
     "total_input_tokens": 5, "total_output_tokens": 5, "request_throughput": 1.0,
 }  # fmt: skip
 LACKING = {
-    "vllm without details": (
-        json.dumps(VLLM_SUMMARY, indent=2),
-        "input_lens = None: is missing; run vllm bench serve with --save-result --save-detailed",
+    "a summary of vllm without an answer": (
+        json.dumps(VLLM_SUMMARY | {"completed": 0}, indent=2),
+        "completed = 0: are no answered requests; give another result",
     ),
-    "sglang without details": (
-        changed("sglang_bench.jsonl", without(*DETAILS)),
+    "a summary of vllm without output lengths": (
+        json.dumps({name: value for name, value in VLLM_SUMMARY.items() if name != "total_output_tokens"}),
+        "total_output_tokens = None: tells no length; run the client with --save-detailed or --output-details",
+    ),
+    "sglang without details and totals": (
+        changed("sglang_bench.jsonl", without(*DETAILS, "total_input_tokens")),
         "input_lens = None: is missing; run bench_serving with --output-details",
     ),
     "runs of sglang": (

@@ -157,7 +157,7 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
         return replace(trace, arrival_ticks=along(read_curve(pacing.rate_curve), gaps, pacing.rate_curve))
     if pacing.rate is not None:
         return replace(trace, arrival_ticks=at_rate(pacing.rate, _gaps(trace, pacing, seed)))
-    if pacing.concurrency is not None and trace.arrival_ticks is None:
+    if in_flight(pacing, trace) is not None and trace.arrival_ticks is None:
         return replace(trace, arrival_ticks=np.zeros(len(trace), dtype=np.int64))
     return trace
 
@@ -165,6 +165,13 @@ def paced(trace: Trace, pacing: Pacing, seed: int = 0) -> Trace:
 def _gaps(trace: Trace, pacing: Pacing, seed: int) -> np.ndarray:
     """Gaps between arrivals, float64 [n], with mean 1."""
     return unit_gaps(len(trace), pacing.burstiness or 1.0, stream(seed, "arrivals"))
+
+
+def in_flight(pacing: Pacing, trace: Trace) -> int | None:
+    """Maximum number of requests in flight: as given, or the trace's own if no other arrivals are given; None without one."""
+    if pacing.concurrency is not None or pacing.rate is not None or pacing.rate_curve is not None:
+        return pacing.concurrency
+    return trace.max_concurrency
 
 
 def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
@@ -179,7 +186,8 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
     think_s, sessions = pacing.think_time, None
     if think_s is not None or trace.delay_ticks is not None:
         sessions = None if trace.content is None else trace.content.session_id
-    if pacing.concurrency is None and sessions is None:
+    limit = in_flight(pacing, trace)
+    if limit is None and sessions is None:
         if think_s is not None:
             remedy = "applies only to users; give their number as max_concurrency, or a trace with sessions"
             raise SettingError("think_time", think_s, remedy)
@@ -188,13 +196,13 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
         think_ticks = _before_next_turn(trace.delay_ticks, sessions)
     else:
         drawn_s = stream(seed, "think times").exponential(size=len(trace)) * (think_s or 0)
-        latest_s = _latest_s(drawn_s, pacing.concurrency, sessions)
+        latest_s = _latest_s(drawn_s, limit, sessions)
         if latest_s >= LATEST_S / 2:
             raise SettingError(
                 "think_time", think_s, f"makes {len(trace)} requests last up to {latest_s:.0f} s; lower it"
             )
         think_ticks = to_ticks(drawn_s, ticks.PER_SECOND)
-    return Users(pacing.concurrency, think_ticks, sessions)
+    return Users(limit, think_ticks, sessions)
 
 
 def _latest_s(think_s: np.ndarray, users: int | None, sessions: np.ndarray | None) -> float:

@@ -14,6 +14,7 @@ from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf
 from .guidellm import is_guidellm, read_guidellm
 from .result import BenchmarkResult
 from .sglang import is_sglang, read_sglang
+from .summary import BenchmarkSummary
 from .vllm import is_vllm, read_vllm
 
 #: Keys that each result has near its beginning (one of them is enough), and the number of bytes to search.
@@ -25,8 +26,8 @@ _NO_REQUESTS = "has statistics and no requests; give AIPerf's profile_export.jso
 _NO_LENGTHS = "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
 
 
-def benchmark_result(file: TraceFile) -> BenchmarkResult | None:
-    """The benchmark result in a file; None if the file is not one.
+def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | None:
+    """The benchmark result in a file, or its summary if it has no list of requests; None if the file is not one.
 
     Raises:
         TraceError: The result is of a known client, but is unreadable or incomplete.

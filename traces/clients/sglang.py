@@ -7,6 +7,10 @@ The lists are the same as in ``vllm bench serve``, in sending order. There are n
 arrivals are drawn at ``request_rate`` (``Infinity``: all at once; ``"trace"``: unknown). With ``--backend sglang`` the
 gap between two chunks is divided among the tokens of the later chunk.
 
+Without ``--output-details`` the statistics are those of ``vllm bench serve``, with ``e2e_latency_ms`` and ``total_throughput``. The
+lengths of ``--dataset-name random`` are uniform from ``random_range_ratio`` times ``random_input_len`` to ``random_input_len``, and
+outputs alike.
+
 Source: sgl-project/sglang, python/sglang/benchmark/serving.py of 0.5.23 (bench_serving.py before); a run of that
 release against a stub server made the sample in the tests.
 """
@@ -19,7 +23,8 @@ from os import PathLike
 from typing import Any
 
 from .result import BenchmarkResult
-from .vllm import ERRORS, GAPS, TTFTS, VLLM, per_request
+from .summary import BenchmarkSummary, Fields, Statistics
+from .vllm import ERRORS, GAPS, TTFTS, VLLM, has_no_lists, per_request, summary_of
 
 SGLANG = replace(
     VLLM,
@@ -33,18 +38,39 @@ def is_sglang(document: Mapping[str, Any]) -> bool:
     return {"total_output_tokens_retokenized", "request_rate"} <= document.keys()
 
 
-def read_sglang(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult:
-    """The requests of a run.
+def read_sglang(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult | BenchmarkSummary:
+    """The requests of a run; its summary if it has no details.
 
     Raises:
-        TraceError: The result has no details, or lists of different lengths.
+        TraceError: The result has lists of different lengths, or a value that cannot be.
     """
+    about = _about(document)
+    if has_no_lists(document):
+        found = summary_of(SGLANG.form.title, path, document, about, "e2e_latency", "total_throughput")
+        fields = Fields(path, document)
+        return replace(
+            found,
+            prompts=_drawn(fields, found.prompts, "random_input_len"),
+            outputs=_drawn(fields, found.outputs, "random_output_len"),
+        )
     rows = per_request(path, document, (TTFTS, GAPS, ERRORS), "is missing; run bench_serving with --output-details")
+    return BenchmarkResult(SGLANG, path, rows, about)
+
+
+def _drawn(fields: Fields, of: Statistics, name: str) -> Statistics:
+    """Lengths with the range from which the data set ``random`` draws them, if their mean is within it."""
+    ratio, longest = fields.number("random_range_ratio"), fields.number(name)
+    if fields.text("dataset_name") != "random" or ratio is None or not longest or of.mean is None:
+        return of
+    least = max(1, int(longest * min(ratio, 1.0)))
+    return replace(of, percentiles={0.0: float(least), 100.0: longest}) if least <= of.mean <= longest else of
+
+
+def _about(document: Mapping[str, Any]) -> dict[str, Any]:
     server = document.get("server_info")
-    about = {
+    return {
         "duration": document.get("duration"),
         "request_rate": None if document["request_rate"] == "trace" else document["request_rate"],
         "max_concurrency": document.get("max_concurrency"),
         "model_id": server.get("model_path") if isinstance(server, dict) else None,
     }
-    return BenchmarkResult(SGLANG, path, rows, about)

@@ -1,4 +1,4 @@
-"""``vllm bench serve --save-result --save-detailed``: one JSON object with a list per quantity.
+"""``vllm bench serve --save-result``: one JSON object, with ``--save-detailed`` with a list per quantity.
 
     {"date": ..., "request_rate": 4.0, ..., "input_lens": [...], "output_lens": [...], "start_times": [...],
      "ttfts": [...], "itls": [[...], ...], "errors": ["", ...]}
@@ -6,6 +6,10 @@
 ``start_times`` are seconds of a clock with an arbitrary origin; releases before vLLM #32667 do not write them.
 ``ttfts`` and ``itls`` are in seconds and start when the client sends a request, after its own ``--max-concurrency``
 limit. An answer ends with its last gap. Requests with an error or without output count as failed.
+
+Without lists there are ``completed``, ``total_input_tokens``, ``total_output_tokens``, ``duration``, throughputs, and ``mean_``,
+``median_``, ``std_`` and percentiles (``p99_``) of ``ttft_ms``, ``tpot_ms``, ``itl_ms`` and ``e2el_ms``, as far as
+``--percentile-metrics`` names them.
 
 Source: vllm-project/vllm, vllm/benchmarks/serve.py and pull request 32667.
 """
@@ -20,7 +24,9 @@ from ...sim.types.errors import TraceError
 from ..parsing.form import Form, lengths
 from ..parsing.table import shown
 from ..parsing.times import clock
+from .load import client_load
 from .result import BenchmarkResult, Client, Latency, Request, in_order
+from .summary import OUTPUTS, REQUESTS, TOKENS, BenchmarkSummary, Fields, Statistics, known
 
 PROMPT, OUTPUT, TTFTS, GAPS, ERRORS = "input_lens", "output_lens", "ttfts", "itls", "errors"
 _START = "start_times"
@@ -45,15 +51,61 @@ def is_vllm(document: Mapping[str, Any]) -> bool:
     return PROMPT in document or {"request_throughput", "total_input_tokens"} <= document.keys()
 
 
-def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult:
-    """The requests of a result.
+def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult | BenchmarkSummary:
+    """The requests of a result; its summary if it has no details.
 
     Raises:
-        TraceError: The result has no details, or lists of different lengths.
+        TraceError: The result has lists of different lengths, or a value that cannot be.
     """
+    if has_no_lists(document):
+        return summary_of(VLLM.form.title, path, document, document)
     columns = (_START, TTFTS, GAPS, ERRORS)
     rows = per_request(path, document, columns, "is missing; run vllm bench serve with --save-result --save-detailed")
     return BenchmarkResult(VLLM, path, in_order(rows, _START), document)
+
+
+def has_no_lists(document: Mapping[str, Any]) -> bool:
+    """Whether a result was saved without details."""
+    return PROMPT not in document and OUTPUT not in document and "total_input_tokens" in document
+
+
+def summary_of(
+    title: str,
+    path: str | PathLike[str],
+    document: Mapping[str, Any],
+    about: Mapping[str, Any],
+    e2el: str = "e2el",
+    tokens: str = TOKENS,
+) -> BenchmarkSummary:
+    """The summary in a result without details.
+
+    Args:
+        about: The load, as of ``BenchmarkResult``.
+        e2el, tokens: Names of the end-to-end latency and of the throughput of all tokens.
+
+    Raises:
+        TraceError: No request was answered, or a value is no number.
+    """
+    fields = Fields(path, document)
+    answered = fields.needed("completed", remedy="are no answered requests; give another result")
+    remedy = "tells no length; run the client with --save-detailed or --output-details"
+    prompts, outputs = (fields.needed(name, remedy=remedy) for name in ("total_input_tokens", "total_output_tokens"))
+    latencies = {name: fields.statistics(after=f"_{name}_ms") for name in ("ttft", "tpot", "itl")}
+    latencies["e2el"] = fields.statistics(after=f"_{e2el}_ms")
+    sent = fields.count("num_prompts")
+    return BenchmarkSummary(
+        title,
+        path,
+        requests=int(answered),
+        failed=max(0, int(fields.number("failed") or (sent or answered) - answered)),
+        prompts=Statistics(prompts / answered),
+        outputs=Statistics(outputs / answered),
+        latencies={name: of.times(1e-3) for name, of in latencies.items() if of},
+        throughputs=known(
+            **{REQUESTS: fields.number(REQUESTS), OUTPUTS: fields.number(OUTPUTS), TOKENS: fields.number(tokens)}
+        ),
+        load=client_load(path, about),
+    )
 
 
 def per_request(

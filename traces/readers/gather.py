@@ -98,8 +98,12 @@ class Gathering:
         if self._bad > max(MOST_BAD_ROWS, MOST_BAD_SHARE * self._kept):
             raise self._first_bad
 
-    def trace(self, name: str) -> Trace:
+    def trace(self, name: str, max_concurrency: int | None = None, failed: int = 0) -> Trace:
         """The trace of all valid rows.
+
+        Args:
+            max_concurrency: As of ``Trace``.
+            failed: Failed requests that are not among the rows.
 
         Raises:
             TraceError: No row is valid, or a row continues a row that it cannot continue.
@@ -113,9 +117,16 @@ class Gathering:
         tree = self._dialogue(columns, lines)
         content, rows = _content(columns), Rows(self._unit, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
-        left_out = LeftOut(self._failed, self._bad, None if self._first_bad is None else str(self._first_bad))
+        left_out = LeftOut(self._failed + failed, self._bad, None if self._first_bad is None else str(self._first_bad))
         return Trace(
-            name, **plain, rows=rows, content=content, dialogue=tree, left_out=left_out, start=self._before.start
+            name,
+            **plain,
+            rows=rows,
+            content=content,
+            dialogue=tree,
+            left_out=left_out,
+            start=self._before.start,
+            max_concurrency=max_concurrency,
         )
 
     def _columns(self) -> Arrays:

@@ -1,9 +1,9 @@
-"""A benchmark client's measurements of each request, aligned with the trace of the same file."""
+"""A benchmark client's measurements: of each request, aligned with the trace of the same file, or statistics of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from os import PathLike
 from typing import Any
@@ -12,17 +12,21 @@ import numpy as np
 
 from ...sim.types.errors import TraceError
 from ..clients.known import benchmark_result
+from ..clients.load import MOST_VALUE, ClientLoad, client_load
 from ..clients.result import BenchmarkResult, Latency, Request
+from ..clients.summary import OUTPUTS, REQUESTS, TOKENS, BenchmarkSummary, Statistics
 from ..parsing.files import TraceFile
 from ..parsing.reading import MOST_INFLATED_BYTES
+from ..synthesis.rebuilt import arrival_rate, has_spread
 from ..types.trace import Trace
 
-#: Larger than any benchmark's value, in seconds or in requests.
-_MOST = 1e12
+#: Share of the mean E2EL by which TTFT and the gaps of a mean output may differ from it: a TPOT is a mean over requests, whatever
+#: their lengths.
+_CONTRADICTS = 0.25
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured(ClientLoad):
     """A benchmark of a server; arrays are in the order of its trace, and times in seconds.
 
     Attributes:
@@ -30,36 +34,66 @@ class Measured:
         e2el_s: End-to-end latencies, float64 [n].
         gaps_s: Float64 [gaps], the times between chunks of an answer, concatenated over requests; None if the
             client does not write them.
-        duration_s: Time from the client's start to its end; None if the file has no value.
-        request_rate: Target rate in requests/s, inf for all at once; None if the file has no value.
-        burstiness: Burstiness of the gaps between requests.
-        max_concurrency: Maximum number of requests in flight at the client; None for no limit.
-        model_id: Name of the model; None if the file has no value.
     """
 
     ttft_s: np.ndarray
     e2el_s: np.ndarray
     gaps_s: np.ndarray | None
-    duration_s: float | None
-    request_rate: float | None
-    burstiness: float
-    max_concurrency: int | None
-    model_id: str | None
 
 
-def measured(path: str | PathLike[str], trace: Trace) -> Measured:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredSummary(ClientLoad):
+    """Statistics of a benchmark of a server, without its requests.
+
+    Attributes:
+        latencies: In seconds: ``ttft``, ``tpot``, ``itl``, ``e2el``, as far as the file has them.
+        throughputs: By vLLM's names, per second.
+        caveats: Sentences on statistics in the file that are not compared, or not alike.
+        states: Settings of the server that the file states, by their names in Python.
+    """
+
+    latencies: Mapping[str, Statistics]
+    throughputs: Mapping[str, float]
+    caveats: tuple[str, ...]
+    states: Mapping[str, object]
+
+
+def measured(path: str | PathLike[str], trace: Trace) -> Measured | MeasuredSummary:
     """The measurements in a benchmark's result.
 
     Args:
         trace: Read from the same file. Neither the trace nor the result contains failed requests.
 
     Raises:
-        TraceError: The file is not a benchmark result, was saved without details, or has an invalid time.
+        TraceError: The file is not a benchmark result, or has an invalid time.
     """
     result = benchmark_result(TraceFile(path, MOST_INFLATED_BYTES))
     if result is None:
         remedy = "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
         raise TraceError(path, None, None, None, remedy)
+    return _statistics(result) if isinstance(result, BenchmarkSummary) else _of_requests(result, trace)
+
+
+def measured_requests(path: str | PathLike[str], trace: Trace) -> Measured:
+    """The measurements of each request in a benchmark's result.
+
+    Raises:
+        TraceError: As ``measured``, or the file is a summary.
+    """
+    found = measured(path, trace)
+    if isinstance(found, MeasuredSummary):
+        remedy = "is a summary without its requests; run the client so that it saves them, as by --save-detailed"
+        raise TraceError(path, None, None, None, remedy)
+    return found
+
+
+def _of_requests(result: BenchmarkResult, trace: Trace) -> Measured:
+    """The measurements of each request of a trace.
+
+    Raises:
+        TraceError: A time is missing or invalid.
+    """
+    path = result.path
     client, requests = result.client, {request.row: request for request in result.requests}
     answered = [requests[trace.rows.number(row)] for row in range(len(trace))]
     ttft_s = _latencies(result, answered, client.ttft)
@@ -73,17 +107,53 @@ def measured(path: str | PathLike[str], trace: Trace) -> Measured:
         e2el_s = ttft_s + sums
     if client.e2el is not None:
         e2el_s = _latencies(result, answered, client.e2el)
-    limit = _number(result, "max_concurrency")
-    return Measured(
-        ttft_s=ttft_s,
-        e2el_s=e2el_s,
-        gaps_s=gaps_s,
-        duration_s=_number(result, "duration"),
-        request_rate=_rate(result),
-        burstiness=_number(result, "burstiness") or 1.0,
-        max_concurrency=None if limit is None else int(limit),
-        model_id=result.about["model_id"] if isinstance(result.about.get("model_id"), str) else None,
+    load = client_load(path, result.about)
+    return Measured(**vars(load), ttft_s=ttft_s, e2el_s=e2el_s, gaps_s=gaps_s)
+
+
+def _statistics(summary: BenchmarkSummary) -> MeasuredSummary:
+    """The statistics of a summary, without those that contradict the others.
+
+    Raises:
+        TraceError: It has no latency and no throughput.
+    """
+    found, caveats = {name: of for name, of in summary.latencies.items() if of}, []
+    first, last = (found[name].mean if name in found else None for name in ("ttft", "e2el"))
+    if first == 0:
+        caveats.append("The answers were not streamed: TTFT, TPOT and ITL are left out.")
+        found = {name: of for name, of in found.items() if name == "e2el"}
+    for name in ("tpot", "itl"):
+        gap, outputs = found[name].mean if name in found else None, summary.outputs.mean
+        if first is None or last is None or gap is None or outputs is None:
+            continue
+        ends_s = first + gap * max(outputs - 1, 0)
+        if abs(ends_s - last) > _CONTRADICTS * last:
+            caveats.append(
+                f"{name.upper()} is left out: with {gap * 1e3:,.4g} ms a token, {outputs:,.4g} tokens end after {ends_s:,.4g} s,"
+                f" and E2EL is {last:,.4g} s."
+            )
+            del found[name]
+    if not has_spread(summary.outputs):
+        caveats.append("Outputs have one length here: high percentiles of E2EL are below those of outputs that differ.")
+    rate = arrival_rate(summary)
+    throughputs = _throughputs(summary)
+    if not found and not throughputs:
+        raise TraceError(summary.path, None, None, None, "has no latency and no throughput; give another result")
+    load = replace(summary.load, request_rate=inf if rate is None else rate)
+    return MeasuredSummary(
+        **vars(load), latencies=found, throughputs=throughputs, caveats=tuple(caveats), states=summary.states
     )
+
+
+def _throughputs(summary: BenchmarkSummary) -> dict[str, float]:
+    """The throughputs; those that the file does not name follow from its counts and its duration."""
+    found, seconds = dict(summary.throughputs), summary.load.duration_s
+    prompts, outputs = (of.mean for of in (summary.prompts, summary.outputs))
+    if seconds is not None:
+        counts = {REQUESTS: 1.0} | ({} if outputs is None else {OUTPUTS: outputs})
+        counts |= {} if outputs is None or prompts is None else {TOKENS: prompts + outputs}
+        found = {name: summary.requests * count / seconds for name, count in counts.items()} | found
+    return {name: found[name] for name in (REQUESTS, OUTPUTS, TOKENS) if name in found}
 
 
 def _has(requests: Sequence[Request], latency: Latency) -> bool:
@@ -130,20 +200,6 @@ def _missing(result: BenchmarkResult, latency: Latency) -> TraceError:
 
 
 def _require_time(result: BenchmarkResult, row: int, latency: Latency, value: Any) -> None:
-    if type(value) not in (int, float) or not 0 <= value < _MOST:
+    if type(value) not in (int, float) or not 0 <= value < MOST_VALUE:
         remedy = f"must be {latency.unit}, 0 or more; correct the request or drop it"
         raise result.error(row, latency.name, value, remedy)
-
-
-def _rate(result: BenchmarkResult) -> float | None:
-    # vLLM writes the text "inf", SGLang the number.
-    return inf if result.about.get("request_rate") in ("inf", inf) else _number(result, "request_rate")
-
-
-def _number(result: BenchmarkResult, name: str) -> float | None:
-    value = result.about.get(name)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 < value < _MOST:
-        raise result.error(None, name, value, "must be a number above 0; fetch the file again")
-    return value

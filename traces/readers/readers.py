@@ -103,7 +103,7 @@ def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: 
     gathering = Gathering(path, source.form, time_unit=reading.time_unit, **limits)
     for piece in source.pieces:
         _take(gathering, source.parse, piece, reading.skip_bad)
-    return gathering.trace(Path(file.bare_name).stem)
+    return gathering.trace(Path(file.bare_name).stem, source.max_concurrency, source.failed)
 
 
 def _take(gathering: Gathering, parse: Callable[[Any], Table], piece: Any, skip_bad: bool) -> None:

@@ -10,9 +10,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...sim.types.errors import TraceError
+from ...sim.types.notes import note
 from ...sim.types.user_files import json_value
 from ..clients.known import benchmark_result
+from ..clients.summary import BenchmarkSummary
 from ..formats.azure import AZURE
 from ..formats.bailian import BAILIAN
 from ..formats.burstgpt import BURSTGPT
@@ -23,6 +27,7 @@ from ..formats.ragpulse import RAGPULSE
 from ..formats.sharegpt import SHAREGPT, ShareGptParser
 from ..formats.splitwise import SPLITWISE
 from ..formats.vidur import VIDUR
+from ..parsing import arrow as pa
 from ..parsing.csv_format import CsvParser, header
 from ..parsing.files import TraceFile
 from ..parsing.form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
@@ -36,6 +41,7 @@ from ..parsing.table import Table, shown
 from ..parsing.times import has_dates, is_date
 from ..parsing.unpickle import pickle_pieces, pickle_table
 from ..synthesis.load import is_load
+from ..synthesis.rebuilt import rebuilt
 
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
 #: Forms with distinctive column names, the most specific first.
@@ -58,12 +64,15 @@ class Source:
         pieces: Its rows in pieces; a piece of any type can be split.
         parse: Converts a piece into a table.
         reads: Fields of ``Reading`` that only some formats use, and this one does.
+        max_concurrency, failed: Of requests that are rebuilt from a summary: most in flight, and how many were not answered.
     """
 
     form: Form
     pieces: Iterator[Any]
     parse: Callable[[Any], Table]
     reads: frozenset[str] = frozenset()
+    max_concurrency: int | None = None
+    failed: int = 0
 
 
 def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
@@ -87,6 +96,8 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     if is_load(head):
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     result = benchmark_result(file)
+    if isinstance(result, BenchmarkSummary):
+        return _summarised(result)
     if result is not None:
         form = result.client.form
         return Source(form, result.pieces(), result.table, _time_unit(form, form.clocks))
@@ -146,6 +157,23 @@ def _dates(path: str | PathLike[str], names: tuple[str, ...], clocks: Sequence[s
     except TraceError:
         return []
     return [name for name, column in columns.items() if has_dates(column)]
+
+
+def _summarised(summary: BenchmarkSummary) -> Source:
+    """The requests that are rebuilt from a summary; says what is assumed of them."""
+    found = rebuilt(summary)
+    note(found.assumed)
+    columns = {"prompt_tokens": found.prompt_tokens, "output_tokens": found.output_tokens}
+    if found.arrival_s is not None:
+        columns["arrival_s"] = found.arrival_s
+    table = Table(
+        summary.path,
+        {name: pa.array(values) for name, values in columns.items()},
+        np.arange(1, summary.requests + 1),
+        "rebuilt row",
+    )
+    form = replace(OWN, title=f"{summary.title}, a summary")
+    return Source(form, iter([table]), as_it_is, max_concurrency=found.max_concurrency, failed=summary.failed)
 
 
 def _time_unit(form: Form, names: Iterable[str]) -> frozenset[str]:

@@ -69,6 +69,7 @@ class Trace:
             file has none.
         priority: Priority of each request, lower first; None if the file has none.
         start: When the first request arrives by the file's own clock; None if the file has no times.
+        max_concurrency: Requests in flight at most, by a summary that has no send times; None without such a limit.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Trace:
     delay_ticks: np.ndarray | None = None
     priority: np.ndarray | None = None
     start: Start | None = None
+    max_concurrency: int | None = None
 
     def __post_init__(self) -> None:
         for field in _COLUMNS:
