@@ -250,9 +250,9 @@ LACKING = {
         changed("guidellm.json", sampled),
         "requests.successful = 2: is a sample of 512 requests, and no trace; run guidellm with --sample-requests 512",
     ),
-    "aiperf's statistics": (
+    "statistics of aiperf without a count": (
         '{"schema_version": "1.4", "aiperf_version": "0.13.0", "request_throughput": {"unit": "requests/sec"}}',
-        "has statistics and no requests; give AIPerf's profile_export.jsonl",
+        "request_count.avg = None: is missing or 0; fetch the file again",
     ),
     "aiperf's raw export": (
         '{"metadata": {"request_start_ns": 1, "request_end_ns": 2}, "start_perf_ns": 3, "responses": []}',

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ...sim.types.errors import TraceError
 from ...sim.types.user_files import json_value
 from ..parsing.files import TraceFile
 from ..parsing.json_values import elements
-from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf
+from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf, summary_of_aiperf
 from .guidellm import is_guidellm, read_guidellm
+from .inference_perf import is_inference_perf, summary_of_inference_perf
+from .inferencex import is_inferencex, summary_of_inferencex
 from .result import BenchmarkResult
 from .sglang import is_sglang, read_sglang
 from .summary import BenchmarkSummary
@@ -19,11 +22,21 @@ from .vllm import is_vllm, read_vllm
 
 #: Keys that each result has near its beginning (one of them is enough), and the number of bytes to search.
 _MARKS = re.compile(
-    rb'"(input_lens|request_throughput|sharegpt_output_len|benchmarks|request_start_ns|experiments|aiperf_version)"\s*:'
+    rb'"(input_lens|request_throughput|sharegpt_output_len|benchmarks|request_start_ns|experiments|aiperf_version'
+    rb'|load_summary|tput_per_gpu)"\s*:'
 )
 _HEAD_BYTES = 2**16
-_NO_REQUESTS = "has statistics and no requests; give AIPerf's profile_export.jsonl"
 _NO_LENGTHS = "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
+
+#: What recognises an object, and reads it.
+_READERS: tuple[tuple[Callable[..., bool], Callable[..., BenchmarkResult | BenchmarkSummary]], ...] = (
+    (is_aiperf_summary, summary_of_aiperf),
+    (is_sglang, read_sglang),
+    (is_vllm, read_vllm),
+    (is_guidellm, read_guidellm),
+    (is_inference_perf, summary_of_inference_perf),
+    (is_inferencex, summary_of_inferencex),
+)
 
 
 def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | None:
@@ -41,13 +54,15 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | No
         if first is not None and is_aiperf(first.value):
             return read_aiperf(file)
     if head.startswith(b"["):
+        if b"tput_per_gpu" in marks:
+            raise TraceError(
+                file.path, None, None, None, "is a list of results; keep one, as by jq '.[2]' for the third"
+            )
         return None
     document = _document(file)
     if "experiments" in document and "service_kind" in document:
         raise TraceError(file.path, None, None, None, _NO_LENGTHS)
-    if is_aiperf_summary(document):
-        raise TraceError(file.path, None, None, None, _NO_REQUESTS)
-    for known, read in ((is_sglang, read_sglang), (is_vllm, read_vllm), (is_guidellm, read_guidellm)):
+    for known, read in _READERS:
         if known(document):
             return read(file.path, document)
     return None

@@ -13,6 +13,8 @@ from ..parsing.table import shown
 
 #: Larger than any benchmark's value, in seconds or in requests.
 MOST_VALUE = 1e12
+#: Burstiness of gaps that are all equal.
+EVEN = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,7 +24,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 REQUESTS, OUTPUTS, TOKENS = "request_throughput", "output_throughput", "total_token_throughput"
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 #: Percentiles by other names.
-_RANKS = {"min": 0.0, "median": 50.0, "max": 100.0}
+_RANKS = {"min": 0.0, "median": 50.0, "max": 100.0, "p001": 0.1, "p999": 99.9}
 _MEANS, _DEVIATIONS = ("mean", "avg"), ("std", "std_dev")
 #: Most requests that are rebuilt.
 _MOST_REQUESTS = 10_000_000

@@ -22,12 +22,11 @@ import numpy as np
 from ...sim.types.errors import TraceError
 from ..arrivals.pacing import unit_gaps
 from ..arrivals.streams import stream
+from ..clients.load import EVEN
 from ..clients.summary import REQUESTS, BenchmarkSummary, Statistics
 from ..parsing.table import shown
 from .marginal import inverse
 
-#: Burstiness from which on gaps are called even.
-EVEN = 1e6
 #: Percentiles from which on the shortest and the longest lengths are known.
 _LOW, _HIGH = 10, 90
 #: Bounds of the place of a mean between two percentiles, for a mean that does not fit its percentiles.
@@ -56,7 +55,7 @@ def rebuilt(summary: BenchmarkSummary) -> Rebuilt:
     """The requests of a summary, always the same.
 
     Raises:
-        TraceError: The lengths or the arrivals cannot be told from the file.
+        TraceError: The file lacks the lengths, or what arrivals follow from.
     """
     n, rng, load = summary.requests, stream(0, "rebuilt requests"), summary.load
     lengths = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import client_summaries
@@ -11,10 +13,14 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.measured import replay as measured_replay
 from fragmeter.experiments.measured.knobs import ranked, vary_knobs
 from fragmeter.experiments.measured.start import benchmark
+from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import read
+from oracle import Request
 from served_bench import CHOSEN, FLAGS, SENT, Server, validate, with_one_that_failed, written
 
-CLIENTS = {"vllm": client_summaries.vllm, "sglang": client_summaries.sglang}
+CLIENTS = {name: getattr(client_summaries, name) for name in ("vllm", "sglang", "aiperf", "guidellm", "inference_perf")}
+#: Statistics that a client does not have in vLLM's sense.
+WITHOUT = {"aiperf": {"mean_itl_ms"}, "guidellm": {"mean_tpot_ms"}}
 #: Requests that were not answered, by clients that do not count them.
 FAILED = {"sglang": 0}
 #: Requests/s at which ``SENT`` are sent.
@@ -40,7 +46,8 @@ def test_a_summary_has_the_figures_of_its_lists(client, tmp_path):
     assert summed.sent_rate == pytest.approx(sent, rel=0.01)
     assert (len(arrivals) - 1) / (arrivals[-1] - arrivals[0]) * 1e12 == pytest.approx(sent, rel=0.01)
     wanted, found = listed.values(), summed.values()
-    compared = [name for name in wanted if name.startswith("mean_") or name.endswith("throughput")]
+    names = {name for name in wanted if name.startswith("mean_") or name.endswith("throughput")}
+    compared = names - WITHOUT.get(client, set())
     assert {name: found.get(name) for name in compared} == pytest.approx(
         {name: wanted[name] for name in compared}, rel=0.01
     )
@@ -59,6 +66,25 @@ def test_rebuilt_requests_are_served_like_those_of_the_lists(limit, throughput, 
     for name, bound in bounds.items():
         assert other[name] == pytest.approx(one[name], rel=bound), name
     assert other["p99_e2el_ms"] < 0.8 * one["p99_e2el_ms"]
+
+
+@pytest.mark.parametrize("client", ["aiperf", "guidellm", "inference_perf"])
+def test_lengths_follow_the_percentiles_of_the_file(client, tmp_path):
+    """Uniform lengths from 4 to 59 and 1 to 39 are rebuilt as such, and so are their tails."""
+    listed, summed = both(tmp_path, client)
+    for name in ("prompt_tokens", "output_tokens"):
+        one, other = (np.sort(getattr(each.trace, name)) for each in (listed, summed))
+        assert abs(one - other).max() <= 3, name
+    one, other = (measured_replay.replay(each, CHOSEN).values() for each in (listed, summed))
+    bounds = {
+        "total_token_throughput": 0.02,
+        "mean_tpot_ms": 0.02,
+        "mean_e2el_ms": 0.03,
+        "mean_ttft_ms": 0.1,
+        "p99_e2el_ms": 0.1,
+    }
+    for name, bound in bounds.items():
+        assert other[name] == pytest.approx(one[name], rel=bound), name
 
 
 def test_slower_steps_are_named_first(tmp_path):
@@ -94,3 +120,121 @@ def test_a_closed_loop_is_simulated_as_one_unless_a_rate_is_given(rate, tmp_path
     found = json.loads((tmp_path / "run.json").read_text())
     assert "closed loop of 4" in found["notes"][0]
     assert (found["mean_batch"] <= 4) == (rate is None)
+
+
+class TestInferenceX:
+    """Its results have neither mean lengths nor a number of requests."""
+
+    @pytest.fixture
+    def document(self):
+        rng = np.random.default_rng(5)
+        lengths = zip(rng.integers(48, 61, 80).tolist(), rng.integers(32, 41, 80).tolist(), strict=True)
+        sent = [Request(place * 10**11, *pair) for place, pair in enumerate(lengths)]
+        server = Server()
+        return server.bench(sent, server.serve(sent), max_concurrency=8, request_rate="inf")
+
+    def test_mean_lengths_follow_from_latencies_and_throughputs(self, document, tmp_path):
+        path = tmp_path / "agg.json"
+        path.write_text(client_summaries.inferencex(document))
+        found, wanted = benchmark(path, None, CHOSEN), client_summaries.quantities(document)
+        assert len(found.trace) == 80 and found.unlimited and found.measured.max_concurrency == 8
+        for name, lengths in (("prompts", found.trace.prompt_tokens), ("outputs", found.trace.output_tokens)):
+            assert lengths.mean() == pytest.approx(wanted[name].mean(), rel=0.01)
+            assert lengths.max() == wanted[name].max()
+        values, seconds = found.values(), document["duration"]
+        assert values["total_token_throughput"] == pytest.approx(
+            (wanted["prompts"] + wanted["outputs"]).sum() / seconds
+        )
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            assert values[f"mean_{name}_ms"] == pytest.approx(wanted[name].mean() * 1e3)
+
+    def test_another_parallelism_of_the_line_is_a_contradiction(self, document, tmp_path, capsys):
+        path = tmp_path / "agg.json"
+        path.write_text(client_summaries.inferencex(document))
+        line = "vllm serve facebook/opt-13b"
+        for size in (1, 2):
+            flags = ("--gpu", "h100-80gb", "--serve", f"{line} --tensor-parallel-size {size}")
+            assert validate("--against", path, *flags) == DONE
+            printed = " ".join(capsys.readouterr().out.split())
+            assert ("tensor_parallel_size is 1 by the line, 2 by agg.json" in printed) == (size == 1)
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            ({"is_multinode": True}, "is_multinode = True: is of several servers, and one is simulated"),
+            ({"conc": None}, "conc = None: is missing"),
+            ({"isl": 0}, "isl = 0: is missing"),
+            ({"mean_ttft": "fast"}, "mean_ttft = 'fast': must be a number, 0 or more"),
+        ],
+    )
+    def test_what_cannot_be_simulated_is_one_line(self, change, complaint, document, tmp_path):
+        path = tmp_path / "agg.json"
+        path.write_text(json.dumps(json.loads(client_summaries.inferencex(document)) | change))
+        with pytest.raises(TraceError, match=complaint):
+            read(path)
+        path.write_text(f"[{path.read_text()}]")
+        with pytest.raises(TraceError, match="is a list of results; keep one"):
+            read(path)
+
+
+def changed(client: str, folder, change) -> Path:
+    """A summary of which something is changed."""
+    both(folder, client)
+    document = json.loads((folder / "summary.json").read_text())
+    change(document)
+    (folder / "summary.json").write_text(json.dumps(document))
+    return folder / "summary.json"
+
+
+class TestWhatASummaryLacks:
+    def test_without_a_rate_requests_arrive_as_they_were_answered(self, tmp_path, capsys):
+        path = changed("inference_perf", tmp_path, lambda document: document["load_summary"].pop("requested_rate"))
+        found = benchmark(path, None, CHOSEN)
+        assert found.sent_rate == pytest.approx(found.values()["request_throughput"])
+        assert status(["traces", "stats", str(path)]) == DONE
+        assert "as the file has no rate and no concurrency" in " ".join(capsys.readouterr().out.split())
+
+    def test_gaps_that_contradict_e2el_are_left_out(self, tmp_path):
+        """As inference-perf writes them where it counts two tokens for one."""
+
+        def halve(document) -> None:
+            for name in ("time_per_output_token", "inter_token_latency"):
+                of = document["successes"]["latency"][name]
+                of.update({which: value / 2 for which, value in of.items()})
+
+        values = benchmark(changed("inference_perf", tmp_path, halve), None, CHOSEN).values()
+        assert not [name for name in values if "tpot" in name or "itl" in name] and values["mean_e2el_ms"] > 0
+
+    def test_answers_that_were_not_streamed_have_no_ttft(self, tmp_path):
+        def zero(document) -> None:
+            document.update({name: 0.0 for name in document if name.endswith("ttft_ms")})
+
+        values = benchmark(changed("vllm", tmp_path, zero), None, CHOSEN).values()
+        assert {name.split("_")[1] for name in values if name.endswith("_ms")} == {"e2el"}
+
+    @pytest.mark.parametrize(
+        ("client", "change", "complaint"),
+        [
+            (
+                "aiperf",
+                lambda document: document.pop("input_sequence_length"),
+                "input_sequence_length.avg = None: is missing",
+            ),
+            (
+                "guidellm",
+                lambda document: document["benchmarks"][0]["metrics"].pop("output_token_count"),
+                "lengths of outputs",
+            ),
+            ("inference_perf", lambda document: document["successes"].pop("prompt_tokens"), "lengths of prompts"),
+            ("inference_perf", lambda document: document["successes"].update(count=0), "are no answered requests"),
+            (
+                "aiperf",
+                lambda document: document["request_latency"].update(unit="weeks"),
+                "unit = 'weeks': must be one of ns",
+            ),
+        ],
+    )
+    def test_what_cannot_be_rebuilt_is_one_line(self, client, change, complaint, tmp_path):
+        with pytest.raises(TraceError, match=complaint):
+            changed(client, tmp_path, change)
+            read(tmp_path / "summary.json")
