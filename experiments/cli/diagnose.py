@@ -122,7 +122,7 @@ def diagnose(
         startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
         metrics: File with the server's /metrics: one scrape, or several in sequence with their times.
         cost: Step time, as for simulate. By default the GPU's profile where it covers the model, else the roofline.
-        bench: Result file of vllm bench serve --save-result --save-detailed, or of another client that validate --against
+        bench: Result file of vllm bench serve --save-result, or of another client that validate --against
             reads; steps are scaled to its TPOT.
         probe: File of fragmeter.probe, with the contents that requests share.
         trace: Trace file, as for simulate.

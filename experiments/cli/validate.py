@@ -80,8 +80,8 @@ def validate(
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, for a first try.
         seed: Seed of requests, block tables and weights, by default 1. It does not affect the calibration.
-        against: Result file of vllm bench serve --save-result --save-detailed, SGLang's bench_serving
-            --output-details, AIPerf or GuideLLM.
+        against: Result file of vllm bench serve --save-result, SGLang's bench_serving, AIPerf, GuideLLM, inference-perf or
+            InferenceX. Single requests are compared where it has them (--save-detailed, --output-details).
         metrics: File with the server's /metrics: one scrape, or several in sequence.
         serve: Command line of the server as pasted into a shell, or a file with it. Flags of this command override it.
         vllm: Release of the server, such as 0.16. By default the one in the container's tag, or the latest known

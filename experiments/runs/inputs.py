@@ -187,6 +187,9 @@ class Inputs:
         more = {name: value for name, value in asdict(pacing).items() if value is not None and name != "request_rate"}
         if pacing.rate_curve is not None:
             more["rate_curve"] = pacing.rate_curve.name
+        if pacing.concurrency is None and work.users is not None and work.users.max_concurrency is not None:
+            # Of a benchmark's summary.
+            more["max_concurrency"] = work.users.max_concurrency
         drawn = {
             "num_prompts": len(work),
             "request_rate": rate,

@@ -62,13 +62,16 @@ def _counts(document: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> dic
     }
 
 
-def vllm(document: Mapping[str, Any]) -> str:
-    """``vllm bench serve --save-result``."""
+def vllm(document: Mapping[str, Any], metrics=("ttft", "tpot", "itl", "e2el")) -> str:
+    """``vllm bench serve --save-result --percentile-metrics ttft,tpot,itl,e2el``."""
     found = quantities(document)
     kept = {name: value for name, value in document.items() if name not in LISTS}
-    return json.dumps(
-        kept | _counts(document, found) | _named(found, {each: each for each in ("ttft", "tpot", "itl", "e2el")})
-    )
+    return json.dumps(kept | _counts(document, found) | _named(found, {each: each for each in metrics}))
+
+
+def vllm_by_default(document: Mapping[str, Any]) -> str:
+    """``vllm bench serve --save-result``: nothing of E2EL."""
+    return vllm(document, ("ttft", "tpot", "itl"))
 
 
 def sglang(document: Mapping[str, Any]) -> str:

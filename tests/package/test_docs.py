@@ -185,6 +185,8 @@ def with_files(folder: Path) -> None:
     (folder / "my-story.toml").write_text(own_story)
     own_gpu = (ROOT / "docs" / "how-to.md").read_text().partition("```json\n")[2].partition("```")[0]
     (folder / "my-gpu.json").write_text(own_gpu)
+    summary = (ROOT / "docs" / "measured-server.md").read_text().partition("```json\n")[2].partition("```")[0]
+    (folder / "my-summary.json").write_text(summary)
     (folder / "my-trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
     sessions = [
         {"arrival_s": turn / 4, "prompt_tokens": 20 + 10 * turn // 4, "output_tokens": 10, "session_id": turn % 4}

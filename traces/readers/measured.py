@@ -17,12 +17,14 @@ from ..clients.result import BenchmarkResult, Latency, Request
 from ..clients.summary import OUTPUTS, REQUESTS, TOKENS, BenchmarkSummary, Statistics
 from ..parsing.files import TraceFile
 from ..parsing.reading import MOST_INFLATED_BYTES
-from ..synthesis.rebuilt import arrival_rate, has_spread
+from ..synthesis.rebuilt import arrival_rate, has_spread, output_lengths
 from ..types.trace import Trace
 
 #: Share of the mean E2EL by which TTFT and the gaps of a mean output may differ from it: a TPOT is a mean over requests, whatever
 #: their lengths.
 _CONTRADICTS = 0.25
+#: Share of the users of a closed loop that have a request in flight, at least.
+_BUSY = 0.7
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,10 +135,16 @@ def _statistics(summary: BenchmarkSummary) -> MeasuredSummary:
                 f" and E2EL is {last:,.4g} s."
             )
             del found[name]
-    if not has_spread(summary.outputs):
-        caveats.append("Outputs have one length here: high percentiles of E2EL are below those of outputs that differ.")
-    rate = arrival_rate(summary)
-    throughputs = _throughputs(summary)
+    rate, throughputs = arrival_rate(summary), _throughputs(summary)
+    if not has_spread(output_lengths(summary)):
+        alike = "requests of a closed loop then begin and end together, which lengthens TTFT and shortens tails"
+        caveats.append(f"Outputs have one length here: {alike if rate is None else 'tails of E2EL are missing'}.")
+    limit, answered = summary.load.max_concurrency, throughputs.get(REQUESTS)
+    if rate is None and limit is not None and answered and last and answered * last < _BUSY * limit:
+        # Little's law.
+        caveats.append(
+            f"The file contradicts itself: of {limit:,} requests in flight {answered * last:,.3g} were, by requests/s times E2EL."
+        )
     if not found and not throughputs:
         raise TraceError(summary.path, None, None, None, "has no latency and no throughput; give another result")
     load = replace(summary.load, request_rate=inf if rate is None else rate)

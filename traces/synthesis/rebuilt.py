@@ -10,8 +10,7 @@ arrivals   at a rate: drawn gaps, scaled so that their mean is the one of the ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log, log1p, sqrt
 from os import fspath
 from pathlib import Path
@@ -58,20 +57,29 @@ def rebuilt(summary: BenchmarkSummary) -> Rebuilt:
         TraceError: The file lacks the lengths, or what arrivals follow from.
     """
     n, rng, load = summary.requests, stream(0, "rebuilt requests"), summary.load
-    lengths = [
-        rng.permutation(whole_lengths(summary, name, of, n))
-        for name, of in (("prompts", summary.prompts), ("outputs", summary.outputs))
-    ]
+    both = {"prompts": summary.prompts, "outputs": output_lengths(summary)}
+    lengths = [rng.permutation(whole_lengths(summary, name, of, n)) for name, of in both.items()]
     arrival_s, sent = None, f"sent as a closed loop of {load.max_concurrency} requests in flight"
     rate = arrival_rate(summary)
     if rate is not None:
         arrival_s = arrivals(n, rate, load.burstiness)
         sent = _sent(summary, rate)
-    words = [_in_words(what, of) for what, of in (("prompts", summary.prompts), ("outputs", summary.outputs))]
+    words = [_in_words(what, of, of is not getattr(summary, what)) for what, of in both.items()]
     assumed = "; ".join([*words, sent, *summary.assumed])
     name = Path(fspath(summary.path)).name
     line = f"{name}: a summary of {summary.title} without its requests. {n:,} are rebuilt: {assumed}."
     return Rebuilt(lengths[0], lengths[1], arrival_s, load.max_concurrency, line)
+
+
+def output_lengths(summary: BenchmarkSummary) -> Statistics:
+    """The statistics of the outputs, with the deviation that the latencies imply if the file has only their mean."""
+    of, found = summary.outputs, summary.latencies
+    if of.mean is None or of.std is not None or of.percentiles or not {"ttft", "tpot", "e2el"} <= found.keys():
+        return of
+    first, last, gap_s = found["ttft"].std, found["e2el"].std, found["tpot"].mean
+    if first is None or last is None or not gap_s or last <= first:
+        return of
+    return replace(of, std=sqrt(last * last - first * first) / gap_s)
 
 
 def arrival_rate(summary: BenchmarkSummary) -> float | None:
@@ -125,9 +133,7 @@ def whole_lengths(summary: BenchmarkSummary, name: str, of: Statistics, n: int) 
     if _has_percentiles(of):
         lengths = _by_percentiles(of, ranks)
     elif mean is not None and of.std:
-        variance = log1p((of.std / mean) ** 2)
-        normal = NormalDist(log(mean) - variance / 2, sqrt(variance))
-        lengths = np.exp([normal.inv_cdf(rank) for rank in ranks.tolist()])
+        lengths = _by_deviation(mean, of.std, ranks)
     else:
         lengths = np.full(n, values[0] if mean is None else mean)
     return _rounded(lengths, None if mean is None else round(mean * n))
@@ -156,6 +162,20 @@ def _by_percentiles(of: Statistics, ranks: np.ndarray) -> np.ndarray:
     return inverse(levels.tolist(), values.tolist(), (low + widths * np.clip(share, _LEAST, _MOST)).tolist(), ranks)
 
 
+def _is_uniform(mean: float, std: float) -> bool:
+    """Whether lengths with this mean and deviation may be uniform, as those of vLLM's data set ``random`` are."""
+    return sqrt(3) * std <= mean
+
+
+def _by_deviation(mean: float, std: float, ranks: np.ndarray) -> np.ndarray:
+    """The lengths at ``ranks``, float64 [n]: uniform where that is possible, else lognormal."""
+    if _is_uniform(mean, std):
+        return mean + sqrt(3) * std * (2 * ranks - 1)
+    variance = log1p((std / mean) ** 2)
+    normal = NormalDist(log(mean) - variance / 2, sqrt(variance))
+    return np.exp([normal.inv_cdf(rank) for rank in ranks.tolist()])
+
+
 def _rounded(lengths: np.ndarray, total: int | None) -> np.ndarray:
     """Whole lengths of at least 1 with this total, where it allows that."""
     total = round(float(lengths.sum())) if total is None else total
@@ -180,19 +200,16 @@ def _sent(summary: BenchmarkSummary, rate: float) -> str:
     return f"arrivals drawn at {rate:.4g} requests/s ({gaps}){limit}"
 
 
-def _in_words(what: str, of: Statistics) -> str:
-    if _has_percentiles(of):
-        ranks = [rank for rank in of.percentiles if 0 < rank < 100]
-        named = {0.0: "least", 100.0: "largest"}
-        parts = [named[rank] for rank in of.percentiles if rank in named]
-        parts += [_percentiles(ranks)] if ranks else []
-        return f"{what} by the file's {' and '.join([*parts, *(['mean'] if of.mean is not None else [])])}"
+def _in_words(what: str, of: Statistics, implied: bool) -> str:
+    values = [round(value) for value in of.percentiles.values()] or [0]
+    low, high = min(values), max(values)
+    if _has_percentiles(of) and low < high:
+        mean = "" if of.mean is None else f", {of.mean:,.4g} on average"
+        return f"{what} of {low:,} to {high:,} tokens{mean}, by {len(of.percentiles)} percentiles"
     value = of.mean if of.mean is not None else next(iter(of.percentiles.values()))
     if of.mean is not None and of.std:
-        return f"{what} of {value:,.4g} tokens on average (lognormal, by the file's deviation of {of.std:,.4g})"
-    only = "mean" if of.mean is not None else "median"
-    return f"{what} all of {value:,.6g} tokens, as the file has only their {only}"
-
-
-def _percentiles(ranks: Sequence[float]) -> str:
-    return f"{len(ranks)} percentile{'s' * (len(ranks) != 1)}"
+        shape = "uniform" if _is_uniform(of.mean, of.std) else "lognormal"
+        by = "TTFT, TPOT and E2EL imply" if implied else "the file has"
+        return f"{what} of {value:,.4g} tokens on average ({shape} with a deviation of {of.std:,.3g}, which {by})"
+    only = "" if _has_percentiles(of) else f", as the file has only their {'median' if of.mean is None else 'mean'}"
+    return f"{what} all of {value:,.6g} tokens{only}"

@@ -18,9 +18,12 @@ from fragmeter.traces import read
 from oracle import Request
 from served_bench import CHOSEN, FLAGS, SENT, Server, validate, with_one_that_failed, written
 
-CLIENTS = {name: getattr(client_summaries, name) for name in ("vllm", "sglang", "aiperf", "guidellm", "inference_perf")}
+CLIENTS = {
+    name: getattr(client_summaries, name)
+    for name in ("vllm", "vllm_by_default", "sglang", "aiperf", "guidellm", "inference_perf")
+}
 #: Statistics that a client does not have in vLLM's sense.
-WITHOUT = {"aiperf": {"mean_itl_ms"}, "guidellm": {"mean_tpot_ms"}}
+WITHOUT = {"vllm_by_default": {"mean_e2el_ms"}, "aiperf": {"mean_itl_ms"}, "guidellm": {"mean_tpot_ms"}}
 #: Requests that were not answered, by clients that do not count them.
 FAILED = {"sglang": 0}
 #: Requests/s at which ``SENT`` are sent.
@@ -53,44 +56,42 @@ def test_a_summary_has_the_figures_of_its_lists(client, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("limit", "throughput", "ttft"), [(None, 0.02, 0.1), (6, 0.1, 0.35)], ids=["at a rate", "closed loop"]
-)
-def test_rebuilt_requests_are_served_like_those_of_the_lists(limit, throughput, ttft, tmp_path):
-    """All lengths are their mean: queues are shorter, no long answer comes last in a closed loop, and tails are missing."""
+#: Simulated figures of rebuilt requests, relative to those of the lists: percentiles of the lengths are known, a deviation that the latencies
+#: imply, and means alone; at a rate, and with 6 in flight. The table is in docs/measured-server.md.
+FIGURES = ("total_token_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms")
+REBUILT = {
+    ("aiperf", None): (-0.002, -0.096, -0.008, -0.013, 0.019),
+    ("aiperf", 6): (-0.026, 0.201, -0.012, 0.037, 0.193),
+    ("vllm", None): (-0.002, -0.116, -0.008, -0.015, 0.004),
+    ("vllm", 6): (0.015, -0.156, 0.078, -0.002, 0.041),
+    ("vllm_by_default", None): (0.011, -0.080, -0.007, -0.011, -0.442),
+    ("vllm_by_default", 6): (0.087, -0.326, -0.001, -0.037, -0.289),
+}
+
+
+@pytest.mark.parametrize(("client", "limit"), REBUILT)
+def test_rebuilt_requests_are_served_like_those_of_the_lists(client, limit, tmp_path):
     rate = {} if limit is None else {"request_rate": "inf"}
-    listed, summed = both(tmp_path, "vllm", max_concurrency=limit, **rate)
+    listed, summed = both(tmp_path, client, max_concurrency=limit, **rate)
     one, other = (measured_replay.replay(each, CHOSEN).values() for each in (listed, summed))
-    bounds = {"total_token_throughput": throughput, "mean_ttft_ms": ttft}
-    bounds |= {"mean_tpot_ms": 0.03, "mean_itl_ms": 0.03, "mean_e2el_ms": 0.04}
-    for name, bound in bounds.items():
-        assert other[name] == pytest.approx(one[name], rel=bound), name
-    assert other["p99_e2el_ms"] < 0.8 * one["p99_e2el_ms"]
+    found = [other[name] / one[name] - 1 for name in FIGURES]
+    assert found == pytest.approx(REBUILT[client, limit], abs=0.001)
 
 
 @pytest.mark.parametrize("client", ["aiperf", "guidellm", "inference_perf"])
 def test_lengths_follow_the_percentiles_of_the_file(client, tmp_path):
-    """Uniform lengths from 4 to 59 and 1 to 39 are rebuilt as such, and so are their tails."""
+    """Uniform lengths from 4 to 59 and 1 to 39 are rebuilt as such."""
     listed, summed = both(tmp_path, client)
     for name in ("prompt_tokens", "output_tokens"):
         one, other = (np.sort(getattr(each.trace, name)) for each in (listed, summed))
         assert abs(one - other).max() <= 3, name
-    one, other = (measured_replay.replay(each, CHOSEN).values() for each in (listed, summed))
-    bounds = {
-        "total_token_throughput": 0.02,
-        "mean_tpot_ms": 0.02,
-        "mean_e2el_ms": 0.03,
-        "mean_ttft_ms": 0.1,
-        "p99_e2el_ms": 0.1,
-    }
-    for name, bound in bounds.items():
-        assert other[name] == pytest.approx(one[name], rel=bound), name
 
 
-def test_slower_steps_are_named_first(tmp_path):
-    _, summed = both(tmp_path, "vllm", Server(scale=1.3))
+@pytest.mark.parametrize("client", CLIENTS)
+def test_slower_steps_are_named_first(client, tmp_path):
+    _, summed = both(tmp_path, client, Server(scale=1.3))
     first = ranked(list(vary_knobs(summed, CHOSEN, measured_replay.replay(summed, CHOSEN))))[0]
-    assert first.name == "step_scale" and first.value == pytest.approx(1.3 * 1.125, rel=0.02)
+    assert first.name == "step_scale" and first.value == pytest.approx(1.3 * 1.125, rel=0.01)
 
 
 def test_the_command_says_what_it_assumed_first(tmp_path, capsys):
@@ -204,6 +205,15 @@ class TestWhatASummaryLacks:
 
         values = benchmark(changed("inference_perf", tmp_path, halve), None, CHOSEN).values()
         assert not [name for name in values if "tpot" in name or "itl" in name] and values["mean_e2el_ms"] > 0
+
+    def test_a_closed_loop_with_too_few_in_flight_contradicts_itself(self, tmp_path):
+        """Of 60 users 1.7 have a request in flight, by the throughput and E2EL."""
+        loop = {"load_summary": {"count": 81, "concurrency": 60}}
+        found = benchmark(changed("inference_perf", tmp_path, lambda document: document.update(loop)), None, CHOSEN)
+        assert [text for text in found.measured.caveats if "of 60 requests in flight 1.68 were" in text]
+        loop["load_summary"]["concurrency"] = 2
+        found = benchmark(changed("inference_perf", tmp_path, lambda document: document.update(loop)), None, CHOSEN)
+        assert not found.measured.caveats
 
     def test_answers_that_were_not_streamed_have_no_ttft(self, tmp_path):
         def zero(document) -> None:
