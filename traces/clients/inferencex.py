@@ -29,7 +29,7 @@ _TURNS = 10
 
 def is_inferencex(document: Mapping[str, Any]) -> bool:
     """Whether an object is a result."""
-    return {"conc", "isl", "osl", _TOTAL} <= document.keys()
+    return {"conc", _TOTAL} <= document.keys()
 
 
 def summary_of_inferencex(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkSummary:
@@ -44,9 +44,9 @@ def summary_of_inferencex(path: str | PathLike[str], document: Mapping[str, Any]
             raise fields.error(
                 name, fields.value(name), "is of several servers, and one is simulated; give a result of one"
             )
-    users, gpus, longest_prompt, longest_output = (
-        fields.needed(name, remedy="is missing; fetch the file again") for name in ("conc", "tp", "isl", "osl")
-    )
+    users, gpus = (fields.needed(name, remedy="is missing; fetch the file again") for name in ("conc", "tp"))
+    remedy = "is missing; add it to the file (earlier results have it in their names only)"
+    longest_prompt, longest_output = (fields.needed(name, remedy=remedy) for name in ("isl", "osl"))
     latencies = {name: of for name in LATENCIES if (of := fields.statistics(after=f"_{name}"))}
     total, output = (fields.number(name) for name in (_TOTAL, _OUTPUT))
     outputs = _mean_output(latencies, longest_output)
