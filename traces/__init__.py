@@ -6,9 +6,8 @@ from .arrivals.arrivals import declared_max_tokens, poisson, workload
 from .arrivals.pacing import Pacing, paced, users
 from .arrivals.streams import stream
 from .catalogue import catalogue, download
-from .clients.load import ClientLoad
 from .parsing.reading import Reading
-from .readers.measured import Measured, MeasuredSummary, measured, measured_requests
+from .readers.measured import Measured, MeasuredSummary, measured
 from .readers.readers import (
     HashedTrace,
     holds_load,
@@ -28,7 +27,6 @@ from .types.trace import Trace, check_fits, require_count
 from .writers import check_target, write
 
 __all__ = [
-    "ClientLoad",
     "HashedTrace",
     "LengthPairs",
     "Load",
@@ -48,7 +46,6 @@ __all__ = [
     "is_frame",
     "mean_rate",
     "measured",
-    "measured_requests",
     "paced",
     "paper_workload",
     "poisson",

@@ -33,7 +33,8 @@ from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
 from ...sim.types.optional import not_none
 from ...sim.workload.users import Users
-from ...traces import ClientLoad, Measured, MeasuredSummary, Pacing, Trace, paced, workload
+from ...traces import Measured, MeasuredSummary, Pacing, Trace, paced, workload
+from ...traces.clients.load import ClientLoad
 from ..runs.pool_use import PoolUse, pool_use
 from .server_metrics import ServerMetrics
 

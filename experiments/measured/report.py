@@ -30,7 +30,8 @@ from ...sim.output import frames as pd
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_US
-from ...traces import measured_requests, read
+from ...traces import read
+from ...traces.readers.measured import measured_requests
 from .evidence import recorded_text
 from .replay import BenchmarkOfRequests, Served, scatter
 from .run import OF_SUMMARY, REQUESTS, RESULT

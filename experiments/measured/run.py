@@ -17,7 +17,8 @@ from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.spec import gpu
-from ...traces import ClientLoad, measured, read
+from ...traces import measured, read
+from ...traces.clients.load import ClientLoad
 from ..runs.near_saturation import ServedLoad
 from ..runs.output import Report, track
 from .constants import fitted_to, replay_served, served, server_document, server_fit

@@ -10,7 +10,8 @@ from typing import Any
 from ...sim import Settings, settings
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
-from ...traces import ClientLoad, Measured, check_fits, measured, read
+from ...traces import Measured, check_fits, measured, read
+from ...traces.clients.load import ClientLoad
 from ..vllm_serve.line import parse_serve, pasted, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import Started, started, with_release

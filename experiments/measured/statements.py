@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from ...sim.recording.probe import read_probe
 from ...sim.spec import model
 from ...sim.types.errors import UserError
-from ...traces import ClientLoad, MeasuredSummary
+from ...traces import MeasuredSummary
+from ...traces.clients.load import ClientLoad
 from ..vllm_serve.flags import text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log
