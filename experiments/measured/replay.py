@@ -206,9 +206,14 @@ class SummarisedBenchmark(Benchmark):
 
     @property
     def duration_s(self) -> float:
-        """The duration in the file, or that of its throughput."""
-        rate = self.measured.throughputs.get("request_throughput")
-        return self.measured.duration_s or (len(self.trace) / rate if rate else float("nan"))
+        """The duration in the file, or that of its throughputs; NaN without any."""
+        outputs = int(self.trace.output_tokens.sum())
+        counts = dict(
+            zip(RATES, (len(self.trace), outputs, outputs + int(self.trace.prompt_tokens.sum())), strict=True)
+        )
+        rates = self.measured.throughputs
+        of_rates = (counts[name] / rates[name] for name in RATES if rates.get(name))
+        return self.measured.duration_s or next(of_rates, float("nan"))
 
     @property
     def sent_rate(self) -> float | None:

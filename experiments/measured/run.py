@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def _request_lines(benchmark: BenchmarkOfRequests | SummarisedBenchmark, base: R
     trace, metrics = benchmark.trace, benchmark.metrics
     seen: ClientLoad = benchmark.measured
     clients = "" if seen.max_concurrency is None else f" from {seen.max_concurrency} clients in a closed loop"
-    yield f"{trace.name}: {len(trace):,} requests{clients}, in {benchmark.duration_s:,.1f} s"
+    lasted = f", in {benchmark.duration_s:,.1f} s" if isfinite(benchmark.duration_s) else ""
+    yield f"{trace.name}: {len(trace):,} requests{clients}{lasted}"
     if trace.left_out.failed:
         yield f"Left out: {trace.left_out.failed:,} requests that the server did not answer; they are part of its load."
     if benchmark.drawn:

@@ -131,7 +131,7 @@ def _seconds(metric: Fields) -> Statistics:
     found, unit = metric.statistics(), metric.value("unit")
     if not found:
         return found
-    if unit not in _SECONDS:
+    if not isinstance(unit, str) or unit not in _SECONDS:
         raise metric.error("unit", unit, f"must be one of {', '.join(_SECONDS)}; fetch the file again")
     return found.times(_SECONDS[unit])
 
@@ -143,7 +143,8 @@ def _duration_s(fields: Fields) -> float | None:
 def _sent(config: Any) -> dict[str, Any]:
     """The load and the model by the options of a run; what they do not state is missing."""
     options = config if isinstance(config, dict) else {}
-    loads = [options.get("loadgen"), _stimulus(options), *(options.get("phases") or ())]
+    phases = options.get("phases")
+    loads = [options.get("loadgen"), _stimulus(options), *(phases if isinstance(phases, list) else ())]
     named = [each for each in loads if isinstance(each, dict) and "warmup" not in (each.get("name"), each.get("kind"))]
     load = named[-1] if named else {}
     kind = load.get("type") or load.get("request_rate_mode") or load.get("arrival_pattern")

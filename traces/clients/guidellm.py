@@ -70,9 +70,8 @@ def read_guidellm(path: str | PathLike[str], document: Mapping[str, Any]) -> Ben
         remedy = "must be one benchmark; keep one, as by jq '.benchmarks |= .[2:3]' for the third"
         raise TraceError(path, None, "benchmarks", len(benchmarks), remedy)
     benchmark = benchmarks[0] if isinstance(benchmarks[0], dict) else {}
-    kinds = benchmark.get("requests")
-    answered = len(kinds.get(_ANSWERED) or ()) if isinstance(kinds, dict) else 0
-    made = _made(benchmark)
+    kept, made = _within(benchmark, "requests").get(_ANSWERED) or (), _made(benchmark)
+    answered = len(kept) if isinstance(kept, list) else 0
     if isinstance(benchmark.get("metrics"), dict) and (answered == 0 or made is not None and made > answered):
         return _summary(path, benchmark, made)
     return _of_requests(path, benchmark, made)

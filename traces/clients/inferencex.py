@@ -71,7 +71,7 @@ def _words(fields: Fields, mean_output: float | None) -> Iterator[str]:
     if mean_output is None:
         yield "all lengths are the longest ones"
     else:
-        yield f"a mean output of {mean_output:,.4g} tokens by E2EL, TTFT and TPOT, and lengths that are uniform up to the longest"
+        yield "mean lengths by E2EL, TTFT, TPOT and the throughputs"
     served = [
         fields.text("framework"), fields.text("hw"), fields.text("precision"),
         None if fields.text("spec_decoding") in (None, "none") else f"speculative decoding ({fields.text('spec_decoding')})",

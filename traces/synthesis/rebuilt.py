@@ -205,7 +205,8 @@ def _in_words(what: str, of: Statistics, implied: bool) -> str:
     low, high = min(values), max(values)
     if _has_percentiles(of) and low < high:
         mean = "" if of.mean is None else f", {of.mean:,.4g} on average"
-        return f"{what} of {low:,} to {high:,} tokens{mean}, by {len(of.percentiles)} percentiles"
+        between = "uniform" if of.percentiles.keys() == {0.0, 100.0} else f"by {len(of.percentiles)} percentiles"
+        return f"{what} of {low:,} to {high:,} tokens{mean}, {between}"
     value = of.mean if of.mean is not None else next(iter(of.percentiles.values()))
     if of.mean is not None and of.std:
         shape = "uniform" if _is_uniform(of.mean, of.std) else "lognormal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,15 @@ import pytest
 
 import client_summaries
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.diagnose.load import Sources, served_load
 from fragmeter.experiments.measured import replay as measured_replay
 from fragmeter.experiments.measured.knobs import ranked, vary_knobs
+from fragmeter.experiments.measured.replay import benchmark_of
+from fragmeter.experiments.measured.server_metrics import ServerMetrics
 from fragmeter.experiments.measured.start import benchmark
+from fragmeter.experiments.measured.statements import contradictions, of_benchmark, of_metrics
 from fragmeter.sim.types.errors import TraceError
-from fragmeter.traces import read
+from fragmeter.traces import Pacing, Reading, measured, read
 from oracle import Request
 from served_bench import CHOSEN, FLAGS, SENT, Server, validate, with_one_that_failed, written
 
@@ -143,6 +148,7 @@ class TestInferenceX:
             assert lengths.mean() == pytest.approx(wanted[name].mean(), rel=0.01)
             assert lengths.max() == wanted[name].max()
         values, seconds = found.values(), document["duration"]
+        assert found.duration_s == pytest.approx(seconds, rel=0.01)
         assert values["total_token_throughput"] == pytest.approx(
             (wanted["prompts"] + wanted["outputs"]).sum() / seconds
         )
@@ -185,6 +191,57 @@ def changed(client: str, folder, change) -> Path:
     change(document)
     (folder / "summary.json").write_text(json.dumps(document))
     return folder / "summary.json"
+
+
+@pytest.mark.parametrize("flag", ["bench", "trace"])
+@pytest.mark.parametrize("limit", [None, 4])
+def test_diagnose_sends_the_load_of_a_summary(flag, limit, tmp_path):
+    rate = {} if limit is None else {"request_rate": "inf"}
+    both(tmp_path, "vllm", max_concurrency=limit, **rate)
+    files = {"bench": None, "trace": None} | {flag: tmp_path / "summary.json"}
+    sources = Sources(files["bench"], None, files["trace"], None, Pacing(), 50, Reading())
+    load = served_load(sources, None, replace(CHOSEN, max_model_len=2048))
+    assert load.max_concurrency == limit and (limit is not None or load.rate is None)
+    if limit is None:
+        assert load.mean_rate == pytest.approx(RATE, rel=0.01)
+
+
+def test_model_and_concurrency_of_a_summary_are_cross_examined(tmp_path):
+    path = changed("sglang", tmp_path, lambda document: document.update(max_concurrency=4))
+    seen = benchmark(path, None, CHOSEN).measured
+    for model, in_flight, number in (("facebook/opt-13b", 3.0, 0), ("meta-llama/Llama-3.1-8B", 9.0, 2)):
+        metrics = ServerMetrics(num_scrapes=2, model_name=model, most_in_flight=in_flight)
+        said = [*of_metrics("metrics.txt", metrics), *of_benchmark(path, seen, metrics)]
+        assert len(contradictions(said)) == number
+
+
+@pytest.mark.parametrize("client", [*CLIENTS, "inferencex"])
+def test_no_damage_is_a_traceback(client, tmp_path):
+    """Each value in turn is a text, a list, an object, null, huge or negative: read, or refused in one line."""
+    path, _ = written(tmp_path, Server(), SENT, max_concurrency=8)
+    path.write_text(getattr(client_summaries, client)(json.loads(path.read_text())))
+    document = json.loads(path.read_text())
+    for place in list(places(document)):
+        for value in ("x", [1], {"a": 1}, None, 10**40, -1):
+            damaged = json.loads(json.dumps(document))
+            inner = damaged
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            path.write_text(json.dumps(damaged))
+            try:
+                trace = read(path)
+                benchmark_of(trace, measured(path, trace)).values()
+            except TraceError as error:
+                assert "\n" not in str(error)
+
+
+def places(value, place=()):
+    """The keys of each value within a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield (*place, key)
+        yield from places(each, (*place, key))
 
 
 class TestWhatASummaryLacks:
