@@ -90,6 +90,7 @@ def test_lengths_follow_the_percentiles_of_the_file(client, tmp_path):
     for name in ("prompt_tokens", "output_tokens"):
         one, other = (np.sort(getattr(each.trace, name)) for each in (listed, summed))
         assert abs(one - other).max() <= 3, name
+    assert (99.9 in summed.measured.latencies["ttft"].percentiles) == (client != "aiperf")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
