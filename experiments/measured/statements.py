@@ -1,8 +1,8 @@
 """What a line, a log, metrics, a probe and a benchmark say of one server, and where they contradict each other.
 
 Each source makes statements: a value for a name. A name with several values is a contradiction: one of the sources is of another server,
-or of another run of it. Defaults of the line are statements only where a source of the server itself can be compared with
-them: ranks, and whether prefixes are cached.
+or of another run of it. A line that leaves a flag out states the default of its release, or of any release if nothing says which it
+is; a log lists the arguments that are no defaults, and so states the default of each other one.
 
 Two names of a model are the same where their last parts are, where the line serves it by that name (``--served-model-name``), or where
 both have the facts of one model, number formats included. A path in the hub's cache is its repository, and what another path holds is
@@ -20,24 +20,33 @@ from typing import Any, NamedTuple
 
 from ...sim.recording.probe import read_probe
 from ...sim.spec import model
+from ...sim.spec.releases import all_releases, release
+from ...sim.spec.startup.launch import BLOCK_SIZE, batch_defaults
 from ...sim.types.errors import UserError
 from ...traces import MeasuredSummary
 from ...traces.clients.load import ClientLoad
-from ..vllm_serve.flags import text_of_release
+from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started
 from .server_metrics import ServerMetrics
 
 LINE = "the line"
-#: Settings of the line that other sources state, by their flags.
-_FLAGS = {
-    "gpu_memory_utilization": "gpu-memory-utilization",
-    "max_model_len": "max-model-len",
-    "max_num_seqs": "max-num-seqs",
-    "max_num_batched_tokens": "max-num-batched-tokens",
-    "num_gpu_blocks_override": "num-gpu-blocks-override",
+#: Value of a setting that a source leaves at its default, whatever that is.
+DEFAULT = "the default"
+#: Arguments that a log names where they are no defaults, and that the line has or leaves out, by the names of their statements. vLLM
+#: raises the block size of some models, so that the argument is not what the metrics say.
+_ARGUMENTS = {
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "num_gpu_blocks_override": "num_gpu_blocks_override",
+    "block_size": "--block-size",
 }
+#: Variables that hide GPUs from a server; their values are lists.
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+#: Flags that change the longest sequence of a model.
+_LENGTHS = {"max-model-len", "hf-overrides", "rope-scaling", "rope-theta", "disable-sliding-window"}
 #: Formats of the KV cache by other names of them; ``auto`` is 16 bit, unless the checkpoint has another.
 _KV_DTYPES = {"bfloat16": "auto", "float16": "auto", "half": "auto", "fp8_e4m3": "fp8"}
 #: Flags of servers on several nodes: a deployment then requests the GPUs of one.
@@ -73,6 +82,7 @@ class Statement(NamedTuple):
         value: A number, a switch or a text.
         served: Names by which clients know a model.
         by_clients: Whether a model has the name by which clients know it.
+        also: Other values with which it agrees: defaults of releases that the line may be of, and ``DEFAULT``.
     """
 
     source: str
@@ -80,6 +90,7 @@ class Statement(NamedTuple):
     value: object
     served: tuple[str, ...] = ()
     by_clients: bool = False
+    also: tuple[object, ...] = ()
 
 
 def contradictions(statements: Iterable[Statement]) -> list[str]:
@@ -102,10 +113,12 @@ def _agree(one: Statement, other: Statement) -> bool:
     if one.name == "in_flight":
         # The first states a limit.
         return float(str(other.value)) <= float(str(one.value))
+    if one.name == "gpus" and other.source in _VISIBLE:
+        return int(str(other.value)) >= int(str(one.value))
     if one.name == "kv_cache_dtype":
         return _kv_dtype(one.value) == _kv_dtype(other.value)
-    first, second = (_plain(each.value) for each in (one, other))
-    return first == second
+    first, second = ({_plain(value) for value in (each.value, *each.also)} for each in (one, other))
+    return bool(first & second)
 
 
 def _plain(value: object) -> object:
@@ -158,16 +171,56 @@ def of_line(answer: Started) -> Iterator[Statement]:
     yield Statement(LINE, "data_parallel_size", answer.replicas)
     caching = f"{LINE}" if "enable-prefix-caching" in line.flags else f"{LINE} (by default)"
     yield Statement(caching, "enable_prefix_caching", launch.enable_prefix_caching)
-    if line.gpus is not None and not _NODES & set(line.named):
-        yield Statement(LINE, "gpus", launch.num_gpus * answer.replicas)
-        yield Statement("its deployment", "gpus", line.gpus)
-    if "block-size" in line.flags:
-        yield Statement(LINE, "block_size", launch.rank_block_tokens)
+    yield from _gpus(answer)
     yield from _kv_cache(answer)
-    for name, flag in _FLAGS.items():
-        if flag in line.flags:
-            value = line.whole(flag) if name.startswith(("max_num", "num_")) else line.flags[flag]
-            yield Statement(LINE, name, launch.max_model_len if name == "max_model_len" else value)
+    if "max-model-len" in line.flags:
+        yield Statement(LINE, "max_model_len", launch.max_model_len)
+    elif not _LENGTHS & set(line.named):
+        yield Statement(f"{LINE} (by default)", "max_model_len", launch.max_model_len)
+    yield from _arguments(answer)
+
+
+def _gpus(answer: Started) -> Iterator[Statement]:
+    """GPUs that the server takes, and those that its deployment and its variables give it."""
+    line = answer.line
+    if _NODES & set(line.named):
+        return
+    visible = {name: line.environment[name] for name in _VISIBLE if "$" not in line.environment.get(name, "$")}
+    if line.gpus is not None or visible:
+        yield Statement(LINE, "gpus", answer.launch.num_gpus * answer.replicas)
+    if line.gpus is not None:
+        yield Statement("its deployment", "gpus", line.gpus)
+    # Ray starts ranks on other machines, which have variables of their own.
+    if "distributed-executor-backend" not in line.named:
+        for name, text in visible.items():
+            yield Statement(name, "gpus", len([each for each in text.split(",") if each.strip() not in ("", "-1")]))
+
+
+def _arguments(answer: Started) -> Iterator[Statement]:
+    """Arguments of the line, and those that it leaves at the default of its release."""
+    line, launch = answer.line, answer.launch
+    known = [entry for entry in all_releases() if line.version is None or entry == release(line.version)]
+    batches = [batch_defaults(launch.gpu, entry) for entry in known]
+    defaults: dict[str, tuple[object, ...]] = {
+        "gpu_memory_utilization": tuple(entry.gpu_memory_utilization for entry in known),
+        "max_num_seqs": tuple(seqs for _, seqs in batches),
+        "max_num_batched_tokens": tuple(tokens for tokens, _ in batches),
+        "num_gpu_blocks_override": (None,),
+        "block_size": (BLOCK_SIZE,),
+    }
+    named = text_of_release(line.version or releases()[-1])
+    for field, name in _ARGUMENTS.items():
+        flag = field.replace("_", "-")
+        by_default = defaults[field]
+        if flag not in line.flags:
+            value = getattr(launch, field)
+            yield Statement(f"{LINE} (by default of vLLM {named})", name, value, also=(DEFAULT, *by_default))
+            continue
+        given = line.share(flag, 1.0) if field == "gpu_memory_utilization" else line.whole(flag)
+        yield Statement(LINE, name, given, also=(DEFAULT,) if given in by_default else ())
+        # Blocks of states and of latent vectors are those that their kernels run.
+        if field == "block_size" and launch.model.latent is None and not launch.model.state_layers:
+            yield Statement(LINE, "block_size", given)
 
 
 def _kv_cache(answer: Started) -> Iterator[Statement]:
@@ -194,9 +247,12 @@ def of_log(given: str) -> Iterator[Statement]:
     if config is not None:
         for name, value in _configured(config[1], named):
             yield Statement(source, name, value, _served(config[1]) if name == "model" else ())
-    for name in ("block_size", *(each for each in _FLAGS if each != "max_model_len")):
-        if named.get(name) is not None:
-            yield Statement(source, name, named[name])
+    for argument, name in _ARGUMENTS.items():
+        value = named.get(argument)
+        if value is not None:
+            yield Statement(source, name, value)
+        elif named:
+            yield Statement(source, name, DEFAULT)
 
 
 def _configured(config: str, given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
@@ -234,7 +290,8 @@ def of_metrics(path: str | PathLike[str], seen: ServerMetrics) -> Iterator[State
         yield Statement(source, "model", seen.model_name, by_clients=True)
     for name, label in _LABELS.items():
         value = seen.config.get(label)
-        if value not in (None, "", "None"):
+        # Without an override it is None, and the line's is so, too.
+        if value not in (None, "") and (value != "None" or name == "num_gpu_blocks_override"):
             yield Statement(source, name, value)
     if seen.block_size is not None:
         yield Statement(source, "block_size", seen.block_size)

@@ -289,10 +289,9 @@ def _environment(value: Any) -> dict[str, str]:
 
 
 def _assigned(environment: Mapping[str, str]) -> list[str]:
-    """vLLM's own variables, as a shell assigns them."""
-    return [
-        f"{key}={value}" for key, value in environment.items() if key.startswith("VLLM_") and key != _MORE_ARGUMENTS
-    ]
+    """vLLM's own variables and those that hide GPUs, as a shell assigns them."""
+    names = (key for key in environment if key.startswith("VLLM_") or key.endswith("_VISIBLE_DEVICES"))
+    return [f"{key}={environment[key]}" for key in names if key != _MORE_ARGUMENTS]
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> list[str]:

@@ -127,6 +127,11 @@ FIRST_V1, FIRST_WITHOUT_V0 = (0, 8), (0, 11)
 FIRST_ORDERED, LAST_ORDERED = 9, 33
 
 
+def all_releases() -> tuple[Release, ...]:
+    """All entries, the oldest first."""
+    return _RELEASES
+
+
 def release(version: tuple[int, int]) -> Release:
     """The entry for a version."""
     return max((found for found in _RELEASES if found.since <= version), key=lambda found: found.since)

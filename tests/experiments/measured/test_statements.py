@@ -57,7 +57,7 @@ PLANTED = [
     ("enable_prefix_caching", "metrics", ('enable_prefix_caching="True"', 'enable_prefix_caching="False"')),
     ("enable_prefix_caching", "log", ("enable_prefix_caching=True", "enable_prefix_caching=False")),
     ("block_size", "metrics", ('block_size="16"', 'block_size="32"')),
-    ("block_size", "log", ("'block_size': 16", "'block_size': 32")),
+    ("--block-size", "log", ("'block_size': 16", "'block_size': 32")),
     ("gpu_memory_utilization", "metrics", ('"0.90"', '"0.5"')),
     ("gpu_memory_utilization", "line", ("--gpu-memory-utilization 0.9", "--gpu-memory-utilization 0.8")),
     ("max_num_seqs", "log", ("'max_num_seqs': 16", "'max_num_seqs': 256")),
@@ -66,6 +66,16 @@ PLANTED = [
     ("kv_cache_dtype", "log", ("kv_cache_dtype=auto", "kv_cache_dtype=fp8")),
     ("kv_cache_dtype", "line", ("--max-num-seqs", "--kv-cache-dtype fp8_e4m3 --max-num-seqs")),
     ("data_parallel_size", "line", ("--max-num-seqs", "--data-parallel-size 2 --max-num-seqs")),
+    ("gpus", "line", ("docker run", "CUDA_VISIBLE_DEVICES=-1 docker run")),
+    # What one of them leaves at its default: 0.9 in 0.22 is 0.92.
+    ("gpu_memory_utilization", "line", ("--gpu-memory-utilization 0.9 ", "")),
+    ("gpu_memory_utilization", "log", ("'gpu_memory_utilization': 0.9, ", "")),
+    ("num_gpu_blocks_override", "line", ("--max-num-seqs", "--num-gpu-blocks-override 5000 --max-num-seqs")),
+    ("num_gpu_blocks_override", "metrics", ('override="None"', 'override="5000"')),
+    ("max_num_seqs", "line", ("--max-num-seqs 16 ", "")),
+    ("max_num_seqs", "log", ("'max_num_seqs': 16, ", "")),
+    ("max_num_batched_tokens", "log", ("'gpu_memory_utilization': 0.9, 'max_num_batched_tokens': 2048", "'gpu_memory_utilization': 0.9")),
+    ("--block-size", "log", ("'block_size': 16, ", "'block_size': 128, ")),
 ]  # fmt: skip
 
 
@@ -120,6 +130,57 @@ def test_two_names_of_one_model_agree(line, served, tmp_path):
 )
 def test_other_words_for_the_same_agree(flags, change, tmp_path):
     assert found(tmp_path, f"{LINE} {flags}", LOG.replace(*change), METRICS, ABOUT) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "said", "names"),
+    [
+        ("", "0.9", []),
+        ("", "0.92", []),
+        ("", "0.5", ["gpu_memory_utilization"]),
+        ("docker run vllm/vllm-openai:v0.19.0 ", "0.9", []),
+        ("docker run vllm/vllm-openai:v0.19.0 ", "0.92", ["gpu_memory_utilization"]),
+        ("docker run vllm/vllm-openai:v0.22.0 ", "0.92", []),
+    ],
+)
+def test_a_line_without_a_share_of_the_memory_says_that_of_its_release_or_of_any(image, said, names, tmp_path):
+    line = f"{image}{'--model' if image else 'vllm serve'} facebook/opt-13b"
+    metrics = METRICS.replace('"0.90"', f'"{said}"')
+    assert found(tmp_path, line, "GPU KV cache size: 16,000 tokens", metrics, ABOUT) == names
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-Next-80B-A3B-Instruct", "deepseek-ai/DeepSeek-V2-Lite"])
+def test_blocks_that_vllm_raises_are_not_those_of_the_line(name, tmp_path):
+    line = f"docker run vllm/vllm-openai:v0.22.1 --model {name} --block-size 16 --max-model-len 2048 -tp 2"
+    log = f"{LOG}WARNING a block size of 544\n".replace("facebook/opt-13b", name).replace(
+        "tensor_parallel_size=1", "tensor_parallel_size=2"
+    )
+    for change in ("'max_num_seqs': 16, ", "'gpu_memory_utilization': 0.9, ", "'max_num_batched_tokens': 2048"):
+        log = log.replace(change, "")
+    metrics = (
+        METRICS.replace("facebook/opt-13b", name).replace('block_size="16"', 'block_size="544"').replace("0.90", "0.92")
+    )
+    metrics = metrics.replace('caching="True"', 'caching="False"') if "Next" in name else metrics
+    log = log.replace("caching=True", "caching=False") if "Next" in name else log
+    assert found(tmp_path, line, log, metrics, ABOUT | {"model_id": name}) == []
+    other = log.replace("'block_size': 16", "'block_size': 32")
+    assert found(tmp_path, line, other, metrics, ABOUT | {"model_id": name}) == ["--block-size"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "names"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0", "-tp 2", ["gpus"]),
+        ("CUDA_VISIBLE_DEVICES=0,1", "-tp 2", []),
+        ("export CUDA_VISIBLE_DEVICES=4,5,6,7;", "-tp 2", []),
+        ("CUDA_VISIBLE_DEVICES=0,1", "-tp 2 -dp 2", ["gpus"]),
+        ("CUDA_VISIBLE_DEVICES=$GPUS", "-tp 2", []),
+        ("CUDA_VISIBLE_DEVICES=0", "-tp 2 --distributed-executor-backend ray", []),
+    ],
+)
+def test_a_server_has_the_gpus_that_it_sees(variables, flags, names):
+    line = parse_serve(f"{variables} vllm serve facebook/opt-13b {flags}")
+    assert [text.split()[1] for text in contradictions(of_line(started(line, "h100-80gb")))] == names
 
 
 def test_formats_of_8_bit_have_two_names(tmp_path):
