@@ -29,7 +29,7 @@ from ..runs.parallel import Workers
 from ..runs.random_lengths import RandomLengths
 from ..runs.slo_check import Goal
 from ..runs.unread import refuse_unread_reading
-from ..vllm_serve.line import parse_serve, pasted, version
+from ..vllm_serve.line import read_serve, version
 from ..vllm_serve.log import read_log
 from .sweep import WORKERS
 
@@ -145,7 +145,7 @@ def diagnose(
     sources = Sources(bench, probe, trace, lengths.random_load, pacing, draws.num_prompts, reading)
     refuse_unread_reading(reading, trace)
     seen = seen_by_server(metrics, probe, sources.file is not None)
-    line = parse_serve(pasted(serve), None if vllm is None else version(vllm))
+    line = read_serve(serve, None if vllm is None else version(vllm))
     log = None if startup_log is None else read_log(startup_log)
     as_given = server_of(line, gpu, model, log, cost)
     server = as_served(as_given, line, gpu, model, log, seen, has_metrics=metrics is not None)

@@ -22,7 +22,7 @@ from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_fil
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..vllm_serve.flags import Release
-from ..vllm_serve.line import ServeLine, parse_serve, pasted, version
+from ..vllm_serve.line import ServeLine, read_serve, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started, started
 from .start_answer import doubt, facts, print_flags, print_refusal, print_start, users_of
@@ -179,7 +179,7 @@ def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None
 def _line(serve: str | None, model: str | None, release: Release | None) -> ServeLine:
     """The pasted line, or a line with the model only."""
     if serve is not None:
-        return parse_serve(pasted(serve), release)
+        return read_serve(serve, release)
     if model is None:
         raise UserError("plan needs a model: --model a preset, org/name or config.json, or --serve a vllm serve line")
     return ServeLine(model, {}, version=release)

@@ -12,7 +12,7 @@ from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import Measured, check_fits, measured, read
 from ...traces.clients.load import ClientLoad
-from ..vllm_serve.line import parse_serve, pasted, version
+from ..vllm_serve.line import read_serve, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import Started, started, with_release
 from .replay import BenchmarkOfRequests, SummarisedBenchmark, benchmark_of
@@ -70,7 +70,7 @@ def started_line(server: Server) -> Started | None:
     if server.gpu is None:
         raise SettingError("gpu", None, "is missing; give the server's GPU")
     log = None if server.startup_log is None else read_log(server.startup_log)
-    line = parse_serve(pasted(server.serve), None if server.vllm is None else version(server.vllm))
+    line = read_serve(server.serve, None if server.vllm is None else version(server.vllm))
     return started(line, server.gpu, server.model, log)
 
 

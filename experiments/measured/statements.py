@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...sim.recording.probe import read_probe
-from ...sim.spec import model
+from ...sim.spec import gpu_names, model
 from ...sim.spec.releases import all_releases, release
 from ...sim.spec.startup.launch import BLOCK_SIZE, batch_defaults
 from ...sim.types.errors import UserError
@@ -115,10 +115,21 @@ def _agree(one: Statement, other: Statement) -> bool:
         return float(str(other.value)) <= float(str(one.value))
     if one.name == "gpus" and other.source in _VISIBLE:
         return int(str(other.value)) >= int(str(one.value))
+    if one.name == "gpu":
+        return _same_card(str(one.value), str(other.value))
     if one.name == "kv_cache_dtype":
         return _kv_dtype(one.value) == _kv_dtype(other.value)
     first, second = ({_plain(value) for value in (each.value, *each.also)} for each in (one, other))
     return bool(first & second)
+
+
+def _same_card(preset: str, named: str) -> bool:
+    """Whether a card may have that name of Ray's, such as ``A100-80G``; so may a card of the user's, and any for a name of no preset."""
+
+    def fits(each: str) -> bool:
+        return re.fullmatch(rf"{re.escape(named.lower())}b?(-.*)?", each) is not None
+
+    return fits(preset) or preset not in gpu_names() or not any(map(fits, gpu_names()))
 
 
 def _plain(value: object) -> object:
@@ -190,6 +201,9 @@ def _gpus(answer: Started) -> Iterator[Statement]:
         yield Statement(LINE, "gpus", answer.launch.num_gpus * answer.replicas)
     if line.gpus is not None:
         yield Statement("its deployment", "gpus", line.gpus)
+    if line.accelerator is not None:
+        yield Statement("--gpu", "gpu", answer.launch.gpu.name)
+        yield Statement("its deployment", "gpu", line.accelerator)
     # Ray starts ranks on other machines, which have variables of their own.
     if "distributed-executor-backend" not in line.named:
         for name, text in visible.items():

@@ -2,8 +2,9 @@
 
     docker compose                 a service with an image or a command of vLLM
     Kubernetes                     a container of any object (Deployment, StatefulSet, Job, LeaderWorkerSet, ...)
-    KServe                         InferenceService with vLLM's arguments, LLMInferenceService
+    KServe                         InferenceService with vLLM's arguments, and the ServingRuntime beside it; LLMInferenceService
     production-stack, llm-d        values of their charts: modelSpec, modelArtifacts with decode and prefill
+    Ray Serve LLM                  an LLMConfig: in llm_configs, in a RayService, or in Python
     vLLM's --config                a mapping of flags
 
 A file is walked for mappings of these shapes, wherever they are, so that templates around them do not matter. Arguments are a list or a
@@ -11,12 +12,14 @@ text, and may be a script for a shell. Variables of the container's environment 
 it requests.
 
 Sources of the keys: docs.docker.com/reference/compose-file, kubernetes.io (Container), kserve.github.io (InferenceService,
-LLMInferenceService), vllm-project/production-stack (helm/values.yaml), llm-d-incubation/llm-d-modelservice (values.yaml),
-vLLM's docs/configuration/serve_args.md.
+LLMInferenceService, ServingRuntime: its arguments come before those of the service, pkg/controller/v1beta1/inferenceservice/utils),
+vllm-project/production-stack (helm/values.yaml), llm-d-incubation/llm-d-modelservice (values.yaml), docs.ray.io (Ray Serve LLM), vLLM's
+docs/configuration/serve_args.md.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -34,6 +37,10 @@ _FIRST = re.compile(r"(?:---|[\w./\"'-]+:(?:\s|$)|- \w)")
 _SHELLS = ("bash", "sh")
 _SCHEMES = re.compile(r"^(?:hf|huggingface)://")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+#: Keys with a number of servers.
+_REPLICAS = ("replicas", "replicaCount", "scale", "num_replicas")
+#: What a script with a configuration of Ray Serve LLM has.
+_RAY_PYTHON = "LLMConfig("
 #: Lists of a pod's containers: their command takes the place of the image's own.
 _OF_PODS = ("containers", "initContainers")
 #: Values of a file with its anchors written out, at most.
@@ -60,35 +67,34 @@ class Deployed(NamedTuple):
         name: Name of the service or the container.
         line: Its command line, with the environment and the image in front.
         gpus: GPUs that it requests; None if the file does not say.
+        replicas: Servers like it that are started, as "3" or "1 to 4"; None if it is one.
+        accelerator: The card that it asks for, as Ray names it.
     """
 
     name: str
     line: str
     gpus: int | None
+    replicas: str | None = None
+    accelerator: str | None = None
 
 
 def is_deployment(text: str) -> bool:
     """Whether a text is YAML, or JSON, and no command line."""
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
     first = next(lines, "")
-    return first.startswith("{") or "\n" in text.strip() and _FIRST.match(first) is not None
+    is_yaml = first.startswith("{") or "\n" in text.strip() and _FIRST.match(first) is not None
+    return is_yaml or _RAY_PYTHON in text
 
 
 def deployed(text: str) -> Deployed:
     """The only server of a deployment file.
 
     Raises:
-        SettingError: The text is no YAML, or has no server of vLLM, or several.
+        SettingError: The text is neither YAML nor a script of Ray, or has no server of vLLM, or several.
     """
-    try:
-        documents = list(yaml.safe_load_all(text))
-        _require_finite(documents)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        remedy = "is a template; give what helm template prints" if "{{" in text else "correct it"
-        raise SettingError(
-            "serve", "YAML", f"cannot be read ({' '.join(str(error).split())[:120]}); {remedy}"
-        ) from None
-    found = {each.line: each for document in documents for each in _servers(document)}
+    script = _script(text)
+    documents = _documents(text, "serve") if script is None else _llm_configs(script)
+    found = {each.line: each for document in _with_runtimes(documents) for each in _servers(document)}
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
@@ -98,19 +104,33 @@ def deployed(text: str) -> Deployed:
     raise SettingError("serve", "the deployment", f"has {len(found)} servers of vLLM ({names}); leave one in the file")
 
 
+def _documents(text: str, field: str) -> list[Any]:
+    """The documents of a YAML file.
+
+    Raises:
+        SettingError: It is no YAML, or its anchors are endless.
+    """
+    try:
+        documents = list(yaml.safe_load_all(text))
+        _require_finite(documents)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        remedy = "is a template; give what helm template prints" if "{{" in text else "correct it"
+        mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise SettingError(field, "YAML", f"cannot be read ({where}{' '.join(said.split())[:120]}); {remedy}") from None
+    return documents
+
+
 def config_flags(text: str) -> dict[str, Any]:
     """The flags in a file of ``vllm serve --config``.
 
     Raises:
         SettingError: It is no mapping of flags.
     """
-    try:
-        content = yaml.safe_load(text)
-        _require_finite(content)
-    except (yaml.YAMLError, RecursionError, ValueError):
-        content = None
+    documents = _documents(text, "--config")
+    content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise SettingError("--config", "the file", "is no YAML of flags; correct it, or paste its contents as flags")
+        raise SettingError("--config", "YAML", "is no mapping of flags; correct it, or paste its contents as flags")
     return content
 
 
@@ -168,7 +188,7 @@ def _servers(document: Any) -> Iterator[Deployed]:
             if server is not None:
                 yield server
             elif not _is_stack(node):
-                waiting += [(str(key), each, around) for key, each in reversed(node.items())]
+                waiting += [(str(key), _within(key, each), around) for key, each in reversed(node.items())]
 
 
 def _is_config(document: Mapping[Any, Any]) -> bool:
@@ -177,6 +197,11 @@ def _is_config(document: Mapping[Any, Any]) -> bool:
         return False
     names = [name.replace("_", "-").removeprefix("no-") for name in document]
     return 2 * sum(name in flags() or name in spellings() for name in names) >= len(names)
+
+
+def _within(key: Any, value: Any) -> Any:
+    """A value, or what the text of a RayService's ``serveConfigV2`` says."""
+    return _documents(value, key) if key == "serveConfigV2" and isinstance(value, str) else value
 
 
 def _is_stack(node: Mapping[str, Any]) -> bool:
@@ -200,13 +225,95 @@ def _around(node: Mapping[str, Any], around: Mapping[str, Any]) -> Mapping[str, 
         found["nodes"] = _whole(group.get("size"))
     if isinstance(node.get("parallelism"), dict) and "containers" in node:
         found["parallelism"] = node["parallelism"]
+    found["replicas"] = _replicas(node) or found.get("replicas")
     return found
+
+
+def _replicas(node: Mapping[str, Any]) -> str | None:
+    """Servers that an object starts, or between how many it scales; None if it does not say, or it is one."""
+    ray = node.get("deployment_config")
+    for holder in (node, node.get("deploy"), ray, ray.get("autoscaling_config") if isinstance(ray, dict) else None):
+        if not isinstance(holder, dict):
+            continue
+        counts = [_whole(holder[key]) for key in _REPLICAS if key in holder]
+        lower = next((_whole(holder[key]) for key in ("minReplicas", "min_replicas") if key in holder), None)
+        upper = next((_whole(holder[key]) for key in ("maxReplicas", "max_replicas") if key in holder), None)
+        fewest = counts[0] if counts else lower
+        if upper is not None and upper > (fewest or 1):
+            return f"{1 if fewest is None else fewest} to {upper}"
+        if fewest is not None:
+            return str(fewest) if fewest > 1 else None
+    return None
+
+
+def _with_runtimes(documents: list[Any]) -> list[Any]:
+    """The documents, with each runtime of KServe in the services that run it: a service and its runtime are one server."""
+    flat = [each for document in documents for each in _items(document)]
+    runtimes = {
+        str(_at(each, "metadata", "name")): each
+        for each in flat
+        if _at(each, "kind") in ("ServingRuntime", "ClusterServingRuntime")
+    }
+    found, taken = [], []
+    for each in flat:
+        own = _at(each, "spec", "predictor", "model")
+        is_service = _at(each, "kind") == "InferenceService" and isinstance(own, dict)
+        runtime = _runtime_of(own, runtimes) if is_service else None
+        if own is None or runtime is None:
+            found.append(each)
+            continue
+        taken.append(runtime)
+        predictor = each["spec"]["predictor"] | {"model": _merged(own, runtime)}
+        found.append(each | {"spec": each["spec"] | {"predictor": predictor}})
+    return [each for each in found if not any(each is runtime for runtime in taken)]
+
+
+def _items(document: Any) -> list[Any]:
+    """The objects of a document, which may be a list of them as kubectl prints it."""
+    items = _at(document, "items")
+    return items if _at(document, "kind") == "List" and isinstance(items, list) else [document]
+
+
+def _at(node: Any, *keys: str) -> Any:
+    """The value under keys; None where one is not there."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def _runtime_of(service: Mapping[str, Any], runtimes: Mapping[str, Any]) -> Any:
+    """The runtime in the file that a service names, or the only one for its format; None without one."""
+    if service.get("runtime"):
+        return runtimes.get(str(service["runtime"]))
+    wanted = _at(service, "modelFormat", "name")
+    fitting = []
+    for each in runtimes.values():
+        formats = _at(each, "spec", "supportedModelFormats")
+        if wanted is not None and any(_at(form, "name") == wanted for form in formats if isinstance(formats, list)):
+            fitting.append(each)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _merged(service: Mapping[str, Any], runtime: Any) -> dict[str, Any]:
+    """A service's container: that of the runtime, with what the service says in place of it, and its arguments behind."""
+    containers = _at(runtime, "spec", "containers")
+    containers = [each for each in containers if isinstance(each, dict)] if isinstance(containers, list) else []
+    named = [each for each in containers if each.get("name") == "kserve-container"] or containers[:1]
+    base = named[0] if named else {}
+    merged = base | {key: value for key, value in service.items() if value is not None}
+    for key in ("args", "env"):
+        parts = [each[key] for each in (base, service) if isinstance(each.get(key), list)]
+        if len(parts) == 2:
+            merged[key] = [*parts[0], *parts[1]]
+    return merged
 
 
 def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any], of_pod: bool) -> Deployed | None:
     """The server that a mapping is; None for any other mapping."""
     if _is_stack(node):
-        return _of_stack(name, node)
+        return _of_stack(name, node, around)
+    if isinstance(node.get("model_loading_config"), dict):
+        return _of_ray(node, around)
     environment = _environment(node.get("environment", node.get("env")))
     image = filled(node["image"], environment) if isinstance(node.get("image"), str) else ""
     words = [*_words(node.get("entrypoint", node.get("command"))), *_words(node.get("args"))]
@@ -234,10 +341,62 @@ def _server(name: str, node: Mapping[str, Any], around: Mapping[str, Any], of_po
         words = [*front, *words, *_ranks(around, words)]
     gpus = _gpus(node)
     gpus = None if gpus is None else gpus * (around.get("nodes") or 1)
-    return Deployed(name, shlex.join([*_assigned(environment), *([image] if image else []), *words]), gpus)
+    line = shlex.join([*_assigned(environment), *([image] if image else []), *words])
+    return Deployed(name, line, gpus, around["replicas"])
 
 
-def _of_stack(name: str, node: Mapping[str, Any]) -> Deployed:
+def _of_ray(node: Mapping[str, Any], around: Mapping[str, Any]) -> Deployed | None:
+    """The server of an LLMConfig; None for one of another engine."""
+    loading = node["model_loading_config"]
+    name, source = loading.get("model_id"), loading.get("model_source")
+    model = source if isinstance(source, str) else name
+    if not isinstance(model, str) or str(node.get("llm_engine", "vllm")).lower() != "vllm":
+        return None
+    given = node.get("engine_kwargs")
+    flags = {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else {}
+    if isinstance(node.get("lora_config"), dict):
+        flags.setdefault("enable_lora", True)
+    words = [word for key, value in flags.items() for word in flag_words(str(key), value)]
+    served = [f"--served-model-name={name}"] if name not in (None, model) else []
+    assigned = _assigned(_environment(_at(node, "runtime_env", "env_vars")))
+    bundles = _at(node, "placement_group_config", "bundles")
+    counts = [_whole(_at(each, "GPU")) or 0 for each in bundles] if isinstance(bundles, list) else []
+    line = shlex.join([*assigned, "vllm", "serve", _SCHEMES.sub("", model), *served, *words])
+    card = node.get("accelerator_type")
+    return Deployed(
+        str(name or model), line, sum(counts) or None, around["replicas"], card if isinstance(card, str) else None
+    )
+
+
+def _script(text: str) -> ast.Module | None:
+    """A script with an LLMConfig; None for any other text."""
+    if _RAY_PYTHON not in text:
+        return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _llm_configs(script: ast.Module) -> list[Any]:
+    """The LLMConfigs of a script, as far as they are written out."""
+    calls = (each for each in ast.walk(script) if isinstance(each, ast.Call))
+    return [_written(each) for each in calls if ast.unparse(each.func).rpartition(".")[2] == "LLMConfig"]
+
+
+def _written(node: ast.expr) -> Any:
+    """The value of an expression of constants, lists, dictionaries and calls with keywords; None for any other."""
+    if isinstance(node, ast.Call):
+        return {each.arg: _written(each.value) for each in node.keywords if each.arg is not None}
+    if isinstance(node, ast.Dict):
+        pairs = ((_written(key), _written(value)) for key, value in zip(node.keys, node.values, strict=True) if key)
+        return {key: value for key, value in pairs if isinstance(key, str)}
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_written(each) for each in node.elts]
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _of_stack(name: str, node: Mapping[str, Any], around: Mapping[str, Any]) -> Deployed:
     config = node.get("vllmConfig") if isinstance(node.get("vllmConfig"), dict) else {}
     assert config is not None
     if config:
@@ -252,7 +411,7 @@ def _of_stack(name: str, node: Mapping[str, Any]) -> Deployed:
     assigned = _assigned(_environment(node.get("env")))
     image = f"{node['repository']}:{node['tag']}" if node.get("repository") and node.get("tag") else ""
     line = shlex.join([*assigned, *([image] if image else []), "vllm", "serve", str(node["modelURL"]), *words])
-    return Deployed(name, line, _whole(node.get("requestGPU")))
+    return Deployed(name, line, _whole(node.get("requestGPU")), around["replicas"])
 
 
 def _words(value: Any) -> list[str]:

@@ -20,6 +20,7 @@ from typing import overload
 from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.notes import note
 from ...sim.types.user_files import json_value, text_of
 from .deployments import config_flags, deployed, flag_words, is_deployment
 from .flags import (
@@ -69,6 +70,7 @@ class ServeLine:
         environment: Variables assigned in front of the program, or passed to the container.
         version: Major and minor number of vLLM, from a container's tag.
         gpus: GPUs that its deployment requests, or that its container gets; None if nothing says so.
+        accelerator: The card that its deployment asks for.
     """
 
     model: str
@@ -81,6 +83,7 @@ class ServeLine:
     environment: dict[str, str] = field(default_factory=dict)
     version: Release | None = None
     gpus: int | None = None
+    accelerator: str | None = None
 
     @property
     def of_other_releases(self) -> list[str]:
@@ -152,9 +155,14 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     Raises:
         SettingError: The line starts no server, has a flag that vLLM does not have, or lacks a value or the model.
     """
-    gpus = None
+    gpus = accelerator = None
     if is_deployment(text):
-        _, text, gpus = deployed(text)
+        _, text, gpus, replicas, accelerator = deployed(text)
+        if replicas is not None:
+            note(
+                f"The deployment starts {replicas} replicas: the answer is for one of them, and the load is what reaches that one;"
+                " fragmeter simulate --num-replicas has several behind a router."
+            )
     words = _with_values(_words(text))
     start = _start(words)
     environment = assigned(words[:start])
@@ -163,7 +171,22 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     if release is None and tag is not None:
         release = version(tag[1])
     line = _Reader(_until_shell(words[start:]), release).line(environment, text)
-    return replace(line, version=release, gpus=gpus)
+    return replace(line, version=release, gpus=gpus, accelerator=accelerator)
+
+
+def read_serve(given: str, release: Release | None = None) -> ServeLine:
+    """Read a command line, or the file with it or with its deployment.
+
+    Raises:
+        UserError: As ``parse_serve``, with the name of the file.
+    """
+    text = pasted(given)
+    try:
+        return parse_serve(text, release)
+    except UserError as error:
+        if text is given:
+            raise
+        raise UserError(f"{given}: {error}") from None
 
 
 def version(text: str) -> Release:
@@ -306,7 +329,12 @@ class _Reader:
         given = {_resolved(word.partition("=")[0], self._release)[0] for word in self._all if word.startswith("--")}
         # Loaders before that of 0.33 leave a switch out that is false, and so at its default.
         drops_false = self._release is not None and self._release < releases()[-1]
-        for name, value in config_flags(text_of(Path(path), "config")).items():
+        text = text_of(Path(path), "config")
+        try:
+            content = config_flags(text)
+        except SettingError as error:
+            raise UserError(f"{path}: {error}") from None
+        for name, value in content.items():
             words = [] if value is False and drops_false else flag_words(name, value)
             if name == "model":
                 self._model = self._model or str(value)

@@ -9,8 +9,11 @@ import pytest
 import yaml
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.measured.statements import contradictions, of_line
 from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.notes import collected_notes
 
 COMPOSE = """
 services:
@@ -133,6 +136,60 @@ decode:
     - {name: agent, image: "busybox:1.36", args: ["sleep", "9"]}
 prefill: {create: false}
 """
+SERVICE_WITH_RUNTIME = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: opt}
+spec:
+  predictor:
+    minReplicas: 1
+    maxReplicas: 4
+    model:
+      runtime: vllm-runtime
+      modelFormat: {name: vLLM}
+      args: [--max-model-len=8192, --tensor-parallel-size=2]
+      storageUri: hf://facebook/opt-13b
+      resources: {limits: {nvidia.com/gpu: "2"}}
+---
+apiVersion: serving.kserve.io/v1alpha1
+kind: ServingRuntime
+metadata: {name: vllm-runtime}
+spec:
+  supportedModelFormats: [{name: vLLM, autoSelect: true}]
+  containers:
+    - name: kserve-container
+      image: vllm/vllm-openai:v0.21.0
+      command: [python, -m, vllm.entrypoints.openai.api_server]
+      args: ["--model=/mnt/models", "--served-model-name={{.Name}}", "--max-model-len=4096", --enforce-eager]
+      env: [{name: VLLM_USE_V1, value: "1"}]
+      resources: {limits: {nvidia.com/gpu: "1"}}
+"""
+RAY = """
+applications:
+- name: llm
+  import_path: ray.serve.llm:build_openai_app
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: opt, model_source: facebook/opt-13b}
+      accelerator_type: H100
+      engine_kwargs: {tensor_parallel_size: 2, max_model_len: 8192, enforce_eager: true, seed: null}
+      deployment_config: {autoscaling_config: {min_replicas: 2, max_replicas: 4}}
+      placement_group_config: {bundles: [{GPU: 1, CPU: 8}, {GPU: 1}]}
+      runtime_env: {env_vars: {VLLM_USE_V1: "1"}}
+"""
+RAY_SERVICE = "kind: RayService\nspec:\n  serveConfigV2: |\n" + RAY.strip().replace("\n", "\n    ").join(["    ", "\n"])
+RAY_SCRIPT = """
+from ray.serve.llm import LLMConfig, build_openai_app
+
+served = LLMConfig(
+    model_loading_config=dict(model_id="opt", model_source="facebook/opt-13b"),
+    deployment_config=dict(num_replicas=3, ray_actor_options=OPTIONS),
+    placement_group_config={"bundles": [{"GPU": 2}]},
+    engine_kwargs=dict(tensor_parallel_size=2, max_model_len=8192, enforce_eager=True),
+    runtime_env={"env_vars": {"VLLM_USE_V1": "1"}},
+)
+app = build_openai_app({"llm_configs": [served]})
+"""
 CONFIG = """
 # serve.yaml
 model: facebook/opt-13b
@@ -143,6 +200,7 @@ enforce-eager: true
 FILES = {
     "compose": COMPOSE, "Deployment": DEPLOYMENT, "StatefulSet with a script": SCRIPT, "InferenceService": INFERENCE_SERVICE,
     "LLMInferenceService": LLM_SERVICE, "production-stack": STACK, "llm-d": LLM_D, "vLLM's --config": CONFIG,
+    "ServingRuntime": SERVICE_WITH_RUNTIME, "Ray": RAY, "RayService": RAY_SERVICE, "LLMConfig": RAY_SCRIPT,
 }  # fmt: skip
 
 
@@ -159,13 +217,70 @@ def test_a_deployment_is_its_line(kind):
     assert line.gpus == (None if kind == "vLLM's --config" else 2)
     assert line.environment == ({} if kind == "vLLM's --config" else {"VLLM_USE_V1": "1"})
     # The tag of vLLM's own image alone is its release.
-    assert line.version == ((0, 21) if kind in ("compose", "Deployment", "StatefulSet with a script") else None)
+    own = ("compose", "Deployment", "StatefulSet with a script", "ServingRuntime")
+    assert line.version == ((0, 21) if kind in own else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        ("compose", None),
+        ("Deployment", "3"),
+        ("StatefulSet with a script", None),
+        ("InferenceService", None),
+        ("production-stack", "2"),
+        ("llm-d", "2"),
+        ("ServingRuntime", "1 to 4"),
+        ("Ray", "2 to 4"),
+        ("RayService", "2 to 4"),
+        ("LLMConfig", "3"),
+    ],
+)
+def test_an_answer_says_of_how_many_replicas_it_is_one(kind, replicas):
+    with collected_notes() as notes:
+        parse_serve(FILES[kind])
+    assert (
+        notes == []
+        if replicas is None
+        else [note.split(" starts ")[1].split(" replicas")[0] for note in notes] == [replicas]
+    )
+
+
+def test_a_runtime_is_that_of_the_service_that_names_it():
+    """By its name, or by its format where it is the only one; another one is another server."""
+    unnamed = SERVICE_WITH_RUNTIME.replace("      runtime: vllm-runtime\n", "")
+    assert parse_serve(unnamed) == parse_serve(SERVICE_WITH_RUNTIME)
+    service, runtime = SERVICE_WITH_RUNTIME.split("---")
+    other = runtime.replace("name: vllm-runtime", "name: other").replace("4096", "1024")
+    assert (
+        parse_serve(
+            f"{service}---{runtime}---{other.replace('name: vLLM', 'name: triton').replace('image: vllm/vllm-openai', 'image: x').replace('python, -m, vllm.entrypoints.openai.api_server', 'x')}"
+        ).whole("max-model-len")
+        == 8192
+    )
+    with pytest.raises(UserError, match="has 2 servers"):
+        parse_serve(service.replace("runtime: vllm-runtime", "runtime: third") + "---" + runtime)
+
+
+@pytest.mark.parametrize(("card", "names"), [("h100-80gb", []), ("a100-80gb", ["gpu"])])
+def test_the_card_that_ray_asks_for_is_compared(card, names):
+    said = of_line(started(parse_serve(RAY.replace("8192", "2048")), card))
+    assert [text.split()[1] for text in contradictions(said)] == names
+
+
+def test_an_error_names_the_file_and_the_line(tmp_path, capsys):
+    (tmp_path / "broken.yaml").write_text("services:\n  a:\n   image: x\n  b: [1\n c: }\n")
+    (tmp_path / "line.txt").write_text(f"vllm serve opt-13b --config {tmp_path / 'broken.yaml'}")
+    for file in ("broken.yaml", "line.txt"):
+        assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / file)]) == MISTAKE
+        said = capsys.readouterr().err
+        assert str(tmp_path / "broken.yaml") in said and "line 5" in said and said.count("\n") == 1
 
 
 def test_it_is_read_from_its_file(tmp_path, capsys):
     (tmp_path / "deployment.yaml").write_text(DEPLOYMENT)
     assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) != MISTAKE
-    (tmp_path / "stack.yaml").write_text(STACK.replace("env:", "lmcacheConfig: {enabled: true}\n      env:"))
+    (tmp_path / "stack.yaml").write_text(STACK.replace("replicaCount: 2", "lmcacheConfig: {enabled: true}"))
     capsys.readouterr()
     assert status(["plan", "--gpu", "a100-80gb", "--serve", str(tmp_path / "stack.yaml")]) != MISTAKE
     assert capsys.readouterr().out.startswith("Without --kv-transfer-config, not counted, it")
@@ -271,7 +386,8 @@ def test_what_has_no_single_server_is_refused(text, complaint):
 
 
 def test_more_ranks_than_gpus_are_a_contradiction(tmp_path, capsys):
-    (tmp_path / "deployment.yaml").write_text(DEPLOYMENT.replace('"2"}}', '"1"}}'))
+    deployment = DEPLOYMENT.replace("  replicas: 3\n", "").replace('"2"}}', '"1"}}')
+    (tmp_path / "deployment.yaml").write_text(deployment)
     assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) == DONE
     assert capsys.readouterr().out.startswith("Contradiction: gpus is 2 by the line, 1 by its deployment.")
     # A node of several has its own GPUs alone.
