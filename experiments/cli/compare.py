@@ -27,6 +27,7 @@ from ..runs.near_saturation import CHANGE, METRICS, LatencyRange
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import flat
+from ..runs.serving import load_in_words
 from ..runs.sweeping import sweep_points
 from ..runs.unread import given
 from ..sweep.paired import Difference, differences
@@ -144,6 +145,9 @@ def compare(
         sides = _run(inputs, sets or [], seeds, workers)
     base, *others = sides
     found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
+    load = load_in_words(inputs)
+    if load is not None:
+        report.print_line(f"Load, but for what is varied: {load}")
     for other, moved in found:
         report.console.print(_table(base, other, moved, confidence))
         report.print_line()
@@ -153,6 +157,7 @@ def compare(
         report.print_line(text)
     report.data(
         {
+            **({} if load is None else {"load": load}),
             "base": base.name,
             "runs": len(base.runs),
             "confidence": confidence,

@@ -160,8 +160,9 @@ def diagnose(
         report.print_line(text)
     if bench is not None:
         server, clients = calibrated(server, bench, goal)
-    load = served_load(sources, seen, server.settings())
     seeds = range(draws.seed, draws.seed + draws.seeds)
-    found = Diagnoser(server, load, seen, clients, goal, seeds, workers).diagnose()
+    with pacing.names_as_given():
+        load = served_load(sources, seen, server.settings())
+        found = Diagnoser(server, load, seen, clients, goal, seeds, workers).diagnose()
     print_diagnosis(found, goal, clients, report)
     report.data(as_data(found, goal, clients) | {"contradictory_inputs": contradicted})

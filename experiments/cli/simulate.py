@@ -47,7 +47,6 @@ from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, 
 from ..runs.near_saturation import saturation_of
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.serving import (
-    DEFAULT_RATE,
     Load,
     prepare,
     refuse_for_cluster,
@@ -418,13 +417,10 @@ def _print(
 ) -> None:
     """Print the summary."""
     kind, near = saturation_of(load, run)
-    chosen, work = load.inputs.settings, load.work
+    chosen = load.inputs.settings
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {gpu(chosen.gpu).name}", style="bold")
-    rate = f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)" if load.unpaced else ""
-    in_words = load.inputs.requests.random_load is not None or load.inputs.pacing.users is not None
-    paced = f"; {load.inputs.pacing.in_words}" if in_words and not load.unpaced else rate
-    report.print_line(f"{work.name}, {len(work):,} requests{paced}")
+    report.print_line(load.in_words)
     known = evidence(chosen, kind)
     engines = engines_lines(chosen)
     for text in (known.text(), *engines):
@@ -441,7 +437,7 @@ def _print(
         report.point_to("Results", out)
     ranges = {} if near is None else {"near_saturation": near.as_dict()}
     assumed = {"engines": " ".join(engines)} if engines else {}
-    report.data(content | {"evidence": known.as_dict()} | assumed | ranges)
+    report.data({"load": load.in_words} | content | {"evidence": known.as_dict()} | assumed | ranges)
 
 
 def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import SWEEP as SWEEP_FOLDER
 from ..runs.points import TABLE, Store, as_parquet, flat, row
+from ..runs.serving import load_in_words
 from ..runs.sweeping import Swept, sweep_points
 from ..sweep.searching import Wanted, check_found, limits, search_axes
 from ..sweep.searching import search as searched
@@ -90,7 +91,7 @@ def sweep(
     if search:
         wanted = _wanted(grid, maximize, minimize, at_most or [])
         found = searched(base, search_axes(search), wanted, trials, workers, Store(folder), goal)
-        _print_search(report, folder, wanted, search, found)
+        _print_search(report, folder, wanted, load_in_words(base), search, found)
         return
     if not grid or maximize or minimize or at_most or trials != DEFAULT_TRIALS:
         raise UserError("sweep takes --grid, or --search with --maximize or --minimize")
@@ -102,11 +103,14 @@ def sweep(
         raise UserError(failed[0].outcome.error)
     rows = [_row(each) for each in swept]
     path = folder.write(TABLE, as_parquet(rows))
+    load = load_in_words(base)
+    if load is not None:
+        report.print_line(f"Load, but for what is varied: {load}")
     report.console.print(_table(names, swept))
     for text in (*_failure_lines(failed), *_steps_text(swept)):
         report.print_line(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
-    data = {"grid": names, "points": len(swept), "failed": len(failed)}
+    data = ({} if load is None else {"load": load}) | {"grid": names, "points": len(swept), "failed": len(failed)}
     report.data(data | {"rows": [_plain(cells) for cells in rows]})
 
 
@@ -117,13 +121,20 @@ def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | No
 
 
 def _print_search(
-    report: Report, folder: OutputFolder, wanted: Wanted, searched: Sequence[str], found: Sequence[Swept]
+    report: Report,
+    folder: OutputFolder,
+    wanted: Wanted,
+    load: str | None,
+    searched: Sequence[str],
+    found: Sequence[Swept],
 ) -> None:
     """Write all trials to the Parquet file in order, and report the best ones."""
     check_found(found)
     rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
     path = folder.write(TABLE, as_parquet(rows))
     best = wanted.best(found)
+    if load is not None:
+        report.print_line(f"Load, but for what is varied: {load}")
     if best:
         report.console.print(_best_table(wanted, found, best))
     else:
@@ -134,6 +145,7 @@ def _print_search(
     report.point_to(f"Search of {len(found):,} trials", path)
     report.data(
         {
+            **({} if load is None else {"load": load}),
             "search": list(searched),
             "metric": wanted.metric,
             "maximize": wanted.maximize,

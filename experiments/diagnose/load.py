@@ -69,6 +69,7 @@ class ServedLoad:
         origin: Where it comes from, for the report.
         assumed: Whether it is a guess.
         think_s: Mean seconds between an answer and the user's next request, exponentially distributed.
+        shares_nothing: Whether prompts are given to have nothing in common.
     """
 
     trace: Trace
@@ -78,6 +79,7 @@ class ServedLoad:
     origin: str
     assumed: bool = False
     think_s: float = 0.0
+    shares_nothing: bool = False
 
     @property
     def knows_contents(self) -> bool:
@@ -146,7 +148,8 @@ class Sources:
         if rate is not None and not rate > 0:
             raise SettingError("request_rate", rate, "must be above 0")
         if rate is not None and clients is not None:
-            raise SettingError("max_concurrency", clients, "excludes a request rate; give one of them")
+            with self.pacing.names_as_given():
+                raise SettingError("max_concurrency", clients, "excludes a request rate; give one of them")
         if self.pacing.think_time is not None and clients is None:
             remedy = "applies only to users; give their number as users"
             raise SettingError("think_time", self.pacing.think_time, remedy)
@@ -296,7 +299,8 @@ def _assumed(metrics: ServerMetrics | None, sources: Sources, served: Settings) 
         rate = ASSUMED_SHARE * _saturated(served, trace)
         how = f"{rate:.3g} requests/s, {ASSUMED_SHARE:.0%} of what it serves at most"
     origin, assumed = f"{lengths}, {how}", random is None or is_assumed
-    return ServedLoad(trace, rate, clients, sources.num_prompts, origin, assumed, sources.think_s)
+    shares_nothing = random is not None and not random.prefix_len
+    return ServedLoad(trace, rate, clients, sources.num_prompts, origin, assumed, sources.think_s, shares_nothing)
 
 
 def _saturated(served: Settings, trace: Trace) -> float:

@@ -160,6 +160,10 @@ def _caching(found: Diagnosis, goal: Goal | None) -> str:
     metrics = case.metrics
     if gain is None and metrics is not None and metrics.hit_rate is not None:
         return f"Prefix caching is {state}; the server found {metrics.hit_rate:.0%} of the prompt tokens in its cache."
+    if gain is None and case.load.shares_nothing:
+        return (
+            f"Prefix caching is {state}. The given prompts have nothing in common: give --random-prefix-len if they do."
+        )
     if gain is None:
         return (
             f"Prefix caching is {state}. What prompts have in common is not known: give --probe, a --trace with contents, or"

@@ -165,9 +165,10 @@ class Inputs:
             UserError: Arrivals or another input are invalid.
         """
         seed = self.settings.seed
-        requests = paced(lengths, self.pacing, seed)
-        waiting = users(self.pacing, requests, seed)
-        return workload(requests, max_tokens=self.requests.declared_max_tokens, n=self.requests.n, users=waiting)
+        with self.pacing.names_as_given():
+            requests = paced(lengths, self.pacing, seed)
+            waiting = users(self.pacing, requests, seed)
+            return workload(requests, max_tokens=self.requests.declared_max_tokens, n=self.requests.n, users=waiting)
 
     def describe(self, work: Workload, trace_name: str | None = None) -> dict[str, Any]:
         """Origin of the workload, as JSON data.

@@ -17,7 +17,7 @@ from ...sim.metrics.summary import summary
 from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace
-from .inputs import Inputs
+from .inputs import DEFAULT_DATASET, DEFAULT_PROMPTS, Inputs
 from .unread import refuse_unread
 
 #: Requests/s of a drawn dataset without arrivals.
@@ -44,6 +44,35 @@ class Load:
     unpaced: bool
     described: Mapping[str, Any]
 
+    @property
+    def in_words(self) -> str:
+        """The load in one line."""
+        return f"{self.work.name}, {len(self.work):,} requests{_arriving(self.inputs, self.unpaced)}"
+
+
+def load_in_words(inputs: Inputs) -> str | None:
+    """The load that several runs have in common, in one line; None unless its lengths or its users are given."""
+    requests, random = inputs.requests, inputs.requests.random_load
+    if random is None and inputs.pacing.users is None:
+        return None
+    drawn = random.name if random is not None else f"Synthetic {requests.dataset or DEFAULT_DATASET}"
+    name = drawn if requests.trace is None else requests.trace.name
+    count = requests.num_prompts or (DEFAULT_PROMPTS if requests.trace is None else None)
+    counted = "" if count is None else f", {count:,} requests"
+    return f"{name}{counted}{_arriving(inputs, _is_unpaced(inputs))}"
+
+
+def _is_unpaced(inputs: Inputs) -> bool:
+    return inputs.requests.trace is None and inputs.pacing == Pacing()
+
+
+def _arriving(inputs: Inputs, unpaced: bool) -> str:
+    """How requests arrive, behind their lengths; empty where a file or a data set has flags that say it."""
+    if unpaced:
+        return f"; no arrivals are given, so {DEFAULT_RATE:g} request/s (--request-rate)"
+    is_given = inputs.requests.random_load is not None or inputs.pacing.users is not None
+    return f"; {inputs.pacing.in_words}" if is_given else ""
+
 
 def prepare(inputs: Inputs, cluster: Cluster = Cluster(), given: Trace | Workload | None = None) -> Load:
     """Prepare a load, and refuse flags that nothing reads.
@@ -54,7 +83,7 @@ def prepare(inputs: Inputs, cluster: Cluster = Cluster(), given: Trace | Workloa
     Raises:
         UserError: Requests that cannot be made, or a flag that nothing reads.
     """
-    unpaced = given is None and inputs.requests.trace is None and inputs.pacing == Pacing()
+    unpaced = given is None and _is_unpaced(inputs)
     if unpaced:
         inputs = replace(inputs, pacing=Pacing(request_rate=DEFAULT_RATE))
     if isinstance(given, Workload):

@@ -166,10 +166,13 @@ def test_every_command_takes_the_words(tmp_path, capsys):
     """Simulate, compare, sweep, plan and diagnose, and Python."""
     words, counted = [*LENGTHS, *PREFIX], ["--num-prompts", 100]
     users = ["--users", 1800, "--requests-per-user-hour", 10]
-    done("simulate", *SERVED, *words, *users, *counted)
-    assert "5 requests/s (Poisson): 1,800 users, 10 an hour each" in " ".join(capsys.readouterr().out.split())
-    done("compare", "--set", "policy=orca-max", "--set", "policy=vllm-v1", "--seeds", 2, *words, *users, *counted)
-    done("sweep", "--grid", "input_len=100,200", *SERVED, *words, *users, *counted, "--out", tmp_path / "sweep")
+    sides = ["--set", "policy=orca-max", "--set", "policy=vllm-v1", "--seeds", 2]
+    grid = ["--grid", "input_len=100,200", *SERVED, "--out", tmp_path / "sweep"]
+    for command in (["simulate", *SERVED], ["compare", *sides], ["sweep", *grid]):
+        done(*command, *words, *users, *counted, "--json", tmp_path / "data.json")
+        said = json.loads((tmp_path / "data.json").read_text())["load"]
+        assert said.endswith(", 100 requests; 5 requests/s (Poisson): 1,800 users, 10 an hour each")
+        assert said in " ".join(capsys.readouterr().out.split())
     swept = pd.read_parquet(tmp_path / "sweep" / "sweep.parquet")
     # Half of 100 and of 200 either way, after 96 common tokens.
     assert (swept["total_input_tokens"] / 100).tolist() == pytest.approx([196, 296], rel=0.05)
@@ -182,7 +185,10 @@ def test_every_command_takes_the_words(tmp_path, capsys):
     )
     line = ["--serve", "vllm serve facebook/opt-13b", "--gpu", "a100-40gb"]
     done("diagnose", *line, *words, *users, "--seeds", 1, "--num-prompts", 100)
-    assert "prompts of 96 common tokens" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "prompts of 96 common tokens" in shown and "it finds 32% of the prompt tokens" in shown
+    done("diagnose", *line, *LENGTHS, *users, "--seeds", 1, "--num-prompts", 100)
+    assert "The given prompts have nothing in common" in " ".join(capsys.readouterr().out.split())
     run = fm.simulate(
         policy="vllm-v1", input_len=200, random_cv=0.5, users=1800, requests_per_user_hour=10, num_prompts=50
     )
@@ -218,3 +224,24 @@ def test_think_times_of_no_users_are_refused_by_a_diagnosis_as_well(capsys):
     line = ["--serve", "vllm serve facebook/opt-13b", "--gpu", "a100-40gb"]
     assert status(["diagnose", *line, "--input-len", "100", "--request-rate", "1", "--think-time", "3"]) == MISTAKE
     assert capsys.readouterr().err.startswith("fragmeter: think_time = 3.0: applies only to users")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "field"),
+    [
+        ("simulate", ["--users", "200", "--requests-per-user-hour", "0.00001"], "requests_per_user_hour = 1e-05"),
+        ("diagnose", ["--users", "200", "--requests-per-user-hour", "0.00001"], "requests_per_user_hour = 1e-05"),
+        ("diagnose", ["--users", "200", "--think-time", "3", "--request-rate", "3"], "users = 200"),
+        ("simulate", ["--users", "200", "--think-time", "3", "--trace", "PARENTS"], "users = 200"),
+        ("simulate", ["--max-concurrency", "200", "--trace", "PARENTS"], "max_concurrency = 200"),
+    ],
+)
+def test_an_error_names_the_flag_that_was_given(command, flags, field, tmp_path, capsys):
+    (tmp_path / "turns.csv").write_text(
+        "prompt_tokens,output_tokens,arrival_s,parent,truncate_to\n10,5,0,,\n20,5,1,0,10\n"
+    )
+    flags = [str(tmp_path / "turns.csv") if flag == "PARENTS" else flag for flag in flags]
+    lengths = [] if "--trace" in flags else ["--input-len", "100", "--output-len", "20", "--num-prompts", "100"]
+    line = ["--serve", "vllm serve facebook/opt-13b", "--gpu", "a100-40gb"] if command == "diagnose" else []
+    assert status([command, *line, *lengths, *flags]) == MISTAKE
+    assert capsys.readouterr().err.startswith(f"fragmeter: {field}: ")

@@ -6,6 +6,8 @@ the sum of the first i gaps. One draw therefore serves every constant rate and e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from os import PathLike
@@ -99,6 +101,21 @@ class Pacing:
         return (
             self.users if self.max_concurrency is None and self.requests_per_user_hour is None else self.max_concurrency
         )
+
+    @contextmanager
+    def names_as_given(self) -> Iterator[None]:
+        """Let errors name the flag that was given, where a rate or the requests in flight follow from users."""
+        given: dict[str, tuple[str, object]] = {}
+        if self.requests_per_user_hour is not None:
+            given["request_rate"] = ("requests_per_user_hour", self.requests_per_user_hour)
+        elif self.users is not None:
+            given["max_concurrency"] = ("users", self.users)
+        try:
+            yield
+        except SettingError as error:
+            if type(error) is not SettingError or error.field not in given:
+                raise
+            raise SettingError(*given[error.field], error.remedy) from None
 
     @property
     def in_words(self) -> str:

@@ -91,6 +91,7 @@ def test_every_verb_takes_json(verb, capsys):
 def test_simulate_without_a_rate_takes_one_request_a_second(capsys):
     data = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--json", "-"))
     simulated = json.loads(printed(capsys, "simulate", "--num-prompts", "20", "--request-rate", "1", "--json", "-"))
+    assert "so 1 request/s" in data.pop("load") and simulated.pop("load") == "Synthetic sharegpt, 20 requests"
     assert data == simulated
     printed_lines = printed(capsys, "simulate", "--num-prompts", "20").splitlines()
     assert "Synthetic sharegpt, 20 requests; no arrivals are given, so 1 request/s" in printed_lines[1]

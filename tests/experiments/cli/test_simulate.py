@@ -238,6 +238,7 @@ def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == summary
     # What the step times rest on is of the package that runs, and no result.
     assert summary.pop("evidence")["basis"] == "kernel tables of a100-80gb, scaled"
+    assert summary.pop("load") in " ".join(printed.stdout.split())
     assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8")) == summary
     assert f"{summary['mean_ttft_ms']:,.1f}" in printed.stdout
     assert f"Results: {tmp_path / 'out'}\n" in printed.stdout
