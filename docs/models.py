@@ -73,8 +73,8 @@ variant may have another shape, another longest sequence and another number form
 project: MiniMax M3 is there without its vision encoder, Step 3.7 Flash without its encoder and the heads of its windows (the presets `minimax-m3` and
 `step-3.7-flash` have them), and two of Nemotron 3 without their lists of modules. Of other files only single figures are stored.
 
-A *doubted* copy is weaker evidence: an early revision, or the shape of litgpt's table, which has no number formats and not always the longest sequence of
-the checkpoint (of 28 models that are stored from a `config.json`, too, 26 agree in all figures, one differs in its longest sequence and one in
+A *doubted* copy is weaker evidence: an early revision, one in the code of another project, the defaults of a class of transformers, or the
+shape of litgpt's table, which has no number formats and not always the longest sequence of the checkpoint (of 28 models that are stored from a `config.json`, too, 26 agree in all figures, one differs in its longest sequence and one in
 its vocabulary). The first line of every answer by such a name says so.
 
 | repository | preset | parameters, billions | longest | weights | KV cache | read from | day | doubted |

@@ -26,6 +26,7 @@ PARAMETERS = {
     "ibm-granite/granite-3.3-8b-instruct": 8.17086, "tencent/Hunyuan-A13B-Instruct": 80.39318, "zai-org/GLM-4.1V-9B-Thinking": 9.40028,
     "zai-org/glm-4-9b": 9.400, "LiquidAI/LFM2-1.2B": 1.17034, "deepseek-ai/DeepSeek-V2-Lite": 15.70648,
     "nvidia/NVIDIA-Nemotron-Nano-12B-v2": 12.31000, "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": 70.554, "Qwen/Qwen2.5-Coder-1.5B-Instruct": 1.544,
+    "microsoft/Phi-3.5-mini-instruct": 3.821,
 }  # fmt: skip
 #: Format of the weights, of the KV cache, and the longest sequence, as the checkpoints' files have them.
 FORMATS = {
@@ -42,6 +43,8 @@ FORMATS = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": (None, None, 262_144),
     "mistralai/Devstral-2-123B-Instruct-2512": ("fp8", None, 262_144),
     "openai/gpt-oss-20b": ("mxfp4", None, 131_072),
+    "deepseek-ai/DeepSeek-V3.2-Exp": ("fp8", None, 163_840),
+    "zai-org/GLM-4.7-Flash": (None, None, 202_752),
 }
 
 
@@ -70,6 +73,17 @@ def test_a_name_and_its_files_answer_alike(maker, tmp_path):
     for name in names:
         facts = stored(name)
         assert maker.answer(model(name)) == maker.answer(model(written(facts, tmp_path))), name
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V3.2"), ("zai-org/GLM-4.7", "glm-4.6")],
+)
+def test_releases_of_one_architecture_have_its_figures(name, other):
+    """By their publishers they differ in training alone; a copy of single keys agrees but for the biases of its attention."""
+    one, two = model(name), model(other)
+    assert (one.slot_bytes("bf16"), one.max_model_len) == (two.slot_bytes("bf16"), two.max_model_len)
+    assert one.num_params == pytest.approx(two.num_params, rel=1e-5)
 
 
 def test_every_fact_has_a_source_and_a_day():
