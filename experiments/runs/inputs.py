@@ -209,9 +209,11 @@ def _first(trace: Trace, num_prompts: int | None) -> Trace:
 
 
 def say_start(trace: Trace, path: str | PathLike[str]) -> None:
-    """Note when a trace begins and in which unit, unless it begins at 0 in the documented unit."""
-    if trace.start is not None and (text := trace.start.text) is not None:
-        note(f"{printable(as_utf8(Path(path).name))}: {text}.")
+    """Note when a trace begins and in which unit, unless it begins at 0 in the documented unit; and its remarks."""
+    start = None if trace.start is None else trace.start.text
+    for text in (start, *trace.remarks):
+        if text is not None:
+            note(f"{printable(as_utf8(Path(path).name))}: {text}.")
 
 
 def source_text(requests: Requests, reading: Reading) -> str:

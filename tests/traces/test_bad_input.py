@@ -58,9 +58,10 @@ CSV = {
     "below a blank line": (HEAD + b"0,1,2\n\n  \r\n0,1,-1\n", f", line 5: output_tokens = -1: {POSITIVE}"),
     "below a blank head": (b"\n\n" + HEAD + b"0,1,x\n", f", line 4: output_tokens = 'x': {NUMBER}"),
     "huge": (b"input,output\n1,2147483648\n", ", line 2: output = 2147483648: no model is that long; correct the row"),
-    "unsorted": (
-        HEAD + b"5,1,2\n5,1,2\n4.5,1,2\n",
-        ", line 4: arrival_s = 4.5: is before the row above; sort the rows by arrival",
+    "far before": (
+        HEAD + b"9e6,1,2\n9e6,1,2\n4.5,1,2\n",
+        ", line 4: arrival_s = 4.5: is more than 97 days before the first; cut the trace, correct the row,"
+        " or give --time-unit",
     ),
     "early": (HEAD + b"-0.5,1,2\n", ", line 2: arrival_s = -0.5: must be 0 or more; count from the start of the run"),
     "timeless": (HEAD + b"0,1,2\n,1,2\n", ", line 3: arrival_s = None: is missing; give a time, 0 or more"),
@@ -75,8 +76,9 @@ CSV = {
         ", line 3: arrival_s = '2024-01-01 10:00:00': must be a time, 0 or more; correct the row",
     ),
     "date before": (
-        HEAD + b"2024-01-01T10:00:00Z,1,2\n2024-01-01T09:00:00Z,1,2\n",
-        ", line 3: arrival_s = '2024-01-01T09:00:00Z': is before the row above; sort the rows by arrival",
+        HEAD + b"2024-01-01T10:00:00Z,1,2\n2023-01-01T09:00:00Z,1,2\n",
+        ", line 3: arrival_s = '2023-01-01T09:00:00Z': is more than 97 days before the first; cut the trace,"
+        " correct the row, or give --time-unit",
     ),
     "number after a date": (
         HEAD + b"2024-01-01T10:00:00Z,1,2\n5,1,2\n",
@@ -142,7 +144,7 @@ JSONL = {
     "bool": (b'{"input":1,"output":true}\n', ", line 1: output = True: must be a finite number; correct the row"),
     "too big": (b'{"input":1,"output":1e999}\n', ", line 1: output = inf: must be a finite number; correct the row"),
     "unsorted": (
-        b'{"timestamp":5,"input":1,"output":2}\n{"timestamp":4,"input":1,"output":2}\n',
+        b'{"timestamp":5,"input":1,"output":2}\n{"timestamp":4,"input":1,"output":2,"parent":0,"fork_at":1}\n',
         ", line 2: timestamp = 4: is before the row above; sort the rows by arrival",
     ),
     "cut": (

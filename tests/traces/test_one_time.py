@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import MissingSetting, SettingError, TraceError
-from fragmeter.traces import Reading, Trace, read_with_content, trace_of_frame
+from fragmeter.traces import Reading, read_with_content, trace_of_frame
 from paths import ROOT, SAMPLES
+from same_trace import assert_same
 
 PROBE = ROOT / "tests" / "data" / "probe" / "turns.jsonl"
 SHIFT_S = 1_000_000
@@ -65,19 +64,6 @@ def rewritten(name: str, folder: Path, change: Change, delay: Change = lambda de
     for chunks in (SAMPLES / "ragpulse").glob("[1-5]_*") if name.startswith("ragpulse") else ():
         (folder / chunks.name).write_bytes(chunks.read_bytes())
     return path
-
-
-def assert_same(one: Trace, other: Trace) -> None:
-    """All but the start is the same."""
-    for field in (each.name for each in fields(Trace) if each.name not in ("start", "content", "dialogue", "rows")):
-        left, right = getattr(one, field), getattr(other, field)
-        assert np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right, field
-    assert np.array_equal(one.rows.lines, other.rows.lines)
-    if one.content is None:
-        assert other.content is None
-    else:
-        for field in ("offsets", "ids", "tokens", "session_id"):
-            assert np.array_equal(getattr(one.content, field), getattr(other.content, field)), field
 
 
 @pytest.mark.parametrize("name", [*CSV, *JSON])

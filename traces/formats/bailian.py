@@ -43,5 +43,7 @@ BAILIAN = Form(
     {"timestamp": SECONDS},
     content={HASH_IDS: whole_lists, _CHAT: whole_numbers, _PARENT: whole_numbers},
     preparer=_sessions,
+    # A chat takes the session of its parent, which has to be known.
+    in_order=True,
     block_tokens=VLLM_BLOCK_TOKENS,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -50,9 +49,10 @@ class Before:
         field: Name of the column of times; None before a row has one.
         unit: The unit of the times, decided from the first rows that have any; None before.
         zoned: Whether times are dates with an offset; None for numbers.
-        first, last: The first and the last time, in the file's unit; None before the first row.
-        last_ticks: The last arrival.
-        start: How the file writes the first time.
+        first, last: The times of the first and of the last row, in the file's unit; None before the first row.
+        earliest: The earliest time, in the same unit; None before the first row.
+        last_ticks: Ticks from the first row to the last; negative if the last row is earlier.
+        start: How the file writes the earliest time.
     """
 
     field: str | None = None
@@ -60,8 +60,16 @@ class Before:
     zoned: bool | None = None
     first: float | int | None = None
     last: float | int | None = None
+    earliest: float | int | None = None
     last_ticks: int = 0
     start: Start | None = None
+
+    def time(self, ticks_after_first: int) -> object:
+        """A time of the file, in its unit, or as a date."""
+        first, unit = self.first or 0, self.unit or clock("ns")
+        if self.zoned is not None:
+            return str(np.datetime64(int(first) + ticks_after_first // unit.ticks, "ns"))
+        return shown(first + ticks_after_first / unit.ticks)
 
 
 def checked(
@@ -106,7 +114,7 @@ def checked(
         table = _timed(table, delay, form, before)
     field = _clock_of(table, form)
     if field is not None:
-        arrays["arrival_ticks"], before = _arrivals(table, field, before)
+        arrays["arrival_ticks"], before = _arrivals(table, field, before, form.in_order or "parent" in arrays)
     return arrays, before
 
 
@@ -301,8 +309,12 @@ def _counts(table: Table, field: str, what: str) -> np.ndarray:
     return counts
 
 
-def _arrivals(table: Table, field: str, before: Before) -> tuple[np.ndarray, Before]:
-    """Ticks (int64 [n]) from the first request of the file to each of these."""
+def _arrivals(table: Table, field: str, before: Before, in_order: bool) -> tuple[np.ndarray, Before]:
+    """Ticks (int64 [n]) from the first row of the file to each of these; negative for an earlier time.
+
+    Args:
+        in_order: Whether each row has to be at or after the row above.
+    """
     column, unit = table.columns[field], before.unit or clock("ns")
     if before.zoned is not None:
         times = date_ns(table, field, before.zoned)
@@ -310,25 +322,27 @@ def _arrivals(table: Table, field: str, before: Before) -> tuple[np.ndarray, Bef
         times = numbers_of(table, field, "a time, 0 or more")
         table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
         table.refuse(times < 0, field, times, "must be 0 or more; count from the start of the run")
-    first, start = before.first, before.start
-    if first is None or start is None:
-        first = times[0].item()
-        start = _start(column, first, unit, before.zoned)
+    first = times[0].item() if before.first is None else before.first
     written, latest = pa.as_numpy(column), LATEST_S * PER_SECOND // unit.ticks
-    early = "is before the row above; sort the rows by arrival"
-    table.refuse(times < first, field, written, early)
-    late = "is more than 97 days after the first; cut the trace, correct the row, or give --time-unit"
-    table.refuse(times - first >= latest, field, written, late)
+    for far, side in ((times - first >= latest, "after"), (first - times >= latest, "before")):
+        remedy = f"is more than 97 days {side} the first; cut the trace, correct the row, or give --time-unit"
+        table.refuse(far, field, written, remedy)
     arrivals = to_ticks(times, unit.ticks, first)
-    table.refuse(np.diff(arrivals, prepend=before.last_ticks) < 0, field, written, early)
-    seen = {"first": first, "last": times[-1].item(), "last_ticks": int(arrivals[-1]), "start": start}
-    return arrivals, replace(before, **seen)
+    if in_order:
+        falls = np.diff(arrivals, prepend=before.last_ticks) < 0
+        table.refuse(falls, field, written, "is before the row above; sort the rows by arrival")
+    earliest, start, row = before.earliest, before.start, int(times.argmin())
+    if earliest is None or times[row] < earliest:
+        earliest = times[row].item()
+        start = _start(str(column[row].as_py()), earliest, unit, before.zoned)
+    seen = {"first": first, "last": times[-1].item(), "last_ticks": int(arrivals[-1])}
+    return arrivals, replace(before, **seen, earliest=earliest, start=start)
 
 
-def _start(column: Any, first: float, unit: Clock, zoned: bool | None) -> Start:
+def _start(written: str, time: float, unit: Clock, zoned: bool | None) -> Start:
     if zoned is not None:
-        return Start(str(column[0].as_py()), None, str(column[0].as_py()))
-    return Start(f"{shown(first)}", unit.unit, utc_date(first, unit), unit.reason)
+        return Start(written, None, written)
+    return Start(f"{shown(time)}", unit.unit, utc_date(time, unit), unit.reason)
 
 
 def numbers_of(table: Table, field: str, meaning: str) -> np.ndarray:

@@ -70,6 +70,8 @@ class Form:
         delays: Its names of the time between a turn of a session and the answer before it, and the clock of each; one of the
             same clock as the arrivals has their unit.
         preparer: Returns, for one file, the function that converts ``content`` into our own columns of prompt contents.
+        in_order: Whether a row that is earlier than the row above is refused, because the meaning of a row depends on those
+            above. Rows of other forms are sorted by arrival.
         failures: Whether a length of 0 marks a failed request; the rows of failed requests are left out and counted.
         block_tokens: Tokens of a full block of ``hash_ids``, for files that do not state it.
     """
@@ -81,6 +83,7 @@ class Form:
     content: Mapping[str, Reader] = field(default_factory=lambda: CONTENT)
     delays: Mapping[str, Clock] = field(default_factory=dict)
     preparer: Callable[[], Callable[[Table], Table]] = lambda: as_it_is
+    in_order: bool = False
     failures: bool = False
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
 

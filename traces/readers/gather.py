@@ -15,6 +15,7 @@ from ..parsing.form import SESSION, Form
 from ..parsing.lines import Block
 from ..parsing.table import Table
 from ..types.trace import LeftOut, Rows, Trace
+from .order import MOST_APART_S, moved_rows, reordered, widest_gap_s
 
 Piece = Block | Table
 #: Number of bad rows that may always be skipped; above it, their maximum ratio to the good rows.
@@ -114,6 +115,7 @@ class Gathering:
             raise TraceError(self._path, None, None, None, "has no request that was answered; give another trace")
         lines = np.concatenate(self._lines)
         columns = self._columns()
+        columns, lines, remarks = self._sorted(columns, lines)
         tree = self._dialogue(columns, lines)
         content, rows = _content(columns), Rows(self._unit, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
@@ -127,7 +129,28 @@ class Gathering:
             left_out=left_out,
             start=self._before.start,
             max_concurrency=max_concurrency,
+            remarks=remarks,
         )
+
+    def _sorted(self, columns: Arrays, lines: np.ndarray) -> tuple[Arrays, np.ndarray, tuple[str, ...]]:
+        """The columns and the lines by arrival, and what is to be said of it.
+
+        Raises:
+            TraceError: Two requests would be more than a week apart, so that a time is likely wrong.
+        """
+        moved = moved_rows(columns)
+        if not moved.any():
+            return columns, lines, ()
+        row = int(moved.argmax())
+        apart_s = widest_gap_s(columns["arrival_ticks"])
+        if apart_s > MOST_APART_S:
+            days = f"{apart_s / 86_400:.0f} days"
+            remedy = f"is before a row above, and sorted two requests would be {days} apart; correct the time, or sort the rows"
+            time = self._before.time(int(columns["arrival_ticks"][row]))
+            raise TraceError(self._path, int(lines[row]), self._before.field, time, remedy, self._unit)
+        order = np.argsort(columns["arrival_ticks"], kind="stable")
+        text = f"{int(moved.sum()):,} of {len(lines):,} requests were not in order of time; they are sorted by it"
+        return reordered(columns, order), lines[order], (text,)
 
     def _columns(self) -> Arrays:
         """The arrays of all rows; releases the arrays of the parts one by one to save memory."""

@@ -52,7 +52,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in file order, as columns; int64 [n], read-only.
+    """Requests in order of arrival, else of the file, as columns; int64 [n], read-only.
 
     Attributes:
         name: The file's name without its suffixes, for titles.
@@ -68,6 +68,7 @@ class Trace:
         delay_ticks: The user's delay before each turn of a session, after the answer to the previous turn; None if the
             file has none.
         priority: Priority of each request, lower first; None if the file has none.
+        remarks: What the reader of an answer has to know of how the file was read, one sentence each.
         start: When the first request arrives by the file's own clock; None if the file has no times.
         max_concurrency: Requests in flight at most, by a summary that has no send times; None without such a limit.
     """
@@ -86,6 +87,7 @@ class Trace:
     priority: np.ndarray | None = None
     start: Start | None = None
     max_concurrency: int | None = None
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in _COLUMNS:

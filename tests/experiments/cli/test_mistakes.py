@@ -31,9 +31,10 @@ TRACES = {
         HEAD + "0,7,nan\n",
         ", line 2: output_tokens = nan: must be a whole number of tokens; correct the row",
     ),
-    "unsorted arrivals": (
-        HEAD + "0,7,5\n3,7,5\n2,7,5\n",
-        ", line 4: arrival_s = 2: is before the row above; sort the rows by arrival",
+    "arrivals far apart": (
+        HEAD + "9e6,7,5\n9e6,7,5\n2,7,5\n",
+        ", line 4: arrival_s = 2: is more than 97 days before the first; cut the trace, correct the row, or give"
+        " --time-unit",
     ),
 }
 
