@@ -202,6 +202,17 @@ def test_the_unit_of_mooncakes_keys_is_decided_by_values(tmp_path, times, unit, 
     assert trace.arrival_ticks[-1] == round(duration_s * 10**12)
 
 
+def test_milliseconds_that_may_be_seconds_are_said(tmp_path):
+    # One request in 3 s, or 333 in one; as in Mooncake's own traces, 3.3 in one are no likely seconds.
+    trace = read_with_content(moments(tmp_path, [3 * row for row in range(10)]))
+    assert (trace.start.unit, trace.arrival_ticks[-1]) == ("ms", 27 * 10**9)
+    assert "milliseconds" in trace.start.text and "in s they would be 0.333 requests/s" in trace.start.text
+    assert (
+        read_with_content(moments(tmp_path, [3 * row for row in range(10)]), Reading(time_unit="s")).start.unit == "s"
+    )
+    assert read_with_content(moments(tmp_path, [300 * row for row in range(10)])).start.text is None
+
+
 def test_one_mistyped_time_decides_no_unit(tmp_path):
     times = [1000 * row for row in range(40)]
     assert read_with_content(moments(tmp_path, [*times, 10**12]), Reading(skip_bad=True)).left_out.bad == 1

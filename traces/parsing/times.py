@@ -7,7 +7,8 @@ Simulated time begins at the first request, whatever a trace counts from: 0, the
 3. that in which the first time lies between 2020 and 2050, counted from 1970;
 4. seconds for fractions where the format has whole milliseconds (Mooncake), if the rate is then likely;
 5. the format's own, unless it may be doubted and the rate is unlikely: outside 0.01 to 1,000 requests/s. Then it is the only
-   other unit with a likely rate; with several the user must give it, and without any the format's own stays.
+   other unit with a likely rate; with several the user must give it, and without any the format's own stays. Where whole
+   milliseconds may be whole seconds by their rate, the reason says so.
 
 The rate is that of the middle 80 % of the requests in the first few megabytes, so that a mistyped time does not decide it.
 
@@ -20,7 +21,7 @@ ticks. Integers are exact. Of larger floats, such as seconds since 1970, text of
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -94,8 +95,12 @@ def decided(times: np.ndarray, own: Clock, given: str | None, where: str) -> Clo
     likely = [unit for unit, rate in rates.items() if LEAST_RATE <= rate < MOST_RATE]
     if own.whole and "s" in likely and (times != np.floor(times)).any():
         return clock("s", reason="milliseconds would be whole numbers")
-    if not own.doubted or own.unit not in rates or LEAST_RATE <= rates[own.unit] <= MOST_RATE or not likely:
+    if not own.doubted or own.unit not in rates or not likely:
         return own
+    if LEAST_RATE <= rates[own.unit] <= MOST_RATE:
+        # Other programs write whole seconds under the same keys.
+        reason = f"that is the format's unit; in s they would be {rates['s']:.3g} requests/s"
+        return replace(own, reason=reason) if own.whole and "s" in likely else own
     found = f"in {own.unit} they would be {rates[own.unit]:.3g} requests/s"
     if len(likely) > 1:
         others = " or ".join(f"{rates[unit]:.3g} in {unit}" for unit in likely)
