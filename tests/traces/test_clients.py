@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,29 @@ def as_sglang(document: dict[str, Any]) -> str:
     return json.dumps({**about, **server, **kept}) + "\n"
 
 
+def as_inference_perf(document: dict[str, Any], flat: bool = False) -> str:
+    """``flat``: as releases before 0.3."""
+    records = []
+    for one in requests(document):
+        start_s = one["start_times"]
+        times = (start_s + one["ttfts"] + np.cumsum([0.0, *one["itls"]])).tolist()
+        prompt, output = {"input_tokens": one["input_lens"]}, {"output_tokens": one["output_lens"]}
+        nested = {
+            "request_metrics": {"text": prompt},
+            "response_metrics": output | {"chunk_times": times, "output_token_times": times, "server_usage": None},
+            "lora_adapter": None,
+        }
+        info = output | {"output_token_times": times} if flat else nested
+        error = {"error_type": "ClientError", "error_msg": "503"} if one["errors"] else None
+        body = json.dumps({"model": document["model_id"], "prompt": "a", "max_tokens": 5})
+        records.append(
+            {"start_time": start_s, "end_time": times[-1], "request": body, "response": "", "info": info | prompt}
+            | {"error": error}
+        )
+    # In the order in which they end.
+    return json.dumps(sorted(records, key=lambda record: record["end_time"]), indent=2)
+
+
 class TestMeasured:
     @pytest.fixture
     def of_vllm(self, tmp_path):
@@ -86,7 +110,14 @@ class TestMeasured:
         return path, benchmark(path, None, CHOSEN)
 
     @pytest.mark.parametrize(
-        ("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)]
+        ("name", "write"),
+        [
+            ("a.jsonl", as_aiperf),
+            ("g.json", as_guidellm),
+            ("s.jsonl", as_sglang),
+            ("per_request_lifecycle_metrics.json", as_inference_perf),
+            ("flat.json", partial(as_inference_perf, flat=True)),
+        ],
     )
     def test_each_client_measures_the_same(self, of_vllm, tmp_path, name, write):
         path, wanted = of_vllm
@@ -96,12 +127,12 @@ class TestMeasured:
         for field in ("prompt_tokens", "output_tokens"):
             assert np.array_equal(getattr(found.trace, field), getattr(wanted.trace, field))
         for field in ("ttft_s", "e2el_s"):
-            assert getattr(found.measured, field) == pytest.approx(getattr(wanted.measured, field), abs=1e-12)
+            assert getattr(found.measured, field) == pytest.approx(getattr(wanted.measured, field), abs=1e-9)
         if write is as_guidellm:
             assert found.measured.gaps_s is None and not any("_itl_" in name for name in found.values())
         else:
-            assert found.measured.gaps_s == pytest.approx(wanted.measured.gaps_s, abs=1e-12)
-        assert found.measured.request_rate == (None if write is as_aiperf else 3.0)
+            assert found.measured.gaps_s == pytest.approx(wanted.measured.gaps_s, abs=1e-9)
+        assert found.measured.request_rate == (3.0 if write in (as_guidellm, as_sglang) else None)
         assert found.measured.model_id == (None if write is as_aiperf else "facebook/opt-13b")
         if write is as_sglang:
             assert found.trace.arrival_ticks is None and found.drawn
@@ -113,7 +144,8 @@ class TestMeasured:
             assert measured_replay.total_error(rows) == pytest.approx(0, abs=1e-6)
 
     @pytest.mark.parametrize(
-        ("name", "write"), [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang)]
+        ("name", "write"),
+        [("a.jsonl", as_aiperf), ("g.json", as_guidellm), ("s.jsonl", as_sglang), ("i.json", as_inference_perf)],
     )
     def test_the_command_takes_each(self, of_vllm, tmp_path, capsys, name, write):
         (tmp_path / name).write_text(write(json.loads(of_vllm[0].read_text())))
@@ -174,6 +206,41 @@ class TestClosedLoopsOfAiperf:
     def test_requests_at_once_or_few_say_nothing(self, tmp_path):
         assert self.users(tmp_path, [0.0] * 50, np.linspace(1, 2, 50)) is None
         assert self.users(tmp_path, [0.0, 1.0], [0.9, 0.9]) is None
+
+
+def test_a_closed_loop_of_inference_perf_is_one(tmp_path):
+    starts = np.repeat(np.arange(0, 40, 2.0), 3) + np.tile([0, 0.01, 0.02], 20)
+    records = [
+        {
+            "start_time": start_s,
+            "end_time": start_s + 1.995,
+            "request": "",
+            "response": "",
+            "info": {"input_tokens": 9, "output_tokens": 2, "output_token_times": [start_s + 0.5, start_s + 1]},
+            "error": None,
+        }
+        for start_s in starts.tolist()
+    ]
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(records))
+    assert measured(path, read(path)).max_concurrency == 3
+    records[4]["info"]["output_token_times"] = []
+    path.write_text(json.dumps(records))
+    with pytest.raises(TraceError, match="row 5: .* seconds, 0 or more"):
+        measured(path, read(path))
+    for record in records:
+        record["info"]["output_token_times"] = []
+    path.write_text(json.dumps(records))
+    with pytest.raises(TraceError, match="is missing; run inference-perf with api.streaming: true"):
+        measured(path, read(path))
+    assert len(read(path)) == 60
+    records[7]["end_time"] = "late"
+    path.write_text(json.dumps(records))
+    with pytest.raises(TraceError, match="row 8: end_time = 'late': must be a time in seconds"):
+        read(path)
+    path.write_text(json.dumps([*records[:2], {"start_time": 1}]))
+    with pytest.raises(TraceError, match="row = .*: is not a request record of inference-perf"):
+        read(path)
 
 
 def test_a_closed_loop_of_guidellm_is_one(tmp_path):
@@ -319,6 +386,7 @@ def test_an_answer_that_was_not_streamed_has_no_ttft(tmp_path, name, taken, comp
 
 def test_a_trace_is_no_benchmark():
     with pytest.raises(
-        TraceError, match="is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf"
+        TraceError,
+        match="is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf or inference-perf",
     ):
         measured(SAMPLES / "mooncake.jsonl", read(SAMPLES / "mooncake.jsonl"))

@@ -111,7 +111,7 @@ def test_a_time_far_from_the_others_is_no_order(tmp_path):
     assert (len(skipped), skipped.left_out.bad, skipped.start.written) == (2, 1, "1700000000")
 
 
-def test_rows_that_refer_to_rows_above_stay_in_order(tmp_path):
+def test_rows_that_refer_to_rows_above_are_not_sorted(tmp_path):
     text = '{"arrival_s": 5, "prompt_tokens": 9, "output_tokens": 2}\n'
     child = '{"arrival_s": 4, "prompt_tokens": 12, "output_tokens": 2, "parent": 0, "fork_at": 8}\n'
     with pytest.raises(TraceError, match="line 2: arrival_s = 4: is before the row above; sort the rows by arrival"):

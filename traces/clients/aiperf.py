@@ -4,8 +4,7 @@
      "metrics": {"input_sequence_length": {"value": 128, "unit": "tokens"}, "time_to_first_token": {"value": 50.0, "unit":
      "ms"}, "request_latency": ..., "inter_chunk_latency": {"value": [10.0, ...], "unit": "ms"}, ...}, "error": {...}}
 
-The export does not say how requests were sent. They are those of a closed loop if nearly all of them were sent at once when
-another one had ended, and brought the requests in flight back to their highest number: that many users.
+The export does not say how requests were sent: ``closed_loop`` finds out.
 
 Metrics that a request does not have are missing or null. Requests of the warm-up are left out. Requests with an error
 and cancelled requests count as failed. ``profile_export_raw.jsonl`` has no lengths.
@@ -30,14 +29,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
 from ...sim.types.errors import TraceError
 from ..parsing.files import TraceFile
 from ..parsing.form import Form, lengths
 from ..parsing.json_values import elements
 from ..parsing.table import shown
 from ..parsing.times import clock
+from .closed_loop import users
 from .load import EVEN, client_load
 from .result import BenchmarkResult, Client, Latency, Request, in_order
 from .summary import OUTPUTS, REQUESTS, TOKENS, BenchmarkSummary, Fields, Statistics, known
@@ -46,14 +44,10 @@ _PROMPT, _OUTPUT, _START = "input_sequence_length", "output_sequence_length", "r
 _TTFT, _E2EL, _GAPS = "time_to_first_token", "request_latency", "inter_chunk_latency"
 #: The unit in which each metric is exported.
 _UNITS = {_PROMPT: "tokens", _OUTPUT: "tokens", _TTFT: "ms", _E2EL: "ms", _GAPS: "ms"}
-#: Requests of each user, at least, and the share of the requests, that show a closed loop; and how soon one follows another.
-_LEAST_TURNS, _NEARLY_ALL, _AT_ONCE_NS = 3, 0.9, 50e6
 #: Seconds in the units of a summary.
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 _LATENCIES = {"ttft": _TTFT, "tpot": "inter_token_latency", "e2el": _E2EL}
 _THROUGHPUTS = {REQUESTS: REQUESTS, OUTPUTS: "output_token_throughput", TOKENS: "total_token_throughput"}
-#: Coefficient of variation of the gaps between the requests of several users, at least.
-_LEAST_CV = 0.1
 AIPERF = Client(
     Form(
         "AIPerf",
@@ -167,26 +161,13 @@ def _stimulus(options: Mapping[str, Any]) -> Any:
 
 
 def _users(requests: Sequence[Mapping[str, Any]]) -> int | None:
-    """Users of a closed loop that sent the requests; None for an open loop, and if there are too few requests to say."""
     try:
-        starts_ns = np.array([request[_START] for request in requests], dtype=np.float64)
-        ends_ns = starts_ns + 1e6 * np.array([request[_E2EL] for request in requests], dtype=np.float64)
-    except (KeyError, TypeError, ValueError):
+        starts_s = [request[_START] / 1e9 for request in requests]
+        return users(
+            starts_s, [start_s + request[_E2EL] / 1e3 for start_s, request in zip(starts_s, requests, strict=True)]
+        )
+    except (KeyError, TypeError):
         return None
-    starts_ns.sort()
-    ends_ns.sort()
-    ended = np.searchsorted(ends_ns, starts_ns, side="right")
-    in_flight = np.arange(1, len(starts_ns) + 1) - ended
-    users = int(in_flight.max(initial=0))
-    if len(starts_ns) < _LEAST_TURNS * users or not users:
-        return None
-    gaps_ns = np.diff(starts_ns[users:])
-    if users > 1 and gaps_ns.std() < _LEAST_CV * gaps_ns.mean():
-        # At a constant rate as many requests are in flight as in a closed loop.
-        return None
-    after = starts_ns[users:] - ends_ns[np.maximum(ended[users:] - 1, 0)]
-    follows = (in_flight[users:] == users) & (after <= _AT_ONCE_NS) & (ended[users:] > 0)
-    return users if follows.mean() >= _NEARLY_ALL else None
 
 
 def _records(file: TraceFile) -> Iterator[dict[str, Any]]:

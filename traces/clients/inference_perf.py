@@ -1,72 +1,119 @@
-"""inference-perf's ``summary_lifecycle_metrics.json`` and ``stage_N_lifecycle_metrics.json``: statistics, in seconds.
+"""inference-perf's ``per_request_lifecycle_metrics.json``: an array with one object per request.
 
-    {"load_summary": {"count": 3600, "requested_rate": 8.0, "achieved_rate": 7.9, "concurrency": 16, ...}, "benchmark_time_seconds": 60.2,
-     "successes": {"count": 3600, "prompt_tokens": {"mean": ..., "min": ..., "median": ..., "p99": ..., "max": ...},
-     "output_tokens": ..., "latency": {"request_latency": ..., "time_to_first_token": ..., "time_per_output_token": ...,
-     "inter_token_latency": ...}, "throughput": {"requests_per_sec": ..., ...}}, "failures": {"count": 0, ...}}
+    [{"start_time": 8123.5, "end_time": 8125.1, "request": "{...}", "response": "...", "info": {"request_metrics": {"text":
+      {"input_tokens": 128}}, "response_metrics": {"output_tokens": 3, "output_token_times": [8123.6, 8123.7, 8123.8], ...},
+      "input_tokens": 128, ...}, "error": null}, ...]
 
-Only the files of stages have the rate or the concurrency. The summary is of all stages together. Earlier releases name the lengths
-``prompt_len`` and ``output_len``, counted from the text. Some count two tokens for one, so that TPOT and ITL are half of what E2EL says.
+All times are seconds of one clock with an arbitrary origin. Releases before 0.3 have ``input_tokens``, ``output_tokens`` and
+``output_token_times`` in ``info`` itself. ``output_token_times`` is empty unless answers are streamed. Requests with an error
+count as failed. The file does not say how requests were sent; a closed loop is found as in AIPerf's.
 
-Source: kubernetes-sigs/inference-perf, inference_perf/reportgen/base.py (``summarize_requests``); an example is in
-the documentation of llm-d-benchmark.
+Source: kubernetes-sigs/inference-perf, inference_perf/apis/base.py and inference_perf/reportgen/base.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from os import PathLike
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .load import client_load
-from .summary import OUTPUTS, REQUESTS, TOKENS, BenchmarkSummary, Fields, Statistics, known
+from ...sim.types.errors import TraceError
+from ...sim.types.user_files import json_value
+from ..parsing.files import TraceFile
+from ..parsing.form import Form, lengths
+from ..parsing.json_values import elements
+from ..parsing.jsonl_format import value_at
+from ..parsing.table import shown
+from ..parsing.times import clock
+from .closed_loop import users
+from .result import BenchmarkResult, Client, Latency, Request, in_order
 
-_LATENCIES = {
-    "ttft": "time_to_first_token",
-    "tpot": "time_per_output_token",
-    "itl": "inter_token_latency",
-    "e2el": "request_latency",
+_START, _END, _TIMES = "start_time", "end_time", "output_token_times"
+_TTFT, _E2EL = f"{_TIMES}[0] - {_START}", f"{_END} - {_START}"
+_PROMPT, _OUTPUT = "input_tokens", "output_tokens"
+#: Where a file has each value, in this order of preference.
+_PLACES = {
+    _PROMPT: ("info.request_metrics.text.input_tokens", "info.input_tokens"),
+    _OUTPUT: ("info.response_metrics.output_tokens", "info.output_tokens"),
+    _TIMES: (
+        "info.response_metrics.output_token_times",
+        "info.output_token_times",
+        "info.response_metrics.chunk_times",
+    ),
 }
-_THROUGHPUTS = {REQUESTS: "requests_per_sec", OUTPUTS: "output_tokens_per_sec", TOKENS: "total_tokens_per_sec"}
+INFERENCE_PERF = Client(
+    Form(
+        "inference-perf",
+        frozenset({_START, _END, "request"}),
+        {_START: clock("s", doubted=False)},
+        lengths(_PROMPT, _OUTPUT),
+        content={},
+        failures=True,
+    ),
+    ttft=Latency(_TTFT, 1),
+    e2el=Latency(_E2EL, 1),
+    gaps=Latency(_TIMES, 1),
+    streaming="api.streaming: true",
+)
 
 
-def is_inference_perf(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a report of inference-perf."""
-    return {"load_summary", "successes"} <= document.keys()
+def is_inference_perf(value: Any) -> bool:
+    """Whether a JSON value is a record of the per-request report."""
+    return isinstance(value, dict) and INFERENCE_PERF.form.marks | {"info"} <= value.keys()
 
 
-def summary_of_inference_perf(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkSummary:
-    """The summary in a report.
+def read_inference_perf(file: TraceFile) -> BenchmarkResult:
+    """The requests of a report.
 
     Raises:
-        TraceError: No request was answered, or a value is no number.
+        TraceError: An element is not a record, or has times that are no numbers.
     """
-    fields = Fields(path, document)
-    answered, sent = fields.part("successes"), fields.part("load_summary")
-    latency = answered.part("latency")
-    about = {
-        "duration": fields.number("benchmark_time_seconds") or None,
-        "request_rate": sent.number("requested_rate") or sent.number("achieved_rate") or None,
-        "max_concurrency": sent.number("concurrency") or None,
-    }
-    if about["max_concurrency"] is not None:
-        # The rate of a stage with a concurrency is only that of its workers.
-        about["request_rate"] = None
-    is_stage = any(value is not None for name, value in about.items() if name != "duration")
-    return BenchmarkSummary(
-        "inference-perf",
-        path,
-        requests=int(answered.needed("count", remedy="are no answered requests; give another report")),
-        failed=int(fields.part("failures").number("count") or 0),
-        prompts=_first(answered, "prompt_tokens", "prompt_len"),
-        outputs=_first(answered, "output_tokens", "output_len"),
-        latencies={name: of for name, field in _LATENCIES.items() if (of := latency.part(field).statistics())},
-        throughputs=known(**{name: answered.part("throughput").number(tag) for name, tag in _THROUGHPUTS.items()}),
-        load=client_load(path, about),
-        assumed=() if is_stage else ("all stages are one (stage_N_lifecycle_metrics.json has the rate of each)",),
+    requests: list[Request] = []
+    model: str | None = None
+    for row, record in enumerate(_records(file), 1):
+        requests.append(_request(file, row, record))
+        model = model or _model(record)
+    answered = [request.fields for request in requests if not request.failed]
+    ends = [{**fields, "end": fields[_START] + fields[_E2EL]} for fields in answered if _E2EL in fields]
+    loop = (
+        users([each[_START] for each in ends], [each["end"] for each in ends]) if len(ends) == len(answered) else None
     )
+    about = {"max_concurrency": loop, "model_id": model}
+    return BenchmarkResult(INFERENCE_PERF, file.path, in_order(requests, _START), about)
 
 
-def _first(fields: Fields, *names: str) -> Statistics:
-    """The first of these statistics that the file has."""
-    return next((found for name in names if (found := fields.part(name).statistics())), Statistics())
+def _records(file: TraceFile) -> Iterator[dict[str, Any]]:
+    for element in elements(file):
+        if not is_inference_perf(element.value):
+            remedy = "is not a request record of inference-perf; fetch the file again"
+            raise TraceError(file.path, element.line, "row", shown(element.value), remedy)
+        yield element.value
+
+
+def _request(file: TraceFile, row: int, record: Mapping[str, Any]) -> Request:
+    found = {name: _first(record, places) for name, places in _PLACES.items()}
+    times, start, end = found.pop(_TIMES), record[_START], record[_END]
+    fields = {_START: start} | found
+    if record.get("error") or record["info"] is None:
+        return Request(row, fields, failed=True)
+    for name, value in ((_START, start), (_END, end)):
+        if type(value) not in (int, float):
+            raise TraceError(file.path, row, name, shown(value), "must be a time in seconds; correct or drop it", "row")
+    if times:
+        if not isinstance(times, list) or not all(type(time) in (int, float) for time in times):
+            raise TraceError(file.path, row, _TIMES, shown(times), "must be a list of times; correct or drop it", "row")
+        gaps = [later - time for time, later in zip(times, times[1:], strict=False)]
+        fields |= {_TTFT: times[0] - start, _TIMES: gaps}
+    return Request(row, fields | {_E2EL: end - start}, failed=False)
+
+
+def _first(record: Mapping[str, Any], places: tuple[str, ...]) -> Any:
+    """The first value that is there, and not an empty list; None without one."""
+    return next((value for place in places if (value := value_at(dict(record), place)) not in (None, [])), None)
+
+
+def _model(record: Mapping[str, Any]) -> str | None:
+    try:
+        body = json_value(record["request"])
+    except (TypeError, ValueError):
+        return None
+    return body["model"] if isinstance(body, dict) and isinstance(body.get("model"), str) else None

@@ -13,7 +13,8 @@ from ..parsing.files import TraceFile
 from ..parsing.json_values import elements
 from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf, summary_of_aiperf
 from .guidellm import is_guidellm, read_guidellm
-from .inference_perf import is_inference_perf, summary_of_inference_perf
+from .inference_perf import is_inference_perf, read_inference_perf
+from .inference_perf_summary import is_inference_perf_summary, summary_of_inference_perf
 from .inferencex import is_inferencex, summary_of_inferencex
 from .result import BenchmarkResult
 from .sglang import is_sglang, read_sglang
@@ -34,7 +35,7 @@ _READERS: tuple[tuple[Callable[..., bool], Callable[..., BenchmarkResult | Bench
     (is_sglang, read_sglang),
     (is_vllm, read_vllm),
     (is_guidellm, read_guidellm),
-    (is_inference_perf, summary_of_inference_perf),
+    (is_inference_perf_summary, summary_of_inference_perf),
     (is_inferencex, summary_of_inferencex),
 )
 
@@ -47,6 +48,9 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | No
     """
     head = file.head().lstrip()[:_HEAD_BYTES]
     marks = set(_MARKS.findall(head))
+    if head.startswith(b"[") and b'"start_time"' in head:
+        first = next(elements(file), None)
+        return read_inference_perf(file) if first is not None and is_inference_perf(first.value) else None
     if not head.startswith((b"{", b"[")) or not marks:
         return None
     if b"request_start_ns" in marks:

@@ -71,7 +71,9 @@ def measured(path: str | PathLike[str], trace: Trace) -> Measured | MeasuredSumm
     """
     result = benchmark_result(TraceFile(path, MOST_INFLATED_BYTES))
     if result is None:
-        remedy = "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
+        remedy = (
+            "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf or inference-perf; give one"
+        )
         raise TraceError(path, None, None, None, remedy)
     return _statistics(result) if isinstance(result, BenchmarkSummary) else _of_requests(result, trace)
 

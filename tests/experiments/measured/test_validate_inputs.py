@@ -125,7 +125,7 @@ class TestWhatTheFileSays:
         (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
         assert validate("--against", tmp_path / "trace.csv", *FLAGS) == MISTAKE
         assert (
-            "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM or AIPerf; give one"
+            "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf or inference-perf; give one"
             in capsys.readouterr().err
         )
 
