@@ -166,7 +166,7 @@ def _users(requests: Sequence[Mapping[str, Any]]) -> int | None:
         return users(
             starts_s, [start_s + request[_E2EL] / 1e3 for start_s, request in zip(starts_s, requests, strict=True)]
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, OverflowError):
         return None
 
 

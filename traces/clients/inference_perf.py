@@ -40,6 +40,8 @@ _PLACES = {
         "info.response_metrics.chunk_times",
     ),
 }
+#: Larger than any time, in seconds.
+_MOST_S = 1e12
 INFERENCE_PERF = Client(
     Form(
         "inference-perf",
@@ -96,14 +98,18 @@ def _request(file: TraceFile, row: int, record: Mapping[str, Any]) -> Request:
     if record.get("error") or record["info"] is None:
         return Request(row, fields, failed=True)
     for name, value in ((_START, start), (_END, end)):
-        if type(value) not in (int, float):
+        if not _is_time(value):
             raise TraceError(file.path, row, name, shown(value), "must be a time in seconds; correct or drop it", "row")
     if times:
-        if not isinstance(times, list) or not all(type(time) in (int, float) for time in times):
+        if not isinstance(times, list) or not all(map(_is_time, times)):
             raise TraceError(file.path, row, _TIMES, shown(times), "must be a list of times; correct or drop it", "row")
         gaps = [later - time for time, later in zip(times, times[1:], strict=False)]
         fields |= {_TTFT: times[0] - start, _TIMES: gaps}
     return Request(row, fields | {_E2EL: end - start}, failed=False)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _MOST_S
 
 
 def _first(record: Mapping[str, Any], places: tuple[str, ...]) -> Any:
