@@ -172,7 +172,7 @@ def stats(
         table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
     report.print_line(f"{found['name']}: {found['rows']:,} requests", style="bold")
     report.console.print(table)
-    for text in (_arrivals_text(found, trace), *_reuse_lines(found), *left_out_lines(trace)):
+    for text in (_arrivals_text(trace, found), *_reuse_lines(found), *left_out_lines(trace)):
         report.print_line(text)
     if out is not None:
         report.point_to("Page", write_trace_page(trace, found, out))
@@ -184,9 +184,11 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
-def _arrivals_text(found: dict[str, Any], trace: Trace) -> str:
+def _arrivals_text(trace: Trace, found: dict[str, Any]) -> str:
     if trace.arrival_ticks is None and trace.max_concurrency is not None:
         return f"No arrivals: {trace.max_concurrency:,} requests in flight, each sent after an answer."
+    if found["request_rate"] is None and trace.arrival_ticks is not None:
+        return "All requests arrive at once."
     if found["request_rate"] is None:
         return "No arrivals: give --request-rate to simulate it."
     rate, span_s, spread = (found[name] for name in ("request_rate", "duration_s", "gap_cv"))

@@ -23,7 +23,16 @@ LINES = [
     "mooncake.jsonl", "timed_trace.jsonl", "bailian.jsonl", "ragpulse/0_trace.jsonl", "ours.jsonl",
     "aiperf.jsonl",
 ]  # fmt: skip
-WHOLE = ["sharegpt.json", "bench_serve.json", "sglang_bench.jsonl", "guidellm.json", "inference_perf.json"]
+WHOLE = [
+    "sharegpt.json",
+    "bench_serve.json",
+    "sglang_bench.jsonl",
+    "guidellm.json",
+    "inference_perf.json",
+    "langfuse.json",
+    "jaeger.json",
+    "agents.jsonl",
+]
 JUNK = [
     "nan",
     "NaN",

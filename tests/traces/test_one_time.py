@@ -39,8 +39,11 @@ JSON = {
     "guidellm.json": ("s", '"request_start_time": '),
     "guidellm_0.3.json": ("s", '"start_time": '),
     "inference_perf.json": ("s", '"start_time": '),
+    "otel_spans.jsonl": ("ns", '"startTimeUnixNano": "'),
+    "jaeger.json": ("us", '"startTime": '),
+    "agents.jsonl": ("s", '"t": '),
 }
-AZURE = ("azure2023.csv", "azure2024.csv")
+DATED = ("azure2023.csv", "azure2024.csv", "litellm.jsonl", "litellm.csv", "langfuse.json")
 Change = Callable[[Decimal], Decimal]
 
 
@@ -60,7 +63,7 @@ def rewritten(name: str, folder: Path, change: Change, delay: Change = lambda de
         text = "\n".join(map(",".join, [header, *rows]))
     else:
         text = re.sub(f"(?<={re.escape(JSON[name][1])})[0-9.]+", lambda m: plain(change(Decimal(m[0]))), text)
-        text = re.sub('(?<="delay": )[0-9.]+', lambda m: plain(delay(Decimal(m[0]))), text)
+        text = re.sub('("delay": |"think_time": )([0-9.]+)', lambda m: m[1] + plain(delay(Decimal(m[2]))), text)
     path.write_text(text)
     for chunks in (SAMPLES / "ragpulse").glob("[1-5]_*") if name.startswith("ragpulse") else ():
         (folder / chunks.name).write_bytes(chunks.read_bytes())
@@ -79,13 +82,13 @@ def test_a_shift_changes_only_the_start(tmp_path, name, shift_s):
     assert shifted.start.text is not None
 
 
-@pytest.mark.parametrize("name", AZURE)
+@pytest.mark.parametrize("name", DATED)
 def test_dates_on_another_day_change_only_the_start(tmp_path, name):
     def later(match: re.Match[str]) -> str:
-        return (datetime.fromisoformat(match[0]) + timedelta(seconds=SHIFT_S)).isoformat(" ")
+        return (datetime.fromisoformat(match[0]) + timedelta(seconds=SHIFT_S)).isoformat(match[0][10])
 
     text = (SAMPLES / name).read_text()
-    (tmp_path / name).write_text(re.sub(r"(?m)^[\d-]{10} [\d:]{8}", later, text))
+    (tmp_path / name).write_text(re.sub(r"\d{4}-\d\d-\d\d[ T][\d:]{8}", later, text))
     moved, found = read_with_content(tmp_path / name), read_with_content(SAMPLES / name)
     assert_same(moved, found)
     begins, began = (datetime.fromisoformat(trace.start.date) for trace in (moved, found))
@@ -103,7 +106,7 @@ def test_a_unit_is_decided_or_the_flag_is_named(tmp_path, name, unit):
         assert_same(read_with_content(path), found)
     except AssertionError:
         # The column, or the program that wrote it, names its unit.
-        assert name in ("ours.jsonl", "inference_perf.json")
+        assert name in ("ours.jsonl", "inference_perf.json", "agents.jsonl", "otel_spans.jsonl")
     except (MissingSetting, TraceError) as error:
         assert "--time-unit" in str(error)
 

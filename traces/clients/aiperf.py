@@ -31,7 +31,7 @@ from typing import Any
 
 from ...sim.types.errors import TraceError
 from ..parsing.files import TraceFile
-from ..parsing.form import Form, lengths
+from ..parsing.form import ZERO, Form, lengths
 from ..parsing.json_values import elements
 from ..parsing.table import shown
 from ..parsing.times import clock
@@ -55,7 +55,7 @@ AIPERF = Client(
         {_START: clock("ns", doubted=False)},
         lengths(_PROMPT, _OUTPUT),
         content={},
-        failures=True,
+        failures=ZERO,
     ),
     ttft=Latency(_TTFT, 1e-3),
     e2el=Latency(_E2EL, 1e-3),

@@ -27,7 +27,7 @@ from os import PathLike
 from typing import Any
 
 from ...sim.types.errors import TraceError
-from ..parsing.form import Form, lengths
+from ..parsing.form import ZERO, Form, lengths
 from ..parsing.table import shown
 from ..parsing.times import clock
 from .load import EVEN, client_load
@@ -43,7 +43,7 @@ GUIDELLM = Client(
         {_START: clock("s", doubted=False)},
         lengths("prompt_tokens", "output_tokens"),
         content={},
-        failures=True,
+        failures=ZERO,
     ),
     ttft=Latency("time_to_first_token_ms", 1e-3),
     e2el=Latency("request_latency", 1),

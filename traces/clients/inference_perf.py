@@ -19,7 +19,7 @@ from typing import Any
 from ...sim.types.errors import TraceError
 from ...sim.types.user_files import json_value
 from ..parsing.files import TraceFile
-from ..parsing.form import Form, lengths
+from ..parsing.form import ZERO, Form, lengths
 from ..parsing.json_values import elements
 from ..parsing.jsonl_format import value_at
 from ..parsing.table import shown
@@ -41,7 +41,7 @@ _PLACES = {
     ),
 }
 #: Larger than any time, in seconds.
-_MOST_S = 1e12
+_MOST_S = 2.0**63
 INFERENCE_PERF = Client(
     Form(
         "inference-perf",
@@ -49,7 +49,7 @@ INFERENCE_PERF = Client(
         {_START: clock("s", doubted=False)},
         lengths(_PROMPT, _OUTPUT),
         content={},
-        failures=True,
+        failures=ZERO,
     ),
     ttft=Latency(_TTFT, 1),
     e2el=Latency(_E2EL, 1),

@@ -21,7 +21,7 @@ from os import PathLike
 from typing import Any
 
 from ...sim.types.errors import TraceError
-from ..parsing.form import Form, lengths
+from ..parsing.form import ZERO, Form, lengths
 from ..parsing.table import shown
 from ..parsing.times import clock
 from .load import client_load
@@ -37,7 +37,7 @@ VLLM = Client(
         {_START: clock("s", doubted=False)},
         lengths(PROMPT, OUTPUT),
         content={},
-        failures=True,
+        failures=ZERO,
     ),
     ttft=Latency(TTFTS, 1),
     e2el=None,

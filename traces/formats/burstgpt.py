@@ -9,7 +9,7 @@ Requests with the same ``Session ID`` are turns of one session.
 Source: HPMLL/BurstGPT, README.md.
 """
 
-from ..parsing.form import SECONDS, SESSION, Form, lengths
+from ..parsing.form import SECONDS, SESSION, ZERO, Form, lengths
 from ..parsing.jsonl_format import sessions
 from ..parsing.table import Table
 
@@ -28,5 +28,5 @@ BURSTGPT = Form(
     lengths("Request tokens", "Response tokens"),
     content={_SESSION: sessions},
     preparer=lambda: _renamed,
-    failures=True,
+    failures=ZERO,
 )

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...sim.types.errors import MissingExtra, SettingError, install
 from ..parsing import arrow as pa
-from ..parsing.form import Form
+from ..parsing.form import ZERO, Form
 from ..parsing.json_values import Element
 from ..parsing.table import Table
 
@@ -28,7 +28,7 @@ _CHARACTERS_A_TOKEN = 4
 #: The key that holds the turns of a conversation, under either name.
 _TURNS = ("conversations", "conversation")
 Counter = Callable[[Sequence[str]], list[int]]
-SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=True)
+SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=ZERO)
 
 
 class ShareGptParser:
@@ -41,7 +41,7 @@ class ShareGptParser:
 
     def __init__(self, path: str | PathLike[str], tokenizer: Path | None) -> None:
         self._path = path
-        self._count = _quarters if tokenizer is None else _counter(tokenizer)
+        self._count = _quarters if tokenizer is None else token_counter(tokenizer)
 
     def __call__(self, batch: Sequence[Element]) -> Table:
         """The first rounds; a conversation without an answer has lengths of 0.
@@ -72,7 +72,7 @@ def _quarters(texts: Sequence[str]) -> list[int]:
     return [-(-len(text) // _CHARACTERS_A_TOKEN) for text in texts]
 
 
-def _counter(tokenizer: Path) -> Counter:
+def token_counter(tokenizer: Path) -> Counter:
     """Returns a function that counts the tokens of texts.
 
     Raises:

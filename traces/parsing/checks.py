@@ -246,7 +246,7 @@ def _delays(table: Table, field: str, unit_ticks: int) -> np.ndarray:
     delays[np.isnan(delays)] = 0
     latest = LATEST_S * PER_SECOND // unit_ticks
     wrong = (delays < 0) | (delays >= latest)
-    table.refuse(wrong, field, delays, f"must be from 0 to {latest}; correct the row")
+    table.refuse(wrong, field, delays, f"must be from 0 to {latest}; correct the row, or give --time-unit")
     return to_ticks(delays, unit_ticks)
 
 
@@ -375,9 +375,12 @@ def _not_a_number(table: Table, field: str, meaning: str) -> Exception:
 
 
 def failed(table: Table, form: Form) -> np.ndarray:
-    """bool [n]: whether each row is a failed request, which has a length of 0."""
-    zero = np.zeros(len(table), dtype=bool)
+    """bool [n]: whether each row is a failed request, by a length that marks one."""
+    gone = np.zeros(len(table), dtype=bool)
     for name in (_column(table, form, field) for field in ("prompt_tokens", "output_tokens")):
-        if name in table.columns and pa.types.is_integer(table.columns[name].type):
-            zero |= pa.as_numpy(pa.compute.equal(table.columns[name], 0).fill_null(False))
-    return zero
+        column = table.columns.get(name)
+        if None in form.failures:
+            gone |= True if column is None else pa.as_numpy(column.is_null())
+        if column is not None and pa.types.is_integer(column.type) and 0 in form.failures:
+            gone |= pa.as_numpy(pa.compute.equal(column, 0).fill_null(False))
+    return gone

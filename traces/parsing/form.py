@@ -49,6 +49,8 @@ HASH_IDS, BLOCK_TOKENS, SESSION = "hash_ids", "block_tokens", "session_id"
 #: Columns of prompt contents, and their JSON readers.
 CONTENT = {HASH_IDS: whole_lists, BLOCK_TOKENS: whole_lists, SESSION: sessions}
 
+#: Failed requests of a format that gives them no tokens.
+ZERO: frozenset[int | None] = frozenset({0})
 SECONDS, MILLISECONDS = clock("s"), clock("ms", whole=True)
 
 
@@ -72,7 +74,11 @@ class Form:
         preparer: Returns, for one file, the function that converts ``content`` into our own columns of prompt contents.
         in_order: Whether a row that is earlier than the row above is refused, because the meaning of a row depends on those
             above. Rows of other forms are sorted by arrival.
-        failures: Whether a length of 0 marks a failed request; the rows of failed requests are left out and counted.
+        side_by_side: Whether the rows of one session follow those of another, so that their order says nothing.
+        failures: Lengths that mark a failed request, None for a missing one; the rows of failed requests are left out and
+            counted.
+        at_once: Whether the requests of a file without times arrive at once, as those of a batch.
+        remarks: What the reader of an answer has to know of every file of the format, one sentence each.
         block_tokens: Tokens of a full block of ``hash_ids``, for files that do not state it.
     """
 
@@ -84,7 +90,10 @@ class Form:
     delays: Mapping[str, Clock] = field(default_factory=dict)
     preparer: Callable[[], Callable[[Table], Table]] = lambda: as_it_is
     in_order: bool = False
-    failures: bool = False
+    side_by_side: bool = False
+    failures: frozenset[int | None] = frozenset()
+    at_once: bool = False
+    remarks: tuple[str, ...] = ()
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
     @property

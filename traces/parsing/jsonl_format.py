@@ -32,10 +32,12 @@ class JsonlParser:
     Attributes:
         path: The file.
         readers: Reader of each key; other keys may have any values.
+        unit: What the lines of elements count.
     """
 
     path: str | PathLike[str]
     readers: Mapping[str, Reader]
+    unit: str = "line"
 
     def __call__(self, piece: Block | Sequence[Element]) -> Table:
         """The rows of a piece; a key that occurs in no row makes no column.
@@ -49,7 +51,7 @@ class JsonlParser:
             records = [self._record(*row) for row in zip(lines.tolist(), piece.texts(), strict=True)]
         else:
             lines, records = np.array([element.line for element in piece]), [self._object(element) for element in piece]
-        table = Table(self.path, {}, lines)
+        table = Table(self.path, {}, lines, self.unit)
         present = keys(records, self.readers)
         return table.having(
             **{
@@ -63,7 +65,7 @@ class JsonlParser:
         if isinstance(element.value, dict):
             return element.value
         raise TraceError(
-            self.path, element.line, "row", shown(element.value), "is not a JSON object; give one a request"
+            self.path, element.line, "row", shown(element.value), "is not a JSON object; give one a request", self.unit
         )
 
     def _record(self, line: int, text: bytes) -> Record:
@@ -117,7 +119,8 @@ def moments(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
 
 def _number_in_text(text: str) -> float | str:
     try:
-        return float(text)
+        # Nanoseconds since 1970 are exact as whole numbers only.
+        return int(text) if text.isdecimal() else float(text)
     except ValueError:
         return text.encode("utf-8", "replace").decode()
 

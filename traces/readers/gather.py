@@ -115,7 +115,11 @@ class Gathering:
             raise TraceError(self._path, None, None, None, "has no request that was answered; give another trace")
         lines = np.concatenate(self._lines)
         columns = self._columns()
-        columns, lines, remarks = self._sorted(columns, lines)
+        columns, lines, sorted_ = self._sorted(columns, lines)
+        at_once: tuple[str, ...] = ()
+        if self._form.at_once:
+            columns["arrival_ticks"] = np.zeros(len(lines), dtype=np.int64)
+            at_once = ("a batch has no times: all requests arrive at once",)
         tree = self._dialogue(columns, lines)
         content, rows = _content(columns), Rows(self._unit, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
@@ -129,7 +133,7 @@ class Gathering:
             left_out=left_out,
             start=self._before.start,
             max_concurrency=max_concurrency,
-            remarks=remarks,
+            remarks=(*self._form.remarks, *at_once, *sorted_),
         )
 
     def _sorted(self, columns: Arrays, lines: np.ndarray) -> tuple[Arrays, np.ndarray, tuple[str, ...]]:
@@ -141,14 +145,16 @@ class Gathering:
         moved = moved_rows(columns)
         if not moved.any():
             return columns, lines, ()
+        order = np.argsort(columns["arrival_ticks"], kind="stable")
+        if self._form.side_by_side:
+            return reordered(columns, order), lines[order], ()
         row = int(moved.argmax())
         apart_s = widest_gap_s(columns["arrival_ticks"])
         if apart_s > MOST_APART_S:
             days = f"{apart_s / 86_400:.0f} days"
-            remedy = f"is before a row above, and sorted two requests would be {days} apart; correct the time, or sort the rows"
+            remedy = f"is before a row above, and sorted two requests would be {days} apart; correct the time, sort the rows, or give --time-unit"
             time = self._before.time(int(columns["arrival_ticks"][row]))
             raise TraceError(self._path, int(lines[row]), self._before.field, time, remedy, self._unit)
-        order = np.argsort(columns["arrival_ticks"], kind="stable")
         text = f"{int(moved.sum()):,} of {len(lines):,} requests were not in order of time; they are sorted by it"
         return reordered(columns, order), lines[order], (text,)
 

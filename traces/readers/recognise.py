@@ -17,9 +17,12 @@ from ...sim.types.notes import note
 from ...sim.types.user_files import json_value
 from ..clients.known import benchmark_result
 from ..clients.summary import BenchmarkSummary
+from ..formats.agents import AGENTS
 from ..formats.azure import AZURE
 from ..formats.bailian import BAILIAN
+from ..formats.batches import BATCH_INPUT, BATCHES, BatchInputParser, is_batch_input
 from ..formats.burstgpt import BURSTGPT
+from ..formats.logs import LOG, LOGS, is_table_of_log
 from ..formats.mooncake import MOONCAKE, timed
 from ..formats.named import named_form
 from ..formats.own import OWN
@@ -34,6 +37,7 @@ from ..parsing.form import BLOCK_TOKENS, HASH_IDS, OWN_NAMES, Form, as_it_is
 from ..parsing.json_values import Element, batches, elements
 from ..parsing.jsonl_format import JsonlParser, keys, whole_lists
 from ..parsing.lines import Block
+from ..parsing.nested import Nested
 from ..parsing.parquet_format import open_parquet, parquet_tables
 from ..parsing.pieces import likely_block_tokens
 from ..parsing.reading import Reading
@@ -46,6 +50,8 @@ from ..synthesis.rebuilt import rebuilt
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
 #: Forms with distinctive column names, the most specific first.
 CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
+#: Formats of JSON values that hold requests in structures of their own.
+NESTED = (AGENTS, BATCHES, LOGS)
 #: Number of rows from which the block size is inferred.
 _HEAD_LINES = 64
 #: Names of length fields; they distinguish an array of requests from an array of conversations.
@@ -87,7 +93,7 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     head, ending = file.head(), Path(file.bare_name).suffix
     named = None if reading.named is None else named_form(reading.named)
     if head.startswith(_PARQUET_MAGIC) or ending == ".parquet":
-        return _parquet(file, head, content, named or OWN)
+        return _parquet(file, head, content, named)
     if named is not None:
         return _of_named(file, named, content, head.lstrip()[:1] in (b"[", b"{") or ending in _TEXT_LINES)
     if head.startswith(_PICKLE_MAGIC) or ending in (".pkl", ".pickle"):
@@ -108,12 +114,18 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     return _csv(file, content)
 
 
-def _parquet(file: TraceFile, head: bytes, content: bool, form: Form) -> Source:
+def _form_of_columns(names: Sequence[str]) -> Form:
+    """The form of a table without columns that only one format has."""
+    return LOG if is_table_of_log(names) and not any(name in names for name in OWN.clocks) else OWN
+
+
+def _parquet(file: TraceFile, head: bytes, content: bool, named: Form | None) -> Source:
     parquet = open_parquet(file, head)
     names = parquet.schema_arrow.names
+    form = named or _form_of_columns(names)
     require_lengths(file.path, None, form, names)
     tables = parquet_tables(file, parquet, set(form.readers(content)))
-    reads = frozenset({"max_inflated_bytes"} | ({"columns"} if form is not OWN else set()))
+    reads = frozenset({"max_inflated_bytes"} | ({"columns"} if named is not None else set()))
     return Source(form, tables, as_it_is, reads | _time_unit(form, names))
 
 
@@ -136,7 +148,7 @@ def _csv(file: TraceFile, content: bool, form: Form | None = None) -> Source:
     blocks = file.blocks()
     first = next(blocks)
     names, line = header(file.path, first), int(first.lines[0])
-    form = form or next((form for form in CSV_FORMS if form.marks <= set(names)), OWN)
+    form = form or next((form for form in CSV_FORMS if form.marks <= set(names)), _form_of_columns(names))
     sessions = [name for name, reader in form.content.items() if content and reader is not whole_lists]
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
@@ -184,7 +196,8 @@ def _time_unit(form: Form, names: Iterable[str]) -> frozenset[str]:
 def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
     values = elements(file)
     heads = list(islice(values, _HEAD_LINES))
-    if any(isinstance(element.value, dict) and _LENGTHS & element.value.keys() for element in heads):
+    records = [element.value for element in heads if isinstance(element.value, dict)]
+    if _structure(records) is not None or _LENGTHS & keys(records, _LENGTHS):
         return _objects(file, chain(heads, values), reading, content)
     parser = ShareGptParser(file.path, reading.tokenizer)
     return Source(SHAREGPT, batches(chain(heads, values)), parser, frozenset({"tokenizer"}))
@@ -197,6 +210,8 @@ def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
     if _is_spread(heads.texts()[0], file):
         return _objects(file, elements(file), reading, content)
     records = list(filter(None, map(_record, heads.texts())))
+    if _structure(records) is not None:
+        return _objects(file, elements(file), reading, content)
     line = int(first.lines[0]) if _record(heads.texts()[0]) else None
     return _records(file, chain([first], blocks), records, reading, content, line)
 
@@ -214,9 +229,31 @@ def _is_spread(first_line: bytes, file: TraceFile) -> bool:
         return False
 
 
+def _structure(records: Sequence[dict[str, Any]]) -> Callable[..., Source] | None:
+    """The reader of records that are no rows; None for rows."""
+    if any(map(is_batch_input, records)):
+        return _batch_input
+    known = next((nested for nested in NESTED if any(map(nested.holds, records))), None)
+    return None if known is None else partial(_nested, known)
+
+
+def _nested(known: Nested, file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
+    parser = JsonlParser(file.path, known.form.readers(content), known.unit)
+    return Source(known.form, batches(known.requests(values)), parser, _time_unit(known.form, known.form.clocks))
+
+
+def _batch_input(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
+    return Source(
+        BATCH_INPUT, batches(values), BatchInputParser(file.path, reading.tokenizer), frozenset({"tokenizer"})
+    )
+
+
 def _objects(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
     heads = list(islice(values, _HEAD_LINES))
     records = [element.value for element in heads if isinstance(element.value, dict)]
+    structure = _structure(records)
+    if structure is not None:
+        return structure(file, chain(heads, values), reading, content)
     line = heads[0].line if isinstance(heads[0].value, dict) else None
     return _records(file, batches(chain(heads, values)), records, reading, content, line)
 
