@@ -41,11 +41,15 @@ _LINED = [
     "azure2024.csv",
     "burstgpt.csv",
     "burstgpt_sessions.csv",
+    "litellm.csv",
     "vidur.csv",
     "vidur_timed.csv",
     "splitwise.csv",
 ]
-_JSON_LINED = ["mooncake.jsonl", "timed_trace.jsonl", "bailian.jsonl", "ours.jsonl", "ragpulse/0_trace.jsonl"]
+_JSON_LINED = [
+    *("mooncake.jsonl", "timed_trace.jsonl", "bailian.jsonl", "ours.jsonl", "ragpulse/0_trace.jsonl", "litellm.jsonl"),
+    *("otel_spans.jsonl", "agents.jsonl", "batch_output.jsonl"),
+]
 
 
 @kind("csv", 350)
@@ -89,10 +93,16 @@ def jsonl(rng: Rng, folder: Path) -> Case:
     return Case(_reading(rng, "trace.jsonl"))
 
 
+_DOCUMENTS = [
+    *("sharegpt.json", "bench_serve.json", "sglang_bench.jsonl", "guidellm.json", "guidellm_0.3.json"),
+    *("inference_perf.json", "langfuse.json", "jaeger.json"),
+]
+
+
 @kind("json", 250)
 def whole_json(rng: Rng, folder: Path) -> Case:
     """JSON documents: conversations, and what benchmarks write."""
-    name = rng.choice(["sharegpt.json", "bench_serve.json", "sglang_bench.jsonl", "guidellm.json", "guidellm_0.3.json"])
+    name = rng.choice(_DOCUMENTS)
     Path("trace.json").write_bytes(damaged_document(rng, json.loads((SAMPLES / name).read_text())))
     more = ["--tokenizer", rng.choice(INPUTS)] if name == "sharegpt.json" and rng.random() < 0.2 else []
     return Case([*_reading(rng, "trace.json"), *more])

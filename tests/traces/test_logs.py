@@ -211,6 +211,8 @@ class TestAgents:
         session = {"id": "a", "block_size": 16, "requests": [turn(0, 40, [1]), turn(1, 40, [1, 2, 3])]}
         with pytest.raises(TraceError, match="request 2: block_tokens = .*: adds up to 48, more than the prompt's 40"):
             read_with_content(lines(tmp_path, session))
+        with pytest.raises(TraceError, match="request 3: in = None: is missing"):
+            read(lines(tmp_path, session, session | {"requests": 1.5}))
         session["requests"][1] = 5
         with pytest.raises(TraceError, match="request 2: row = 5: is not a JSON object"):
             read(lines(tmp_path, session))

@@ -37,6 +37,10 @@ def _opener() -> Callable[[dict[str, Any]], Iterator[Any]]:
 
     def requests(session: dict[str, Any]) -> Iterator[Any]:
         nonlocal after
+        if not _is_session(session):
+            # Refused as a request without lengths.
+            yield session
+            return
         offset = 0 if session.get("hash_id_scope") == "global" else after
         for request in _requests(session["requests"], session.get("id"), session["block_size"], 0.0):
             ids = request.get(HASH_IDS) if isinstance(request, dict) else None
