@@ -84,7 +84,7 @@ def as_inference_perf(document: dict[str, Any], flat: bool = False) -> str:
     for one in requests(document):
         start_s = one["start_times"]
         times = (start_s + one["ttfts"] + np.cumsum([0.0, *one["itls"]])).tolist()
-        prompt, output = {"input_tokens": one["input_lens"]}, {"output_tokens": one["output_lens"]}
+        prompt, output = {"input_tokens": one["input_lens"]}, {"output_tokens": one["output_lens"] or 3}
         nested = {
             "request_metrics": {"text": prompt},
             "response_metrics": output | {"chunk_times": times, "output_token_times": times, "server_usage": None},

@@ -134,7 +134,7 @@ class TestBatches:
         )
         assert (lengths(found), found.rows.lines.tolist(), found.left_out.failed) == ([(98, 4)], [2], 1)
 
-    def test_inputs_need_a_tokenizer(self, tmp_path):
+    def test_inputs_need_a_tokenizer(self, tmp_path, capsys):
         body = {"model": "m", "messages": [{"role": "system", "content": "one two"}], "max_tokens": 40}
         parts = [{"type": "text", "text": "three four"}, {"type": "text", "text": "five"}]
         chat = {"messages": [*body["messages"], {"role": "user", "content": parts}], "max_completion_tokens": 7}
@@ -149,6 +149,9 @@ class TestBatches:
         words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         words.save(str(tmp_path / "tokenizer.json"))
         reading = Reading(tokenizer=tmp_path / "tokenizer.json")
+        flags = ("simulate", "--policy", "vllm-v1", "--model", "opt-13b", "--trace", str(path))
+        assert status([*flags, "--tokenizer", str(reading.tokenizer)]) == DONE
+        assert "are assumed to be as long as max_tokens" in " ".join(capsys.readouterr().out.split())
         found = read(path, reading)
         assert (lengths(found), seconds(found)) == ([(2, 40), (5, 7), (1, 2)], [0, 0, 0])
         assert "no answers" in found.remarks[0] and "at once" in found.remarks[1]

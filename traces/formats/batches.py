@@ -84,24 +84,21 @@ class BatchInputParser:
 
     Args:
         path: The file.
-        tokenizer: A Hugging Face ``tokenizer.json``.
-
-    Raises:
-        TraceError: There is no tokenizer.
+        tokenizer: A Hugging Face ``tokenizer.json``; without one there are no lengths.
     """
 
     def __init__(self, path: str | PathLike[str], tokenizer: Path | None) -> None:
-        if tokenizer is None:
-            remedy = "is the input of a batch, without lengths; give the batch's output, or --tokenizer tokenizer.json"
-            raise TraceError(path, None, None, None, remedy)
-        self._path, self._count = path, token_counter(tokenizer)
+        self._path, self._count = path, None if tokenizer is None else token_counter(tokenizer)
 
     def __call__(self, batch: Sequence[Element]) -> Table:
         """The lengths of the requests.
 
         Raises:
-            TraceError: An element is not a request, or has no texts.
+            TraceError: There is no tokenizer; or an element is not a request, or has no texts.
         """
+        if self._count is None:
+            remedy = "is the input of a batch, without lengths; give the batch's output, or --tokenizer tokenizer.json"
+            raise TraceError(self._path, None, None, None, remedy)
         table = Table(self._path, {}, np.array([element.line for element in batch]))
         records = [element.value for element in batch]
         for row, record in enumerate(records):
