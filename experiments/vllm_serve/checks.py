@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
 from ...sim.spec.startup.capacity import (
-    CONTEXT_BYTES,
     capacity,
     capture_blocks,
     fits,
@@ -18,6 +17,7 @@ from ...sim.spec.startup.capacity import (
 from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.loading import require_divisible
+from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.types.errors import NotSimulated, SettingError
 
 GIB = 1 << 30
@@ -172,7 +172,9 @@ def _too_long(launch: Launch) -> Refusal | None:
 
 def _too_heavy(launch: Launch) -> Refusal | None:
     memory = max(stage_memories(launch), key=lambda stage: stage.weights.likely)
-    free = launch.gpu.memory_bytes - CONTEXT_BYTES
+    # The least memory of the KV cache goes with the most that is in use before.
+    used = used_at_start(launch)
+    free = launch.gpu.memory_bytes - {"low": used.high, "likely": used.likely, "high": used.low}[launch.outlook]
     if memory.weights.likely > free:
         weights = f"the weights take {gib(memory.weights.likely)} GiB of each GPU and {gib(free)} GiB are free"
         return Refusal("weights", f"torch.OutOfMemoryError: CUDA out of memory; {weights}.")

@@ -60,6 +60,7 @@ class GpuSpec:
             package, if it has one.
         compute_capability: NVIDIA's, as 89 for 8.9, by which vLLM chooses its kernels; None for another vendor's card. Of a file without
             it, what the number formats and the bandwidth suggest.
+        unified_memory: Whether the CPU uses the same memory.
     """
 
     name: str
@@ -77,6 +78,7 @@ class GpuSpec:
     path: str | None = None
     profile: str | None = None
     compute_capability: int | None = None
+    unified_memory: bool = False
 
     def quantized_flops_per_s(self, quantization: str) -> int | None:
         """Dense throughput with weights in a number format; None if kernels of this format multiply in 16 bits."""
@@ -121,6 +123,7 @@ class _Sheet:
     l2_mib: CacheMib | None = None
     architecture: str | None = None
     compute_capability: Capability | None = None
+    unified_memory: bool = False
     profile: str | None = None
     source: Annotated[str, Field(min_length=1)]
 
@@ -144,6 +147,7 @@ class _Sheet:
             path=path,
             profile=None if self.profile is None else join(folder, self.profile),
             compute_capability=self._capability(is_file=path is not None),
+            unified_memory=self.unified_memory,
         )
 
     def _capability(self, is_file: bool) -> int | None:

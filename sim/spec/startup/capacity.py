@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..deployment import MAX_CAPTURED, stages
-from ..pool import GIB
 from .activations import activation_bytes
 from .cuda_graphs import cuda_graph_bytes
 from .estimate import Estimate, exactly, rest
@@ -24,8 +23,6 @@ from .launch import Launch
 from .loading import loaded_bytes
 from .non_torch import non_torch_bytes
 
-#: Used memory of an H100 before anything is loaded: 79.19 - 78.68 GiB.
-CONTEXT_BYTES = int(0.51 * GIB)
 #: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
 #: of ``capture_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
 _GLM5_NEXT, _FIRST_GLM5_NEXT = "glm5_next", (0, 30)

@@ -32,8 +32,25 @@ def link(gpu: GpuSpec, ranks: int) -> str:
     return _NVLS if (gpu.major or 0) >= 9 else _NVLINK
 
 
+#: GiB by which programs of the CPU change what a profile finds in unified memory, either way: nine starts on DGX Sparks.
+_SHARED = 3.5
+#: GiB that are in use when a worker starts: the driver and CUDA's context, with several ranks NCCL's (since 0.11), of unified memory the
+#: operating system's.
+_ONE, _SEVERAL, _UNIFIED = (0.3, 0.51, 0.65), (0.5, 1.55, 2.2), (4.0, 9.4, 17.0)
+
+
+def used_at_start(launch: Launch) -> Estimate:
+    """What is in use on each GPU before weights are loaded."""
+    several = launch.num_gpus * launch.deployment.data_parallel > 1 and launch.release.since >= (0, 11)
+    sizes = _UNIFIED if launch.gpu.unified_memory else _SEVERAL if several else _ONE
+    return Estimate(*(round(size * GIB) for size in sizes))
+
+
 def non_torch_bytes(launch: Launch) -> Estimate:
     """What is outside of torch on each GPU."""
     ranks = launch.num_gpus * launch.deployment.data_parallel
     sizes = next(sizes for since, sizes in reversed(SIZES) if (0, since) <= launch.release.since)
-    return Estimate(*(round(size * GIB) for size in sizes[link(launch.gpu, ranks)]))
+    low, likely, high = sizes[link(launch.gpu, ranks)]
+    if launch.gpu.unified_memory:
+        low, high = low - _SHARED, high + _SHARED
+    return Estimate(*(round(size * GIB) for size in (low, likely, high)))

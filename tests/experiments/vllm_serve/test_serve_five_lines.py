@@ -159,4 +159,4 @@ def test_the_answers_as_data(capsys):
     assert starts["settings"]["num_gpu_blocks_override"] == 28_046
     refused = plan_of("--serve", "vllm serve meta-llama/Llama-3.1-70B -tp 2 --max-model-len 32768")
     assert (refused["starts"], refused["refusal"]["kind"]) == (False, "KV cache")
-    assert [remedy["num_gpus"] for remedy in refused["remedies"]] == [4, 2, 2, 2]
+    assert [remedy["num_gpus"] for remedy in refused["remedies"]] == [4, 2, 2]
