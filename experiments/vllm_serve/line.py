@@ -40,7 +40,12 @@ from .shell import ASSIGNMENT, assigned, filled, first_argument, split
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
 _OBJECTS = ("speculative-config", "compilation-config")
 #: Flags without a simulated effect that decide whether a server starts (``graphs``).
-_DECIDE = ("compilation-config", "optimization-level")
+_DECIDE = frozenset(
+    """
+    compilation-config cuda-graph-sizes cudagraph-capture-sizes disable-custom-all-reduce enable-lora max-cudagraph-capture-size
+    optimization-level performance-mode
+    """.split()
+)
 #: Flags of drafts, by the key of ``--speculative-config`` that each sets.
 _DRAFTS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 #: Flags that took several words in some release.
@@ -315,7 +320,7 @@ class _Reader:
             self._leave_out(f"--{name}", NOT_SIMULATED[name], name in CHANGES_MEMORY)
         if name in _OBJECTS:
             self._flags[name] = self._object(name, written, str(found))
-        elif name in READ or name in _DECIDE:
+        elif name in READ or (name in _DECIDE and not is_off):
             self._flags[name] = found
             if name == "kv-offloading-backend" and found != "native":
                 self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)

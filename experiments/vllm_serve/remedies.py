@@ -110,7 +110,7 @@ def _sequences(launch: Launch) -> Candidates:
 
 def _graphs(launch: Launch) -> Candidates:
     if undivided(launch) is None and too_few_states(launch):
-        yield "PIECEWISE", replace(launch, full_graphs=False)
+        yield "PIECEWISE", replace(launch, graphs=replace(launch.graphs, mode="PIECEWISE"))
 
 
 def _no_graphs(launch: Launch) -> Candidates:

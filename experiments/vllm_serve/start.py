@@ -19,7 +19,7 @@ from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, check
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, outcome, refusal, undivided
-from .graphs import captures_decodes
+from .graphs import graph_settings
 from .line import ServeLine
 from .log import StartupLog, corrected
 
@@ -31,6 +31,8 @@ _WEIGHTS = {
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")
 _KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+#: The first release that can estimate the memory of CUDA graphs.
+_FIRST_ESTIMATE = (0, 18)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
@@ -159,7 +161,7 @@ def started(
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
         block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
         hybrid=not line.switch(_ONE_GROUP),
-        full_graphs=captures_decodes(line, vllm),
+        graphs=graph_settings(line, vllm),
         enable_prefix_caching=line.switch("enable-prefix-caching", _caches(shape, vllm)),
         release=vllm,
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
@@ -230,7 +232,10 @@ def _kv_setting(launch: Launch) -> str:
 def _release(line: ServeLine) -> Release:
     found = LATEST if line.version is None else release(line.version)
     counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-    return found if counts is None else replace(found, counts_graphs=counts != "0")
+    if counts is None:
+        return found
+    asked = counts != "0" and found.since >= _FIRST_ESTIMATE
+    return replace(found, counts_graphs=asked, v2_counts_graphs=asked and found.v2_counts_graphs)
 
 
 def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:

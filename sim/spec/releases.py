@@ -8,15 +8,15 @@ since 0.11 (its release notes); for releases before the oldest entry below, that
 
 vLLM has two model runners, and the second profiles its start in another way. Its sampler skips top-k and top-p while it
 profiles, and holds 6 bytes a logit (the model's own and a copy in fp32). Up to 0.28 it reports no memory of CUDA graphs
-(``profile_cudagraph_memory`` returns 0), so that none is subtracted. By default it runs
+(``profile_cudagraph_memory`` returns 0), so that none is subtracted; since 0.29 it estimates them. By default it runs
 
     0.22    Qwen3                         unquantized, without experts
     0.23    Llama, Mistral, Qwen3         unquantized, without experts
     0.24    some with experts as well     quantized or not
     0.25    all without experts and states, some with experts
-    0.30    all models, and it estimates the memory of CUDA graphs
+    0.30    all models
 
-as the wheels of 0.21 to 0.28, 0.30, 0.32 and 0.33 say (0.29 is taken for 0.28). In 0.33 its sampler profiles top-k and top-p again; how
+as the wheels of 0.21 to 0.33 say. In 0.33 its sampler profiles top-k and top-p again; how
 much that takes is not known from a log, and assumed to be the 14 bytes of the first one.
 
 The order of the free queue is ``BlockPool.free_blocks`` in the wheels of 0.9, 0.10, 0.11, 0.14, 0.18 and 0.20 to 0.33. Up to
@@ -25,7 +25,8 @@ Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefi
 (pull request 48017), which 0.28 undid (pull request 51482). Releases before 0.9 free tables in another order.
 
 Kernels export states from within a prefill (``StateMixer.export_tokens``) since 0.29 in Kimi K3, 0.32 in Mamba-2 and 0.33 in
-gated delta nets, as the wheels of 0.28 to 0.33 say; entries that differ in nothing else are there for it.
+gated delta nets, as the wheels of 0.28 to 0.33 say. Entries without a change are there for it, and for the list of CUDA graphs
+(``startup.cuda_graphs``).
 
 A model with states does not start since 0.20 where max_num_seqs exceeds the blocks of the pool (pull request 38270): the wheels of 0.20
 to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs instead. Prefixes of such models are cached by default since
@@ -56,9 +57,11 @@ class Release:
         counts_graphs: Whether the memory of CUDA graphs is subtracted from the KV cache.
         gpu_memory_utilization: The default.
         async_scheduling: The default.
-        v2_model_types: Model types that run on the second model runner, while that does not count CUDA graphs.
+        v2_model_types: Model types that run on the second model runner.
         v2_quantized: Whether these do so if their weights are quantized.
         v2_dense: Whether so do all models with attention alone and without experts.
+        v2_all: Whether so do all models.
+        v2_counts_graphs: Whether the second model runner counts CUDA graphs.
         mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
         checks_states: Whether max_num_seqs is compared with the blocks that hold states.
         caches_states: Whether prefixes of models with states and attention are cached by default.
@@ -74,18 +77,24 @@ class Release:
     v2_model_types: frozenset[str] = frozenset()
     v2_quantized: bool = False
     v2_dense: bool = False
+    v2_all: bool = False
+    v2_counts_graphs: bool = False
     mxfp4_width: int = 256
     checks_states: bool = False
     caches_states: bool = False
     large_a100: bool = True
     largest_batch: bool = False
 
+    def second_runner(self, model: ModelSpec, quantized: bool) -> bool:
+        """Whether a model runs on the second model runner."""
+        second = model.model_type in self.v2_model_types or (self.v2_dense and not (model.experts or model.mixer))
+        return self.v2_all or (second and (self.v2_quantized or not quantized))
+
     def profiling(self, model: ModelSpec, quantized: bool) -> Release:
         """The release as it profiles a model, with the model runner that it takes for it."""
-        second = model.model_type in self.v2_model_types or (self.v2_dense and not (model.experts or model.mixer))
-        if not second or (quantized and not self.v2_quantized):
+        if self.v2_all or not self.second_runner(model, quantized):
             return self
-        return replace(self, sampler_bytes=_V2_SAMPLER_BYTES, counts_graphs=False)
+        return replace(self, sampler_bytes=_V2_SAMPLER_BYTES, counts_graphs=self.v2_counts_graphs)
 
 
 _V2_SAMPLER_BYTES = 6
@@ -94,6 +103,9 @@ _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 #: What changed in a minor version of major version 0.
 _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
+    (11, {}),
+    (12, {}),
+    (13, {}),
     (14, {"async_scheduling": True}),
     (17, {"sampler_bytes": 14}),
     (18, {}),
@@ -104,8 +116,18 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (25, {"v2_dense": True}),
     (26, {"caches_states": True}),
     (28, {"largest_batch": True}),
-    (29, {}),
-    (30, {"sampler_bytes": _V2_SAMPLER_BYTES, "v2_model_types": frozenset(), "v2_quantized": False, "v2_dense": False}),
+    (29, {"v2_counts_graphs": True}),
+    (
+        30,
+        {
+            "v2_all": True,
+            "sampler_bytes": _V2_SAMPLER_BYTES,
+            "v2_model_types": frozenset(),
+            "v2_quantized": False,
+            "v2_dense": False,
+        },
+    ),
+    (31, {}),
     (32, {}),
     (33, {"sampler_bytes": 14, "mxfp4_width": 128}),
 )

@@ -1,4 +1,4 @@
-"""Logs of the real vLLM as digests, and what it says of lines before it captures its graphs, for tests without it.
+"""Logs of the real vLLM as digests, what it says of lines before it captures its graphs, and the graphs, for tests without it.
 
 cd tests && python -m real_vllm.record      writes recorded.json anew, by the installed vLLM
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from fragmeter.experiments.live.step_log import Served
 
+from . import captures
 from .starts import starts
 from .workloads import KINDS, OPTIONS, Case
 
@@ -56,6 +58,24 @@ def real_starts() -> dict[str, str | None]:
     return {each.name: graphs.answer(each) for each in starts()}
 
 
+def captures_digest(found: list[Any]) -> str:
+    """Digest of the graphs of drawn settings: their mode and sizes."""
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+
+
+def recorded_captures() -> dict[str, str]:
+    """Digests of the graphs that vLLM 0.33.0 captures, by the seeds of ``captures.drawn``."""
+    found: dict[str, str] = json.loads(_FILE.read_text())["captures"]
+    return found
+
+
+def real_captures() -> dict[str, str]:
+    """Digests of the graphs that the installed vLLM captures."""
+    from .graph_captures import theirs
+
+    return {str(seed): captures_digest(theirs(captures.drawn(seed))) for seed in range(captures.SEEDS)}
+
+
 def real() -> dict[str, str]:
     """The digests of the installed vLLM."""
     from . import server
@@ -66,5 +86,5 @@ def real() -> dict[str, str]:
 if __name__ == "__main__":
     from vllm import __version__
 
-    everything = {"vllm": __version__, "digests": real(), "starts": real_starts()}
+    everything = {"vllm": __version__, "digests": real(), "starts": real_starts(), "captures": real_captures()}
     _FILE.write_text(json.dumps(everything, indent=0) + "\n")

@@ -6,6 +6,7 @@ import pytest
 
 from fragmeter.experiments.vllm_serve import start
 from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.cuda_graphs import GraphSettings
 
 from . import graphs
 from .record import real_starts, recorded_starts
@@ -37,6 +38,6 @@ def test_what_is_recorded_is_what_this_release_says():
 
 
 def test_graphs_that_are_not_read_are_noticed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(start, "captures_decodes", lambda line, release: True)
+    monkeypatch.setattr(start, "graph_settings", lambda line, release: GraphSettings())
     # Refusals where vLLM has no graphs of whole decode steps, for each of five models with states.
     assert len(_differing()) == 5 * 5

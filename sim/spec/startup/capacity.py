@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..deployment import MAX_CAPTURED, stages
+from ..deployment import stages
 from .activations import activation_bytes
 from .cuda_graphs import cuda_graph_bytes
 from .estimate import Estimate, exactly, rest
@@ -26,8 +26,6 @@ from .non_torch import non_torch_bytes
 #: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
 #: of ``capture_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
 _GLM5_NEXT, _FIRST_GLM5_NEXT = "glm5_next", (0, 30)
-#: Tokens of the largest graph by default on GPUs of compute capability 10; elsewhere ``MAX_CAPTURED``.
-_BLACKWELL_GRAPH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> Stag
         "weights": weights,
         "activations": activation_bytes(launch, layers, last),
         "non_torch": non_torch_bytes(launch),
-        "cuda_graphs": cuda_graph_bytes(launch),
+        "cuda_graphs": cuda_graph_bytes(launch, layers),
     }
     parts = {name: exactly(part.likely) if name in launch.known else part for name, part in parts.items()}
     kv_cache = rest(requested + launch.correction_bytes, [*parts.values()])
@@ -165,12 +163,11 @@ def capture_blocks(launch: Launch) -> int | None:
     Returns:
         None where nothing is compared: without states, without graphs of whole decode steps, and before 0.20.
     """
-    captures = launch.deployment.cuda_graphs and launch.full_graphs
-    if not (launch.model.state_layers and captures and launch.release.checks_states):
+    if not (launch.model.state_layers and launch.release.checks_states and launch.captures.decodes_full):
         return None
     blocks = capacity(launch).num_blocks
     if launch.model.model_type == _GLM5_NEXT and launch.release.since < _FIRST_GLM5_NEXT:
-        return min(blocks, _BLACKWELL_GRAPH if launch.gpu.is_blackwell else MAX_CAPTURED)
+        return min(blocks, launch.captures.largest)
     return blocks
 
 

@@ -15,6 +15,7 @@ from ..pool import GIB
 from ..releases import LATEST, Release
 from ..shape import ModelSpec
 from ..speculative import SpeculativeConfig
+from .cuda_graphs import Captures, GraphSettings, batch_of, captures
 
 BLOCK_SIZE = 16
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
@@ -79,7 +80,7 @@ class Launch:
         deployment: Pipeline stages, number formats, CUDA graphs.
         block_size: Tokens per block on a rank, before they are raised for states.
         hybrid: Whether layers with a window keep only the tokens within it.
-        full_graphs: Whether CUDA graphs of whole decode steps are captured (``cudagraph_mode``), where graphs are.
+        graphs: What the line says of CUDA graphs, where ``deployment`` has them.
         enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
         release: Release of vLLM.
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
@@ -102,7 +103,7 @@ class Launch:
     gpu_memory_utilization: float = LATEST.gpu_memory_utilization
     block_size: int = BLOCK_SIZE
     hybrid: bool = True
-    full_graphs: bool = True
+    graphs: GraphSettings = GraphSettings()
     enable_prefix_caching: bool = True
     release: Release = LATEST
     export_tokens: int | None = None
@@ -117,6 +118,20 @@ class Launch:
     @property
     def num_gpus(self) -> int:
         return self.tensor_parallel * self.deployment.pipeline_parallel
+
+    @property
+    def second_runner(self) -> bool:
+        """Whether vLLM's second model runner runs this model."""
+        return self.release.second_runner(self.model, self.deployment.quantization is not None)
+
+    @property
+    def captures(self) -> Captures:
+        """The CUDA graphs that are captured.
+
+        Raises:
+            SettingError: vLLM refuses their sizes.
+        """
+        return captures(self.graphs, batch_of(self)) if self.deployment.cuda_graphs else Captures()
 
     @property
     def profiling(self) -> Release:
