@@ -53,7 +53,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...types.errors import SettingError
-from ..deployment import CUDA_GRAPH_BYTES, dtype_bits
+from ..deployment import dtype_bits
 from ..states import GatedDelta
 from .estimate import Estimate, exactly
 
@@ -422,8 +422,9 @@ def cuda_graph_bytes(launch: Launch, layers: range) -> Estimate:
     Raises:
         SettingError: vLLM refuses the sizes.
     """
-    counted = layers and launch.captures.mode != NONE and launch.profiling.counts_graphs
-    return Estimate(CUDA_GRAPH_BYTES // 10, CUDA_GRAPH_BYTES, 2 * CUDA_GRAPH_BYTES) if counted else exactly(0)
+    if not launch.profiling.counts_graphs:
+        return exactly(0)
+    return estimated_bytes(launch.captures, shape_of(launch, layers), launch.max_num_batched_tokens)
 
 
 def batch_of(launch: Launch) -> GraphBatch:
