@@ -26,7 +26,7 @@ CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
 CARDS = {
     "H20": ("h200", 139.8),
     "H100 NVL": ("h100-pcie", 93.1),
-    "GB10": ("rtx-pro-6000", 119.63),
+    "GB10": ("gb10", 121.69),
     "RTX PRO 4500": ("rtx-5090", 31.38),
     "A40": ("a10", 44.43),
     "A6000": ("rtx-3090", 47.4),

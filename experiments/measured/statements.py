@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 from ...sim.recording.probe import read_probe
 from ...sim.spec import gpu_names, model
 from ...sim.spec.releases import all_releases, release
+from ...sim.spec.startup.capacity import stage_memories
 from ...sim.spec.startup.launch import BLOCK_SIZE, batch_defaults
 from ...sim.types.errors import UserError
 from ...traces import MeasuredSummary
 from ...traces.clients.load import ClientLoad
+from ..vllm_serve.checks import GIB, undivided
 from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log
@@ -32,6 +34,9 @@ from ..vllm_serve.start import Started
 from .server_metrics import ServerMetrics
 
 LINE = "the line"
+_GPU, _WEIGHTS = "GiB of a GPU", "GiB of weights"
+#: Share by which a size may differ: cards of one name by their reserved memory, weights by their padding.
+_NEARLY = {_GPU: 0.03, _WEIGHTS: 0.1}
 #: Value of a setting that a source leaves at its default, whatever that is.
 DEFAULT = "the default"
 #: Arguments that a log names where they are no defaults, and that the line has or leaves out, by the names of their statements. vLLM
@@ -115,6 +120,8 @@ def _agree(one: Statement, other: Statement) -> bool:
         return float(str(other.value)) <= float(str(one.value))
     if one.name == "gpus" and other.source in _VISIBLE:
         return int(str(other.value)) >= int(str(one.value))
+    if one.name in _NEARLY:
+        return abs(float(str(other.value)) / float(str(one.value)) - 1) <= _NEARLY[one.name]
     if one.name == "gpu":
         return _same_card(str(one.value), str(other.value))
     if one.name == "kv_cache_dtype":
@@ -183,12 +190,22 @@ def of_line(answer: Started) -> Iterator[Statement]:
     caching = f"{LINE}" if "enable-prefix-caching" in line.flags else f"{LINE} (by default)"
     yield Statement(caching, "enable_prefix_caching", launch.enable_prefix_caching)
     yield from _gpus(answer)
+    yield from _sizes(answer)
     yield from _kv_cache(answer)
     if "max-model-len" in line.flags:
         yield Statement(LINE, "max_model_len", launch.max_model_len)
     elif not _LENGTHS & set(line.named):
         yield Statement(f"{LINE} (by default)", "max_model_len", launch.max_model_len)
     yield from _arguments(answer)
+
+
+def _sizes(answer: Started) -> Iterator[Statement]:
+    """Sizes that depend on the card and the checkpoint alone."""
+    launch = answer.launch
+    yield Statement("--gpu", _GPU, round(launch.gpu.memory_bytes / GIB, 2))
+    if undivided(launch) is None:
+        weights = max(stage.weights.likely for stage in stage_memories(launch))
+        yield Statement(f"{LINE} (computed)", _WEIGHTS, round(weights / GIB, 2))
 
 
 def _gpus(answer: Started) -> Iterator[Statement]:
@@ -256,6 +273,11 @@ def of_log(given: str) -> Iterator[Statement]:
     log: StartupLog = read_log(given)
     if log.version is not None:
         yield Statement(source, "vllm", text_of_release(log.version[:2]))
+    for name, size in ((_GPU, log.parts.total), (_WEIGHTS, log.parts.weights)):
+        if size is not None:
+            yield Statement(source, name, size)
+    if log.parts.utilization is not None:
+        yield Statement(source, _ARGUMENTS["gpu_memory_utilization"], log.parts.utilization)
     config, arguments = _CONFIG.search(text), _GIVEN.search(text)
     named = {} if arguments is None else _literal(arguments[1])
     if config is not None:
