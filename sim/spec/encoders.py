@@ -1,4 +1,4 @@
-"""Weights of vision encoders, from the ``vision_config`` of a ``config.json``.
+"""Weights of vision encoders and the tensors of their profile, from the ``vision_config`` of a ``config.json``.
 
 vLLM loads the encoder of a multimodal model although no prompt has an image: on the first pipeline stage, in 16 bits. Ranks divide
 its matrices (``--mm-encoder-tp-mode weights``, the default), but for the projection of patches and position tables. The encoder of
@@ -14,6 +14,35 @@ from typing import Any
 from ..types.errors import SettingError
 from .config import Config, count
 
+#: Tokens of the largest image of Qwen3-VL, Qwen3.5 and 3.6 (16,777,216 pixels of their preprocessor_config.json), and of the largest video of
+#: GLM-5.3-Flash, from lines "Encoder cache will be initialized with a budget of ... tokens" of public logs.
+_QWEN3_TOKENS, _GLM5_NEXT_TOKENS = 16_384, 32_242
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The largest image or video of a prompt, with which vLLM profiles the encoder, and the encoder's tensors of it.
+
+    Attributes:
+        tokens: Tokens of the text model for it.
+        patches: Patches of a token.
+        pixels: Elements of a patch's pixels.
+        hidden_size: Width of the encoder.
+        mlp_width: Elements of the MLP's tensors of a patch, which ranks divide.
+        output_size: Elements that the text model gets of a token.
+        stacked_size: Of these, the elements that layers before the last compute (DeepStack).
+        positions: Whether position embeddings of all patches are kept while the encoder runs.
+    """
+
+    tokens: int
+    patches: int
+    pixels: int
+    hidden_size: int
+    mlp_width: int
+    output_size: int
+    stacked_size: int = 0
+    positions: bool = True
+
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
@@ -23,11 +52,13 @@ class Encoder:
         divided: Elements that tensor-parallel ranks divide.
         whole: Elements that every rank holds.
         is_known: Whether the encoder is supported; the weights of others are not counted.
+        item: What it is profiled with; None is unknown.
     """
 
     divided: int = 0
     whole: int = 0
     is_known: bool = True
+    item: Item | None = None
 
     def params(self, tensor_parallel: int = 1) -> int:
         """Elements on each rank."""
@@ -73,7 +104,16 @@ def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     mergers = 1 + len(stacked)
     whole = pixels * hidden + hidden + count(vision, name, "num_position_embeddings") * hidden
     whole += depth * (repeated + 4 * hidden) + mergers * output + 2 * hidden + 2 * len(stacked) * merged
-    return Encoder(depth * divided + mergers * (merged * merged + merged + merged * output), whole)
+    item = Item(
+        tokens=_QWEN3_TOKENS,
+        patches=merged // hidden,
+        pixels=pixels,
+        hidden_size=hidden,
+        mlp_width=2 * width,
+        output_size=mergers * output,
+        stacked_size=len(stacked) * output,
+    )
+    return Encoder(depth * divided + mergers * (merged * merged + merged + merged * output), whole, item=item)
 
 
 def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:
@@ -164,7 +204,16 @@ def _glm5_next(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     divided += output * output + 3 * output * count(vision, name, "projection_intermediate_size")
     norms = 2 * hidden + 2 * (hidden // count(vision, name, "num_heads"))
     whole = pixels * hidden + hidden + depth * (norms + 2 * hidden) + hidden + (merged + 1) * output + 2 * output
-    return Encoder(divided, whole)
+    item = Item(
+        tokens=_GLM5_NEXT_TOKENS,
+        patches=merged // hidden,
+        pixels=pixels,
+        hidden_size=hidden,
+        mlp_width=3 * width,
+        output_size=output,
+        positions=False,
+    )
+    return Encoder(divided, whole, item=item)
 
 
 _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {

@@ -7,8 +7,9 @@ scheduling is the default since 0.14 (pull request 27614). The V1 engine is the 
 since 0.11 (its release notes); for releases before the oldest entry below, that entry is taken.
 
 vLLM has two model runners, and the second profiles its start in another way. Its sampler skips top-k and top-p while it
-profiles, and holds 6 bytes a logit (the model's own and a copy in fp32). Up to 0.28 it reports no memory of CUDA graphs
-(``profile_cudagraph_memory`` returns 0), so that none is subtracted; since 0.29 it estimates them. By default it runs
+profiles, and holds 6 bytes a logit (the model's own and a copy in fp32), in 0.26 and from 0.28 to 0.32 the model's own 2. Up to 0.28 it
+reports no memory of CUDA graphs (``profile_cudagraph_memory`` returns 0), so that none is subtracted; since 0.29 it estimates them. By default
+it runs
 
     0.22    Qwen3                         unquantized, without experts
     0.23    Llama, Mistral, Qwen3         unquantized, without experts
@@ -54,6 +55,11 @@ class Release:
     Attributes:
         since: Major and minor version.
         sampler_bytes: Bytes per sampled logit at the peak of the profiled step.
+        sampler_rows: Whether top-k of the first model runner keeps a row of logits in fp32 for each multiprocessor.
+        v2_sampler_bytes: ``sampler_bytes`` of the second model runner.
+        profiles_context: Whether latent attention profiles the keys and values of a context.
+        keeps_workspace: Whether the experts' workspace is kept from one layer to the next, and after the profile.
+        benchmarks_embedding: Whether logs show that a start without a compile cache holds the embedding a second time.
         counts_graphs: Whether the memory of CUDA graphs is subtracted from the KV cache.
         gpu_memory_utilization: The default.
         async_scheduling: The default.
@@ -71,6 +77,11 @@ class Release:
 
     since: tuple[int, int] = (0, 0)
     sampler_bytes: int = 38
+    sampler_rows: bool = False
+    v2_sampler_bytes: int = 6
+    profiles_context: bool = False
+    keeps_workspace: bool = False
+    benchmarks_embedding: bool = False
     counts_graphs: bool = False
     gpu_memory_utilization: float = 0.9
     async_scheduling: bool = False
@@ -92,36 +103,35 @@ class Release:
 
     def profiling(self, model: ModelSpec, quantized: bool) -> Release:
         """The release as it profiles a model, with the model runner that it takes for it."""
-        if self.v2_all or not self.second_runner(model, quantized):
+        if not self.second_runner(model, quantized):
             return self
-        return replace(self, sampler_bytes=_V2_SAMPLER_BYTES, counts_graphs=self.v2_counts_graphs)
+        return replace(self, sampler_bytes=self.v2_sampler_bytes, counts_graphs=self.v2_counts_graphs)
 
 
-_V2_SAMPLER_BYTES = 6
 _DENSE = frozenset({"llama", "mistral", "qwen3"})
 _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 #: What changed in a minor version of major version 0.
 _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
-    (11, {}),
+    (11, {"profiles_context": True}),
     (12, {}),
     (13, {}),
     (14, {"async_scheduling": True}),
-    (17, {"sampler_bytes": 14}),
+    (17, {"sampler_bytes": 14, "sampler_rows": True, "keeps_workspace": True}),
     (18, {}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True}),
     (22, {"v2_model_types": frozenset({"qwen3"})}),
     (23, {"v2_model_types": _DENSE}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
     (25, {"v2_dense": True}),
-    (26, {"caches_states": True}),
-    (28, {"largest_batch": True}),
+    (26, {"caches_states": True, "v2_sampler_bytes": 2}),
+    (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True}),
+    (28, {"largest_batch": True, "v2_sampler_bytes": 2}),
     (29, {"v2_counts_graphs": True}),
     (
         30,
         {
             "v2_all": True,
-            "sampler_bytes": _V2_SAMPLER_BYTES,
             "v2_model_types": frozenset(),
             "v2_quantized": False,
             "v2_dense": False,
@@ -129,7 +139,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     ),
     (31, {}),
     (32, {}),
-    (33, {"sampler_bytes": 14, "mxfp4_width": 128}),
+    (33, {"v2_sampler_bytes": 14, "mxfp4_width": 128}),
 )
 
 

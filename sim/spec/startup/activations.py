@@ -1,61 +1,272 @@
-"""Peak of the step that vLLM profiles at its start, as tensors on one GPU.
+"""Peak of the step that vLLM profiles at its start (``profile_run`` of its model runners), as tensors on one GPU.
 
-    expert workspace + max(forward, sampler)
-    forward   = 2 bytes * tokens * ((5 + blocks of attention residuals + twice the further hidden states of hyper-connections) hidden
-                + outputs of the widest MLP, or of the projections of a state if these are wider)
-    sampler   = 14 bytes (38 up to 0.16) * sequences * vocabulary + two hidden states of all tokens
-    workspace = 2 bytes * tokens of all engines that share the experts * experts per token * (max(2 width, hidden) + width),
-                as fused_moe.py allocates it
+    max(compilation, cuBLAS + max(encoder, outputs of the encoder + workspace + max(forward, sampler)))
 
-Sparse latent attention adds its reserved buffers: 4 bytes * tokens * top_k, 512 MiB of logits in place of the MLP's outputs if these
-are less, and as workspace, if more than that of experts, keys of 40 (16 above 262,144) * max_model_len tokens. An indexer of blocks
-has 4 bytes for each token, query head and chosen block.
+All are bytes in torch's allocator at the moment when most are allocated; the phases follow one another. Terms:
 
-The 14 bytes are the slope between the peaks in logs of vLLM 0.19 with Llama 3.1 8B and Qwen2.5 7B on an H100. All other
-terms are sizes of tensors. docs/serve.md has the errors.
+    forward      2 bytes * tokens * (3.75 hidden states + the widest of: tensors of the MLP, of attention, of a state's projections)
+    sampler      bytes a logit of the release * sequences * vocabulary, hidden states of all tokens, those of the sampled tokens twice,
+                 and since 0.17 a row of logits in fp32 for each multiprocessor. Of 14 bytes a logit 2 are the model's, 4 a copy in fp32,
+                 4 probabilities, 4 noise. Ranks gather logits: 2 bytes * (2 + 1 / ranks)
+    encoder      2 bytes * patches * (pixels, positions, three hidden states and, divided by ranks, eight: Q, K and V, Q and K twice
+                 more, the output), or the MLP's tensors where these are more; ranks hold what they reduced as well
+    outputs      of the encoder, in V1 with the pixels; in its budget of max(tokens, those of the largest item)
+    compilation  a second embedding and its output twice, which Inductor allocates to choose a kernel. Only for a text model on one rank,
+                 and only if no compile cache is found: its high end since 0.14, likely since 0.27, where logs show it
+    context      2 bytes * 65,536 rows * heads * (K and V without rotary part) of latent attention: ``MLAAttention.forward`` without
+                 metadata, since 0.11; logs leave no room for it in sparse attention
+    workspace    of experts, by their kernels (``workspace_shapes``), kept in logs since 0.17 but not in one of 0.13, else part of the
+                 forward; and of an indexer
+    cuBLAS       32 MiB on compute capabilities 9 and 10, else 8.1 MiB
+
+A profile computes neither attention nor states (``attn_metadata`` is None), so that the tensors of their kernels are not in it.
+
+Since 0.27 a log's "peak activation" is without cuBLAS and workspaces (they are in "consumed memory"), and with the estimated CUDA graphs.
+
+Sources: the wheels of 0.8 to 0.33; starts of llm-d-planner with 0.19 on H100s (15 text models within 0.01 GiB); the allocator's history
+of Qwen3.6 35B A3B under 0.30 on an H100 (mondegreens/apron, 2,056,258,048 bytes, all of them the encoder's; 512 less here); records of
+text models there under 0.27 to 0.29. docs/serve.md has the errors.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from ..encoders import Encoder, Item
+from ..gpu import GpuSpec
 from ..shape import ModelSpec
-from .estimate import Estimate, within
+from .estimate import Estimate
 from .launch import Launch
 
-_INDEXER_LOGITS_BYTES = 512 << 20
-_ERROR = 0.1
+_MIB = 1 << 20
+#: Hidden states of all tokens that are alive at the peak of a forward, in quarters: fewest, likely, most. 3.75 is the remainder of two
+#: logs in which the MLP is at the peak (Code Llama 7B and Granite 3.1 8B under 0.19), two that of one with a compile cache (Qwen3 32B AWQ
+#: under 0.28). Stages of a pipeline pass on two more.
+_HIDDEN_QUARTERS, _PASSED_ON = (8, 15, 24), 2
+#: Formats of weights with inputs of 8 bits or fewer.
+_EIGHT_BIT = ("fp8", "mxfp8", "nvfp4")
+#: Releases before take FlashInfer's sampler where it is installed, as in their images; it holds as much as Triton's since 0.17. Two servers of
+#: 0.10.1 on A100s log it, one of 0.10.2 and two of 0.11 top-k by sorting.
+_FIRST_WITHOUT_FLASHINFER, _FLASHINFER_BYTES = (0, 11), 14
+#: From this release on, no log decides what the high end of an interval has of workspaces and of compilation.
+_FIRST_UNCERTAIN = (0, 14)
+_INDEXER_LOGITS_BYTES = 512 * _MIB
+_CONTEXT_ROWS = 64 * 1024
+#: Multiprocessors, by name or architecture; ``_OTHER_PROCESSORS`` is an H100's.
+_PROCESSORS = {
+    "a100": 108, "h100": 132, "h200": 132, "b200": 148, "b300": 148, "l40s": 142, "rtx-4090": 128, "rtx-pro-6000": 188,
+    "rtx-3090": 82, "rtx-5090": 170, "a10": 72, "l4": 58, "v100-16gb": 80, "v100-32gb": 80,
+}  # fmt: skip
+_OTHER_PROCESSORS = 132
+#: Of an encoder that is not known: outputs for as many tokens as a step has are likely, and this is most.
+_UNKNOWN_ENCODER_BYTES = 2048 * _MIB
+#: What Triton clears between runs of a kernel that it tunes, while the tensors of a step are alive.
+_TUNING_BYTES = 256 * _MIB
+
+
+class Phases(NamedTuple):
+    """Bytes of the phases of a profile, and of what is kept beside them: ``outputs`` and ``workspace`` from the forward on."""
+
+    compilation: int
+    cublas: int
+    encoder: int
+    outputs: int
+    workspace: int
+    forward: int
+    sampler: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is allocated at once."""
+        step = self.outputs + self.workspace + max(self.forward, self.sampler)
+        return max(self.compilation, self.cublas + max(self.encoder, step))
 
 
 def activation_bytes(launch: Launch, layers: range, last: bool) -> Estimate:
-    """Peak of the step that vLLM profiles; the module docstring has the formula."""
-    model, tokens = launch.model, launch.max_num_batched_tokens
-    dense = max(_dense_width(model, layer) for layer in layers) // launch.tensor_parallel
-    widest, mixer = model.mlp_matrices * dense, model.state_mixer(launch.tensor_parallel)
-    if mixer and set(layers) & set(model.state_layers):
-        widest = max(widest, mixer.gemm_elements(launch.tensor_parallel))
+    """Peak of the profiled step on each GPU of a pipeline stage, in bytes; the module docstring has the terms."""
+    low, likely, high = (phases(launch, layers, last, bound).peak for bound in range(3))
+    return Estimate(low * 97 // 100, likely, high * 103 // 100 + _TUNING_BYTES)
+
+
+def phases(launch: Launch, layers: range, last: bool, bound: int = 1) -> Phases:
+    """The phases of a stage's profile.
+
+    Args:
+        last: Whether the stage samples.
+        bound: 0 is the least that logs show, 1 what is likely, 2 the most.
+    """
+    first = layers.start == 0
+    experts, encoder = _workspace_bytes(launch, layers, bound), launch.model.encoder if first else None
+    kept = experts if _keeps_workspace(launch, bound) else 0
+    return Phases(
+        compilation=_compilation_bytes(launch, bound) if first else 0,
+        cublas=_cublas_bytes(launch.gpu),
+        encoder=_encoder_bytes(encoder, launch, bound),
+        outputs=_output_bytes(encoder, launch),
+        workspace=kept + _indexer_bytes(launch, kept),
+        forward=_forward_bytes(launch, layers, bound, experts - kept),
+        sampler=_sampler_bytes(launch, bound) if last else 0,
+    )
+
+
+def _cublas_bytes(gpu: GpuSpec) -> int:
+    """PyTorch's workspace of cuBLAS (``getChosenWorkspaceSize``), which the first matrix product of a profile allocates."""
+    return 32 * _MIB if gpu.major in (9, 10) else 8_519_680
+
+
+def _sampler_bytes(launch: Launch, bound: int) -> int:
+    model, release, ranks = launch.model, launch.profiling, launch.tensor_parallel
+    tokens, sampled = launch.max_num_batched_tokens, min(launch.max_num_seqs, launch.max_num_batched_tokens)
+    a_logit = release.sampler_bytes
+    if bound == 0 and release.since < _FIRST_WITHOUT_FLASHINFER:
+        a_logit = min(a_logit, _FLASHINFER_BYTES)
+    logits = a_logit * sampled * model.vocab_size
+    if ranks > 1:
+        logits = max(logits, 2 * sampled * model.vocab_size * (2 * ranks + 1) // ranks)
+    rows = min(_processors(launch.gpu), sampled) if release.sampler_rows and not launch.second_runner else 0
+    return logits + 4 * rows * model.vocab_size + 2 * (tokens + 2 * sampled) * model.hidden_size
+
+
+def _processors(gpu: GpuSpec) -> int:
+    return _PROCESSORS.get(gpu.name) or _PROCESSORS.get(gpu.architecture, _OTHER_PROCESSORS)
+
+
+def _compilation_bytes(launch: Launch, bound: int) -> int:
+    """What Inductor allocates to choose a kernel for the embedding; none where the model gets embeddings, or ranks divide it."""
+    model = launch.model
+    alone = launch.tensor_parallel == 1 and model.encoder is None
+    cold = bound == 2 or (bound == 1 and launch.release.benchmarks_embedding)
+    if not (alone and cold and launch.deployment.cuda_graphs and launch.release.since >= _FIRST_UNCERTAIN):
+        return 0
+    return 2 * (model.vocab_size + 2 * launch.max_num_batched_tokens) * model.hidden_size
+
+
+def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) -> int:
+    """Tensors of a layer; ``workspace`` is what its experts allocate and free."""
+    model, ranks, tokens = launch.model, launch.tensor_parallel, launch.max_num_batched_tokens
+    quarters = _HIDDEN_QUARTERS[bound]
+    if launch.deployment.pipeline_parallel > 1:
+        quarters += 4 * _PASSED_ON
     # Of several hidden states both those that a part of a layer reads and those that it writes.
-    streams = 2 * (model.residual_streams - 1)
-    residuals = (model.residual_blocks(model.num_layers) + streams) * model.hidden_size
-    forward = 2 * tokens * (5 * model.hidden_size + residuals + widest)
-    sampled = min(launch.max_num_seqs, tokens)
-    sampler = launch.profiling.sampler_bytes * sampled * model.vocab_size + 4 * tokens * model.hidden_size
-    workspace = 0
-    if model.experts and set(layers) & set(model.experts.layers):
-        ranks = launch.deployment.expert_ranks(launch.tensor_parallel)
-        width, gathered = model.experts.intermediate_size // ranks.slices, tokens * ranks.engines
-        hidden = model.experts.latent_size or model.hidden_size
-        workspace = 2 * gathered * model.experts.used * (max(2 * width, hidden) + width)
-    if model.indexer and model.indexer.block_tokens:
-        chosen = model.indexer.top_k // model.indexer.block_tokens
-        workspace += 4 * tokens * model.indexer.heads_on_rank(launch.tensor_parallel) * chosen
-    elif model.indexer:
-        factor = 40 if launch.max_model_len <= 1 << 18 else 16
-        workspace = max(workspace, factor * launch.max_model_len * model.indexer.slot_bytes)
-        workspace += 4 * tokens * model.indexer.top_k
-        forward = max(forward, 2 * tokens * 5 * model.hidden_size + _INDEXER_LOGITS_BYTES)
-    return within(workspace + max(forward, last * sampler), _ERROR)
+    more = model.residual_blocks(model.num_layers) + 2 * (model.residual_streams - 1)
+    hidden = tokens * (quarters + 4 * more) * model.hidden_size // 2
+    mlp = _mlp_bytes(launch, bound) * max(_dense_width(model, layer) for layer in layers) // ranks
+    widest = max(workspace, tokens * max(mlp, 2 * _mixer_elements(model, layers, ranks)))
+    if any(model.span(layer).keeps_tokens for layer in layers):
+        widest = max(widest, _context_bytes(launch) + 2 * tokens * model.attention(ranks).gemm_elements)
+        if model.indexer and not model.indexer.block_tokens:
+            widest = max(widest, _INDEXER_LOGITS_BYTES)
+    return hidden + widest
+
+
+def _mlp_bytes(launch: Launch, bound: int) -> int:
+    """Bytes a token and unit of width: gate and up, and what the activation makes of them, which a fused kernel writes in 8 bits."""
+    fused = bound < 2 and launch.model.gated_mlp and launch.deployment.quantization in _EIGHT_BIT
+    return 5 if fused else 2 * launch.model.mlp_matrices
+
+
+def _mixer_elements(model: ModelSpec, layers: range, ranks: int) -> int:
+    """Elements a token of the widest mixer's projections: of a state also its output and the gate, both once more."""
+    widest = 0
+    for span in {model.span(layer) for layer in layers}:
+        if span.keeps_tokens:
+            widest = max(widest, model.attention(ranks, span).gemm_elements)
+    mixer = model.state_mixer(ranks)
+    if mixer and set(layers) & set(model.state_layers):
+        widest = max(widest, mixer.gemm_elements(ranks) + 2 * mixer.inner_size(ranks))
+    return widest
+
+
+def _context_bytes(launch: Launch) -> int:
+    """Keys and values of a context, which latent attention allocates in place of computing them."""
+    model, latent = launch.model, launch.model.latent
+    if latent is None or model.indexer or not launch.release.profiles_context:
+        return 0
+    rows = max(8 * launch.max_model_len, 4 * launch.max_num_seqs * launch.block_size)
+    heads = model.heads_per_rank(launch.tensor_parallel)
+    return 2 * min(rows, _CONTEXT_ROWS) * heads * (latent.nope_dim + latent.v_dim)
 
 
 def _dense_width(model: ModelSpec, layer: int) -> int:
     if model.experts and layer in model.experts.layers:
         return model.experts.shared_size
     return model.mlp_size(layer)
+
+
+def _indexer_bytes(launch: Launch, workspace: int) -> int:
+    """Buffers that sparse attention reserves: the chosen tokens, and keys in a workspace that it shares with experts."""
+    indexer, tokens = launch.model.indexer, launch.max_num_batched_tokens
+    if indexer is None:
+        return 0
+    if indexer.block_tokens:
+        return 4 * tokens * indexer.heads_on_rank(launch.tensor_parallel) * (indexer.top_k // indexer.block_tokens)
+    factor = 40 if launch.max_model_len <= 1 << 18 else 16
+    return 4 * tokens * indexer.top_k + max(0, factor * launch.max_model_len * indexer.slot_bytes - workspace)
+
+
+def _workspace_bytes(launch: Launch, layers: range, bound: int) -> int:
+    """Tensors of the experts' kernels that all layers share, for the tokens of all engines.
+
+    Triton, DeepGEMM and Marlin hold the outputs of both matrices for each expert of a token. FlashInfer's kernels for fp4, and on Blackwell
+    for 16 and 8 bits, hold one hidden state of each token; Triton's for mxfp4 none up to 0.19.
+    """
+    model, experts = launch.model, launch.model.experts
+    if not experts or not set(layers) & set(experts.layers):
+        return 0
+    ranks = launch.deployment.expert_ranks(launch.tensor_parallel)
+    gathered = launch.max_num_batched_tokens * ranks.engines
+    width, hidden = experts.intermediate_size // ranks.slices, experts.latent_size or model.hidden_size
+    both = 2 * gathered * experts.used * (max(width, hidden) + max(2 * width, hidden))
+    if not _holds_inside(launch):
+        return both
+    inside = 0 if launch.deployment.quantization == "mxfp4" else 2 * gathered * hidden
+    return (0, inside, both)[bound]
+
+
+def _keeps_workspace(launch: Launch, bound: int) -> bool:
+    """Whether the workspace stays while other parts of a layer run. Experts in 4 bits had one of their own in 0.13."""
+    release, own = launch.release, launch.deployment.quantization == "int4"
+    if bound == 2:
+        return release.since >= _FIRST_UNCERTAIN
+    return release.keeps_workspace and not (own and (bound == 0 or not release.counts_graphs))
+
+
+def _holds_inside(launch: Launch) -> bool:
+    """Whether the kernels of the experts hold their tensors themselves, and free them."""
+    quantization, gpu = launch.deployment.quantization, launch.gpu
+    if quantization == "mxfp4":
+        return gpu.major in (9, 10)
+    if quantization == "nvfp4":
+        return gpu.fp4_flops_per_s is not None
+    return quantization in (None, "fp8") and gpu.is_blackwell
+
+
+def _encoder_bytes(encoder: Encoder | None, launch: Launch, bound: int) -> int:
+    if encoder is None:
+        return 0
+    if encoder.item is None:
+        return _UNKNOWN_ENCODER_BYTES if bound == 2 else 0
+    item, ranks = encoder.item, launch.tensor_parallel
+    patches = item.patches * _item_tokens(item, launch)
+    # The input of a block and its norm; of attention the output, and on each rank Q, K, V, Q and K twice more, and the result. Heads
+    # of the rotary embedding are a sixteenth of the width.
+    attention = (3 + (ranks > 1)) * item.hidden_size + 8 * item.hidden_size // ranks
+    block = max(attention, 2 * item.hidden_size + item.mlp_width // ranks)
+    beside = item.pixels + item.positions * item.hidden_size + item.hidden_size // 16
+    return 2 * patches * (beside + block) + 2 * _item_tokens(item, launch) * item.stacked_size
+
+
+def _output_bytes(encoder: Encoder | None, launch: Launch) -> int:
+    """Outputs of the encoder, which are kept during the forward; the first model runner keeps the pixels too."""
+    if encoder is None:
+        return 0
+    if encoder.item is None:
+        return 2 * launch.max_num_batched_tokens * launch.model.hidden_size
+    item, tokens = encoder.item, _item_tokens(encoder.item, launch)
+    pixels = 0 if launch.second_runner else item.patches * item.pixels
+    return 2 * tokens * (item.output_size + pixels)
+
+
+def _item_tokens(item: Item, launch: Launch) -> int:
+    """Tokens of the items that fit the encoder's budget, one at least."""
+    return item.tokens * max(1, launch.max_num_batched_tokens // item.tokens)

@@ -8,7 +8,7 @@ import pytest
 
 from fragmeter.sim.spec import CacheSettings, cache_layers, form_kv_cache, gpu, model, model_names
 from fragmeter.sim.spec.releases import release
-from fragmeter.sim.spec.startup.activations import activation_bytes
+from fragmeter.sim.spec.startup.activations import phases
 from fragmeter.sim.spec.startup.capacity import capacity, fits, longest_model_len, users
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
@@ -92,11 +92,12 @@ def test_blocks_grow_to_multiples_of_the_tokens_at_which_flashinfer_exports_stat
 
 def test_the_projections_of_a_state_are_wider_than_an_mlp():
     tokens, hidden, inner, groups, state, heads = 8192, 4096, 8192 // 2, 8 // 2, 128, 128 // 2
-    outputs = 2 * inner + 2 * groups * state + heads + inner
+    # Gate, channels of the convolution and step sizes; the output, and output and gate once more for its norm.
+    outputs = 2 * inner + 2 * groups * state + heads + 3 * inner
     mlp = 2 * 21_504 // 2
-    assert activation_bytes(EIGHT, range(52), last=False).likely == 2 * tokens * (5 * hidden + max(outputs, mlp))
+    assert phases(EIGHT, range(52), last=False).forward == tokens * (15 * hidden // 2 + 2 * max(outputs, mlp))
     narrow = replace(EIGHT, model=replace(EIGHT.model, intermediate_size=128))
-    assert activation_bytes(narrow, range(52), last=False).likely == 2 * tokens * (5 * hidden + outputs)
+    assert phases(narrow, range(52), last=False).forward == tokens * (15 * hidden // 2 + 2 * outputs)
 
 
 def test_ranks_must_divide_the_states():
