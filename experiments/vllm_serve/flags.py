@@ -19,10 +19,10 @@ FILE = Path(__file__).with_name("facts") / "flags.json"
 #: Flags that are simulated.
 READ = frozenset(
     """
-    async-scheduling block-size data-parallel-size decode-context-parallel-size disable-hybrid-kv-cache-manager dtype
-    enable-chunked-prefill enable-expert-parallel enable-prefix-caching enforce-eager gpu-memory-utilization hf-config-path
+    async-scheduling block-size cpu-offload-gb data-parallel-size decode-context-parallel-size disable-hybrid-kv-cache-manager dtype
+    enable-chunked-prefill enable-expert-parallel enable-lora enable-prefix-caching enforce-eager gpu-memory-utilization hf-config-path
     kv-cache-dtype kv-cache-memory-bytes kv-offloading-backend kv-offloading-size language-model-only
-    long-prefill-token-threshold long-prefill-token-threshold-adaptive max-model-len max-num-active-seqs max-num-batched-tokens
+    long-prefill-token-threshold long-prefill-token-threshold-adaptive max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
     max-num-seqs model num-gpu-blocks-override pipeline-parallel-size prefill-schedule-interval quantization
     scheduler-reserve-full-isl spec-method spec-model spec-tokens speculative-config tensor-parallel-size watermark
     """.split()
@@ -31,11 +31,11 @@ READ = frozenset(
 #: Flags that are not simulated and change the KV cache, or what is served from it, by reason.
 _CHANGES_MEMORY = {
     "a draft model takes memory and slots": "speculative-model num-speculative-tokens ngram-prompt-lookup-max",
-    "adapters take memory": """enable-lora max-loras max-lora-rank max-cpu-loras lora-modules lora-dtype lora-extra-vocab-size
+    "adapters take memory": """lora-dtype lora-extra-vocab-size
         lora-target-modules max-lora-cls-labels fully-sharded-loras enable-lora-bias enable-mixed-moe-lora-format
         enable-moe-shared-loras enable-tower-connector-lora long-lora-scaling-factors qlora-adapter-name-or-path
         specialize-active-lora default-mm-loras enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token prompt-adapters""",
-    "weights on the host leave more for the KV cache": """cpu-offload-gb cpu-offload-params offload-backend offload-group-size
+    "weights on the host leave more for the KV cache": """cpu-offload-params offload-backend offload-group-size
         offload-num-in-group offload-params offload-prefetch-step""",
     "a KV cache that is moved or kept elsewhere": "kv-transfer-config",
     "ranks that divide the tokens of a prompt": "prefill-context-parallel-size",
@@ -68,6 +68,7 @@ _CHANGES_MEMORY = {
 _CHANGES_TIMES = {
     "ranks that divide a sequence gather queries and add up outputs, as by default": "dcp-comm-backend dcp-q-replicate",
     "the facts are those of the preset, or of the repository's main branch": "revision",
+    "adapters take time": "lora-modules max-cpu-loras",
     "other CUDA graphs": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
         optimization-level""",
     "two batches at once": "enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
@@ -139,12 +140,16 @@ NOT_SIMULATED = {
 CHANGES_MEMORY = frozenset(name for names in _CHANGES_MEMORY.values() for name in names.split())
 #: Values with which one of them changes nothing.
 UNCHANGED = {
-    "runner": ("auto", "generate"), "task": ("auto", "generate"), "convert": ("auto", "none"), "cpu-offload-gb": ("0",),
+    "runner": ("auto", "generate"), "task": ("auto", "generate"), "convert": ("auto", "none"),
     "performance-mode": ("balanced",), "mamba-cache-dtype": ("auto",), "mamba-ssm-cache-dtype": ("auto",),
 }  # fmt: skip
 
 #: Environment variables that are simulated, and those that are not and change the answer, by reason.
-READ_VARIABLES = frozenset({"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "VLLM_USE_V1"})
+READ_VARIABLES = frozenset(
+    """
+    VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_MXFP4_USE_MARLIN VLLM_USE_V1
+    """.split()
+)
 _VARIABLES = {
     "stages with other layers": "VLLM_PP_LAYER_PARTITION",
     "a KV cache of whole heads in place of latent vectors": "VLLM_MLA_DISABLE",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
+from ...sim.spec.pool import GIB
 from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
@@ -128,6 +129,17 @@ class ServeLine:
         if not 1 <= number <= 2**50:
             raise SettingError(f"--{name}", value, "must be a whole number of at least 1")
         return number
+
+    def gib_as_bytes(self, name: str) -> int:
+        """A number of GiB in bytes, 0 without the flag; raises SettingError for one below 0."""
+        value = self.flags.get(name, 0)
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= 2**20:
+            raise SettingError(f"--{name}", value, "must be a number of GiB of at least 0")
+        return int(number * GIB)
 
     def share(self, name: str, default: float) -> float:
         """A number above 0 and up to 1; raises SettingError for any other."""

@@ -12,10 +12,20 @@ from pathlib import Path
 from ...sim.engine.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
-from ...sim.spec.releases import FIRST_ORDERED, FIRST_V1, FIRST_WITHOUT_V0, LAST_ORDERED, LATEST, Release, release
+from ...sim.spec.releases import (
+    FIRST_ORDERED,
+    FIRST_V1,
+    FIRST_WITHOUT_V0,
+    LAST_ORDERED,
+    LATEST,
+    MARLIN_MXFP4,
+    Release,
+    release,
+)
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.startup.capacity import capacity, longest_model_len
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
+from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, outcome, refusal, undivided
@@ -168,6 +178,8 @@ def started(
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
         speculative=speculative,
         async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
+        cpu_offload_bytes=line.gib_as_bytes("cpu-offload-gb"),
+        lora=_lora(line),
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
@@ -215,10 +227,21 @@ def _not_simulated(
     if line.version is not None and before is not None and line.version < before:
         major, minor = line.version
         yield f"the V0 engine of vLLM {major}.{minor} (defaults, memory and scheduler are V1's; --policy vllm-v0 has V0's scheduler)"
+    if line.switch("enable-lora"):
+        yield "--enable-lora (adapters take time; their memory is counted)"
+    if line.gib_as_bytes("cpu-offload-gb"):
+        yield "--cpu-offload-gb (steps read weights from the host; the memory that it frees is counted)"
     if uncounted is not None:
         yield f"--speculative-config ({uncounted.value} {uncounted.reason}; its memory is not counted)"
     elif speculative is not None and not speculative.acceptance_rates:
         yield f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
+
+
+def _lora(line: ServeLine) -> Lora | None:
+    """The adapters of a line that enables them."""
+    if not line.switch("enable-lora"):
+        return None
+    return Lora(line.whole("max-loras", MAX_LORAS), line.whole("max-lora-rank", MAX_LORA_RANK))
 
 
 def _kv_setting(launch: Launch) -> str:
@@ -231,6 +254,8 @@ def _kv_setting(launch: Launch) -> str:
 
 def _release(line: ServeLine) -> Release:
     found = LATEST if line.version is None else release(line.version)
+    if line.environment.get("VLLM_MXFP4_USE_MARLIN", "0").lower() in ("1", "true"):
+        found = replace(found, mxfp4_hopper=MARLIN_MXFP4)
     counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if counts is None:
         return found

@@ -53,12 +53,14 @@ class Encoder:
         whole: Elements that every rank holds.
         is_known: Whether the encoder is supported; the weights of others are not counted.
         item: What it is profiled with; None is unknown.
+        deep_stack: Layers of the text model that take an output of the encoder beside their input.
     """
 
     divided: int = 0
     whole: int = 0
     is_known: bool = True
     item: Item | None = None
+    deep_stack: int = 0
 
     def params(self, tensor_parallel: int = 1) -> int:
         """Elements on each rank."""
@@ -113,7 +115,8 @@ def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
         output_size=mergers * output,
         stacked_size=len(stacked) * output,
     )
-    return Encoder(depth * divided + mergers * (merged * merged + merged + merged * output), whole, item=item)
+    divided = depth * divided + mergers * (merged * merged + merged + merged * output)
+    return Encoder(divided, whole, item=item, deep_stack=len(stacked))
 
 
 def _kimi(vision: dict[str, Any], config: Config, name: str) -> Encoder:

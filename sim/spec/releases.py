@@ -34,9 +34,11 @@ to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs inste
 0.26 (``is_prefix_caching_supported`` in the wheels of 0.12 to 0.33). Defaults of a step are larger on GPUs from 160 GiB on since 0.28,
 and those of an A100 are those of small GPUs since 0.9 (``get_batch_defaults`` in the wheels of 0.8 to 0.33).
 
-FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256 in 0.22 (its logs, and
-``mxfp4_round_up_hidden_size_and_intermediate_size`` before it) and of 128 in 0.33 (the same function). 256 is taken for the releases
-between, which were not read.
+FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256, and since 0.27 of 128
+(``mxfp4_round_up_hidden_size_and_intermediate_size`` in the wheels of 0.19 to 0.30 and 0.33, ``create_weights`` before). On Hopper the
+wheels up to 0.11 have no Triton kernels, so that Marlin's run (two logs of 0.11 have its weights, 65.97 GiB of gpt-oss 120B; an image
+with kernels of its own logs 64.38). Those in the wheels of 0.12 to 0.16 and since 0.22 pad nothing but widths to 64; those of 0.17
+to 0.21 pad the inputs of a matrix to 128 (``HopperMXValueLayout``).
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .shape import ModelSpec
+
+#: Multiples to which Marlin pads the hidden size and a rank's width of mxfp4 experts.
+MARLIN_MXFP4 = (256, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Release:
         v2_all: Whether so do all models.
         v2_counts_graphs: Whether the second model runner counts CUDA graphs.
         mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
+        mxfp4_hopper: Multiples of the hidden size and of that width on Hopper: of Marlin, and since 0.12 of Triton.
         checks_states: Whether max_num_seqs is compared with the blocks that hold states.
         caches_states: Whether prefixes of models with states and attention are cached by default.
         large_a100: Whether an A100 of 80 GB has the default batch of a large GPU.
@@ -91,6 +97,7 @@ class Release:
     v2_all: bool = False
     v2_counts_graphs: bool = False
     mxfp4_width: int = 256
+    mxfp4_hopper: tuple[int, int] = MARLIN_MXFP4
     checks_states: bool = False
     caches_states: bool = False
     large_a100: bool = True
@@ -114,18 +121,18 @@ _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
     (11, {"profiles_context": True}),
-    (12, {}),
+    (12, {"mxfp4_hopper": (1, 64)}),
     (13, {}),
     (14, {"async_scheduling": True}),
-    (17, {"sampler_bytes": 14, "sampler_rows": True, "keeps_workspace": True}),
+    (17, {"sampler_bytes": 14, "sampler_rows": True, "keeps_workspace": True, "mxfp4_hopper": (128, 64)}),
     (18, {}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True}),
-    (22, {"v2_model_types": frozenset({"qwen3"})}),
+    (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_hopper": (1, 64)}),
     (23, {"v2_model_types": _DENSE}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
     (25, {"v2_dense": True}),
     (26, {"caches_states": True, "v2_sampler_bytes": 2}),
-    (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True}),
+    (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True, "mxfp4_width": 128}),
     (28, {"largest_batch": True, "v2_sampler_bytes": 2}),
     (29, {"v2_counts_graphs": True}),
     (
@@ -139,7 +146,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     ),
     (31, {}),
     (32, {}),
-    (33, {"v2_sampler_bytes": 14, "mxfp4_width": 128}),
+    (33, {"v2_sampler_bytes": 14}),
 )
 
 

@@ -16,6 +16,7 @@ from ..releases import LATEST, Release
 from ..shape import ModelSpec
 from ..speculative import SpeculativeConfig
 from .cuda_graphs import Captures, GraphSettings, batch_of, captures
+from .lora import Lora
 
 BLOCK_SIZE = 16
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
@@ -91,6 +92,8 @@ class Launch:
         num_gpu_blocks_override: Number of blocks, independent of the memory.
         speculative: The drafter, if any: its weights take memory, and its layers are in the blocks.
         async_scheduling: Whether a step is decided while the step before it runs; both have drafts.
+        cpu_offload_bytes: Weights that each rank keeps in memory of the host (``--cpu-offload-gb``).
+        lora: LoRA adapters, if any.
     """
 
     model: ModelSpec
@@ -114,6 +117,8 @@ class Launch:
     num_gpu_blocks_override: int | None = None
     speculative: SpeculativeConfig | None = None
     async_scheduling: bool = True
+    cpu_offload_bytes: int = 0
+    lora: Lora | None = None
 
     @property
     def num_gpus(self) -> int:

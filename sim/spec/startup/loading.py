@@ -1,25 +1,54 @@
-"""Weights of a pipeline stage as vLLM's loader keeps them, with what its kernels add."""
+"""Weights of a pipeline stage as vLLM's loader keeps them, with what its kernels and torch's allocator add.
+
+The log's "Model loading took" is ``torch.cuda.max_memory_allocated``. Beside the checkpoint's parameters it has
+
+    rotary tables     one for each width of a head that layers have; ``MRotaryEmbedding`` has four times the positions
+    padding           of experts in mxfp4, by the kernels that a release chooses for a card
+    latent attention  a copy of the up projection in 16 bits, where the checkpoint's has fewer (``MLAAttention``)
+    deep stack        inputs of Qwen3-VL's first layers for a whole step (``deepstack_input_embeds``)
+    ends of segments  torch takes memory for a tensor from 10 MiB on in multiples of 2 MiB, and leaves the end unused
+
+Sources: the wheels of 0.10 to 0.30; torch's ``CUDACachingAllocator.cpp``.
+"""
 
 from __future__ import annotations
 
 from ...types.errors import SettingError
 from ..deployment import Deployment, stages
+from ..matrix import QUANTIZATIONS, WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes
+from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
-from ..weights import stage_bytes
-from .estimate import Estimate, within
+from ..weights import layer_matrices, layers_bytes, stage_bytes
+from .estimate import Estimate, exactly
 from .launch import Launch
 
-#: Multiples of the hidden size and of a rank's width of mxfp4 experts: of Marlin below compute capability 9, by
-#: ``Mxfp4MoEMethod.create_weights`` of vLLM's ``mxfp4.py``. The Triton kernels of an H100 pad widths to 64, which gpt-oss has.
-_PADDED = (256, 128)
-_MARLIN = (7, 8)
+#: Multiples of the hidden size and of a rank's width of mxfp4 experts on other kernels than Marlin: ``create_weights`` of vLLM's
+#: ``mxfp4.py``, since 0.19 ``mxfp4_round_up_hidden_size_and_intermediate_size`` of ``oracle/mxfp4.py``.
+_ROCM, _TRTLLM_HIDDEN = (256, 256), 256
+_HOPPER, _RTX_BLACKWELL = 9, 12
 _VOCAB_PADDING = 64
-#: Largest error of the weights in logs (docs/serve.md).
-_ERROR = 0.004
+#: Rotary tables of a model type, as numerator and denominator of one table of a head's width: heads that are rotated in part, four times
+#: the positions (``MRotaryEmbedding``), another base for layers with a window, or no rotation.
+_ROTARY_TABLES = {
+    "qwen3_next": (1, 4), "glm4_moe": (1, 2), "chatglm": (1, 2), "glm4": (1, 2), "minimax_m2": (1, 2), "nemotron_h": (0, 1),
+    "qwen3_vl": (4, 1), "qwen3_vl_moe": (4, 1), "qwen2_5_vl": (4, 1), "gemma3": (2, 1), "gemma3_text": (2, 1),
+}  # fmt: skip
+#: Tensors from this size on have segments of their own, in multiples of ``_SEGMENT`` (``kMinLargeAlloc``, ``kRoundLarge``).
+_LARGE, _SEGMENT = 10 << 20, 2 << 20
+#: Shares by which logs are below and above these weights, by number format: 31 logs of 0.10 to 0.31 (docs/serve.md).
+_ERRORS = {None: (0.003, 0.004), "mxfp4": (0.005, 0.005), "nvfp4": (0.03, 0.01)}
+_OTHER_ERROR = (0.004, 0.008)
+#: With Triton's kernels installed beside a wheel that has none, gpt-oss 120B has 64.38 GiB on Hopper, not 65.97.
+_OWN_KERNELS = 0.025
+#: gpt-oss 120B on eight RTX PRO 4500 logs 9.98 GiB a rank (vllm-project/vllm#51590), 37 MiB a layer more than Marlin's tensors.
+_UNEXPLAINED = 0.16
 
 
 def loaded_bytes(launch: Launch) -> list[Estimate]:
-    """Bytes of each pipeline stage on one GPU: matrices and vectors, the rotary table, padding of experts, the drafter.
+    """Bytes of each pipeline stage on one GPU: matrices and vectors, what is listed above, the drafter and buffers of LoRA, less
+    what is on the host.
+
+    The low end has no ends of segments: there are none with ``expandable_segments``.
 
     Raises:
         SettingError: The ranks or stages cannot divide the model.
@@ -31,11 +60,84 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
     common = _rotary_bytes(model)
     if launch.speculative is not None:
         common += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment)
-    parts = stages(model.num_layers, deployment.pipeline_parallel)
-    return [
-        within(weights + common + _padding_bytes(launch, layers), _ERROR)
-        for layers, weights in zip(parts, stored, strict=True)
+    stored[0] += _deep_stack_bytes(launch)
+    below, above = _errors(launch)
+    found = []
+    for layers, weights in zip(stages(model.num_layers, deployment.pipeline_parallel), stored, strict=True):
+        copies, ends = (sum(part(launch, layer) for layer in layers) for part in (_copied_bytes, _segment_ends))
+        tensors = weights + common + copies + _padding_bytes(launch, layers)
+        kept = Estimate(round(tensors * (1 - below)), tensors + ends, round((tensors + ends) * (1 + above)))
+        moved, buffers = _offloaded(launch, layers), 0
+        if launch.lora is not None:
+            buffers = launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
+        found.append(Estimate(*(size - off + buffers for size, off in zip(kept, reversed(moved), strict=True))))
+    return found
+
+
+def _offloaded(launch: Launch, layers: range) -> Estimate:
+    """Weights of these layers on the host: tensor after tensor until they reach what the user set, so that the last may exceed it
+    (``maybe_offload_to_cpu`` of vLLM's ``models/utils.py``, later ``UVAOffloader``)."""
+    if not launch.cpu_offload_bytes:
+        return exactly(0)
+    deployment = launch.deployment
+    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    whole = layers_bytes(launch.model, layers, launch.tensor_parallel, deployment.quantization, ranks)
+    largest = max(
+        matrix_bytes(matrix, deployment.quantization)
+        for layer in layers
+        for matrix in layer_matrices(launch.model, layer, launch.tensor_parallel, ranks)
+    )
+    least = launch.cpu_offload_bytes
+    return Estimate(*(min(whole, size) for size in (least, least + largest // 2, least + largest)))
+
+
+def _errors(launch: Launch) -> tuple[float, float]:
+    """Shares by which the weights may be less and more than computed: those of the least known format of the checkpoint."""
+    quantization = launch.deployment.quantization
+    formats = {None} if quantization is None else set(formats_by_part(quantization).values())
+    below, above = (max(_ERRORS.get(form, _OTHER_ERROR)[side] for form in formats) for side in range(2))
+    if "mxfp4" in formats and launch.gpu.major == _HOPPER and launch.release.mxfp4_hopper == MARLIN_MXFP4:
+        below = _OWN_KERNELS
+    if "mxfp4" in formats and launch.gpu.major == _RTX_BLACKWELL and launch.tensor_parallel > 1:
+        above = _UNEXPLAINED
+    return below, above
+
+
+def _copied_bytes(launch: Launch, layer: int) -> int:
+    """The up projection of latent attention in 16 bits, which is a view of the checkpoint's where that has 16 bits too."""
+    model, latent = launch.model, launch.model.latent
+    up_projection = Matrix(1, 1, part="mixer")
+    is_plain = format_of(up_projection, launch.deployment.quantization) is None or ("mixer", layer) in model.unquantized
+    if latent is None or is_plain or not model.span(layer).keeps_tokens:
+        return 0
+    outputs = model.heads_per_rank(launch.tensor_parallel) * (latent.nope_dim + latent.v_dim)
+    return latent.kv_rank * outputs * WEIGHT_BITS // 8
+
+
+def _segment_ends(launch: Launch, layer: int) -> int:
+    """Unused ends of the segments of a layer's MLP and experts. Those of attention are smaller, and padded experts end evenly."""
+    if launch.model.shares_weights(layer):
+        return 0
+    deployment = launch.deployment
+    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    sizes = [
+        _value_bytes(matrix, deployment.quantization)
+        for matrix in layer_matrices(launch.model, layer, launch.tensor_parallel, ranks)
+        if matrix.part in ("mlp", "shared", "expert") and format_of(matrix, deployment.quantization) != "mxfp4"
     ]
+    return sum(-size % _SEGMENT for size in sizes if size >= _LARGE)
+
+
+def _value_bytes(matrix: Matrix, quantization: str | None) -> int:
+    """Bytes of a matrix without its scales, which are a tensor of their own."""
+    form = format_of(matrix, quantization)
+    return matrix.params * (WEIGHT_BITS if form is None else QUANTIZATIONS[form].bits) // 8
+
+
+def _deep_stack_bytes(launch: Launch) -> int:
+    encoder = launch.model.encoder
+    levels = 0 if encoder is None else encoder.deep_stack
+    return levels * launch.max_num_batched_tokens * launch.model.hidden_size * WEIGHT_BITS // 8
 
 
 def _padding_bytes(launch: Launch, layers: range) -> int:
@@ -43,17 +145,25 @@ def _padding_bytes(launch: Launch, layers: range) -> int:
     model, deployment, experts = launch.model, launch.deployment, launch.model.experts
     if experts is None or deployment.quantization != "mxfp4":
         return 0
-    multiples = _PADDED
-    # Experts on a latent vector (Kimi K3) run in later releases alone.
-    if not experts.latent_size and launch.gpu.is_blackwell:
-        multiples = (_PADDED[0], launch.release.mxfp4_width)
-    elif not experts.latent_size and launch.gpu.major not in _MARLIN:
-        return 0
     ranks = deployment.expert_ranks(launch.tensor_parallel)
     hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices
+    multiples = _mxfp4_multiples(launch)
     padded = (-(-size // multiple) * multiple for size, multiple in zip((hidden_size, width), multiples, strict=True))
     added = _expert_bytes(next(padded), next(padded), experts.bias) - _expert_bytes(hidden_size, width, experts.bias)
     return len(set(layers) & set(experts.layers)) * -(-experts.count // ranks.holders) * added
+
+
+def _mxfp4_multiples(launch: Launch) -> tuple[int, int]:
+    """Multiples of the hidden size and of a rank's width: FlashInfer's kernels on data-centre Blackwell, Triton's on Hopper once wheels
+    have them, Marlin on other cards, RTX Blackwell included. Experts on a latent vector (Kimi K3) run in later releases alone."""
+    assert launch.model.experts is not None
+    if launch.model.experts.latent_size:
+        return MARLIN_MXFP4
+    if launch.gpu.compute_capability is None:
+        return _ROCM
+    if launch.gpu.is_blackwell:
+        return _TRTLLM_HIDDEN, launch.release.mxfp4_width
+    return launch.release.mxfp4_hopper if launch.gpu.major == _HOPPER else MARLIN_MXFP4
 
 
 def _expert_bytes(hidden_size: int, width: int, bias: bool) -> int:
@@ -62,9 +172,14 @@ def _expert_bytes(hidden_size: int, width: int, bias: bool) -> int:
 
 
 def _rotary_bytes(model: ModelSpec) -> int:
-    """Bytes of the table of sines and cosines for ``model.max_model_len`` positions, which all layers share."""
+    """Bytes of the tables of sines and cosines for ``model.max_model_len`` positions, which all layers share."""
+    if model.learned_positions:
+        return 0
     width = model.latent.rope_dim if model.latent else model.head_dim
-    return 0 if model.learned_positions else 2 * model.max_model_len * width
+    if model.window_heads and model.window_heads.head_dim != model.head_dim:
+        width += model.window_heads.head_dim
+    tables, shared = _ROTARY_TABLES.get(model.model_type or "", (1, 1))
+    return 2 * model.max_model_len * width * tables // shared
 
 
 def require_divisible(model: ModelSpec, tensor_parallel: int, deployment: Deployment = Deployment()) -> None:

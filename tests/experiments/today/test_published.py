@@ -99,8 +99,11 @@ def _missed():
 def test_a_planted_wrong_value_fails_in_its_finding_alone(compared, place):
     fact = published.published()[place]
     percent = fact["metric"].endswith("_pct")
-    wrong = fact["published"] + 2.5 * fact["limit"] if percent else fact["published"] * (1.02 + 2.5 * fact["limit"])
     row = compared[place]
+    # Away from what is computed, so that a figure that is missed is not met by chance.
+    away = -1 if row["error"] > 0 else 1
+    share = 1 + away * (0.02 + 2.5 * fact["limit"])
+    wrong = fact["published"] + away * 2.5 * fact["limit"] if percent else fact["published"] * share
     planted = row | {"published": wrong, "error": row["simulated"] - wrong}
     outcomes = [passed(each) for each in published.findings([*compared[:place], planted, *compared[place + 1 :]])]
     keys = [(row["series"], row["metric"]) for row in compared]

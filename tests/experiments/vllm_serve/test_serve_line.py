@@ -46,13 +46,13 @@ def test_forms_of_one_line(text):
 def test_what_has_no_effect_and_what_is_not_simulated_is_named():
     line = parse_serve(
         "HF_TOKEN=x vllm serve opt-13b --port 8000 --served-model-name a b --no-enable-log-requests -O3"
-        """ --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --enable-lora"""
+        """ --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --enable-sleep-mode"""
         " --compilation-config.mode 3 --no-enable-prefix-caching"
     )
     assert line.ignored == ["--port", "--served-model-name", "--enable-log-requests"]
     assert line.not_simulated == [
         "--optimization-level (other CUDA graphs)",
-        "--enable-lora (adapters take memory)",
+        "--enable-sleep-mode (an allocator of its own)",
         "--compilation-config (other CUDA graphs)",
     ]
     counted = f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
