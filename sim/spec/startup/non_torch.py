@@ -19,7 +19,8 @@ _ALONE, _PCIE, _NVLINK, _NVLS = "alone", "pcie", "nvlink", "nvls"
 #: From which minor version on, the GiB of one GPU by what links the ranks. The logs are in experiments/vllm_serve/facts/startups.json.
 SIZES: tuple[tuple[int, dict[str, tuple[float, float, float]]], ...] = (
     (0, {_ALONE: (0.02, 0.13, 0.15), _PCIE: (0.1, 0.3, 0.75), _NVLINK: (0.2, 0.5, 1.0), _NVLS: (0.4, 0.55, 1.9)}),
-    (18, {_ALONE: (0.07, 0.25, 0.45), _PCIE: (0.3, 0.75, 1.7), _NVLINK: (0.3, 0.75, 1.7), _NVLS: (1.6, 2.1, 2.2)}),
+    (18, {_ALONE: (0.07, 0.22, 0.3), _PCIE: (0.1, 0.3, 0.75), _NVLINK: (0.2, 0.5, 1.2), _NVLS: (1.6, 2.1, 2.2)}),
+    (27, {_ALONE: (0.15, 0.27, 0.56), _PCIE: (0.4, 0.75, 1.7), _NVLINK: (0.4, 0.8, 1.7), _NVLS: (1.6, 1.8, 2.2)}),
 )
 
 
@@ -51,6 +52,8 @@ def non_torch_bytes(launch: Launch) -> Estimate:
     ranks = launch.num_gpus * launch.deployment.data_parallel
     sizes = next(sizes for since, sizes in reversed(SIZES) if (0, since) <= launch.release.since)
     low, likely, high = sizes[link(launch.gpu, ranks)]
+    if ranks == 1 and launch.release.benchmarks_embedding and launch.deployment.cuda_graphs:
+        high += 2 * launch.model.vocab_size * launch.model.hidden_size / GIB
     if launch.gpu.unified_memory:
         low, high = low - _SHARED, high + _SHARED
     return Estimate(*(round(size * GIB) for size in (low, likely, high)))
