@@ -43,7 +43,7 @@ _OBJECTS = ("speculative-config", "compilation-config")
 #: Flags without a simulated effect that decide whether a server starts (``graphs``).
 _DECIDE = frozenset(
     """
-    compilation-config cuda-graph-sizes cudagraph-capture-sizes disable-custom-all-reduce enable-lora max-cudagraph-capture-size
+    compilation-config cuda-graph-sizes cudagraph-capture-sizes disable-custom-all-reduce max-cudagraph-capture-size
     optimization-level performance-mode
     """.split()
 )

@@ -58,8 +58,8 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
     counted = f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
     assert started(line, "h100-80gb").line.not_simulated == [*line.not_simulated, counted]
     # Read for the CUDA graphs, and for nothing else.
-    graphs = [line.flags.pop(name) for name in ("optimization-level", "compilation-config", "enable-lora")]
-    assert graphs == ["3", '{"mode": 3}', True]
+    graphs = [line.flags.pop(name) for name in ("optimization-level", "compilation-config")]
+    assert graphs == ["3", '{"mode": 3}']
     assert line.flags == {
         "enable-prefix-caching": False,
         "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
