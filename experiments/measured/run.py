@@ -37,12 +37,18 @@ from .replay import (
     scatter,
     total_error,
 )
+from .server_metrics import VLLM
 from .start import Server, benchmark, replica, started_line, statements
 from .statements import contradictions
 
 #: Allowed difference between the server's count of requests and the benchmark's: scrapes do not start with the benchmark,
 #: and vLLM's client sends one trial request first.
 _SAME_LOAD = 0.1
+#: What metrics of a server are compared by, and its name in words.
+_COMPARED = {
+    "num_gpu_blocks": "size of the KV cache", "kv_usage": "use of the KV cache", "preemptions": "preemptions",
+    "hit_rate": "hits of the prefix cache", "ttft_s": "TTFT", "itl_s": "ITL",
+}  # fmt: skip
 _LABELS = {
     "request_throughput": "requests/s",
     "output_throughput": "output tokens/s",
@@ -108,6 +114,10 @@ def _request_lines(benchmark: BenchmarkOfRequests | SummarisedBenchmark, base: R
     if metrics is not None:
         from_start = ", counters since the server's start" if metrics.num_scrapes == 1 else ""
         yield f"Metrics: {metrics.num_scrapes:,} scrapes{from_start}."
+        if metrics.server != VLLM:
+            missing = [name for field, name in _COMPARED.items() if getattr(metrics, field) is None]
+            lacks = f" They have no {', '.join(missing)}: not compared." if missing else ""
+            yield f"They are of {metrics.server}.{lacks}"
     sent = len(trace) + trace.left_out.failed
     if metrics is not None and metrics.first_tokens is not None and abs(metrics.first_tokens / sent - 1) > _SAME_LOAD:
         yield (

@@ -16,7 +16,13 @@ have finished, run or wait. They arrive from the last scrape with as many as the
 so that neither the time before a benchmark nor the drain after its last request counts. ``loop`` says from the same scrapes whether
 clients wait for answers.
 
-Names: vllm-project/vllm, vllm/v1/metrics/loggers.py; the second of two names is from older releases.
+SGLang's metrics are read by the same rules. Its pool is ``max_total_num_tokens`` blocks of one token, its prefix cache
+``cached_tokens_total`` of ``prompt_tokens_total``; of several pipeline stages the first counts. llama.cpp's have requests in flight and, up
+to releases of 2025, the use of the KV cache: no latencies, lengths or finished requests.
+
+Names: vllm-project/vllm, vllm/v1/metrics/loggers.py, where the second of two is from older releases; sgl-project/sglang 0.5.23,
+python/sglang/srt/observability/metrics_collector.py; ggml-org/llama.cpp, tools/server/server-context.cpp, and
+examples/server/server.cpp for ``kv_cache_usage_ratio``.
 """
 
 from __future__ import annotations
@@ -36,27 +42,41 @@ from .loop import Loop, Point, loop_of
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?))?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_SERVER, _END = "vllm:", "# EOF"
-RUNNING, WAITING = ("vllm:num_requests_running",), ("vllm:num_requests_waiting",)
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-PREEMPTIONS = ("vllm:num_preemptions_total",)
-QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-TTFT = ("vllm:time_to_first_token_seconds",)
-ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+VLLM, SGLANG, LLAMA_CPP = "vLLM", "SGLang", "llama.cpp"
+#: Servers by the beginning of their metrics' names.
+SERVERS = {"vllm": VLLM, "sglang": SGLANG, "llamacpp": LLAMA_CPP}
+#: The policies that simulate a server other than vLLM.
+_POLICIES = {SGLANG: "sglang", LLAMA_CPP: "llama-cpp"}
+_END = "# EOF"
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
+WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
+KV_USAGE = (
+    "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio",
+)  # fmt: skip
+PREEMPTIONS = ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total")
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total")
+HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total")
+TTFT = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
+ITL = (
+    "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds",
+)  # fmt: skip
 #: Of whole requests.
-TPOT = ("vllm:request_time_per_output_token_seconds",)
-E2EL = ("vllm:e2e_request_latency_seconds",)
-PROMPTS, OUTPUTS = ("vllm:request_prompt_tokens",), ("vllm:request_generation_tokens",)
+TPOT = ("vllm:request_time_per_output_token_seconds", "sglang:request_time_per_output_token_seconds")
+E2EL = ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds")
+PROMPTS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
+OUTPUTS = ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram")
+POOL_TOKENS = ("sglang:max_total_num_tokens",)
 CONFIG = "vllm:cache_config_info"
 _FINISHED = tuple(f"{name}_count" for name in E2EL)
 
 #: Beginnings of the lines that are read.
-READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, CONFIG) + tuple(
+READ = (*RUNNING, *WAITING, *KV_USAGE, *PREEMPTIONS, *QUERIES, *HITS, *POOL_TOKENS, CONFIG) + tuple(
     f"{name}_{part}"
     for name in (*TTFT, *ITL, *TPOT, *E2EL, *PROMPTS, *OUTPUTS)
     for part in ("sum", "count", "bucket")[: 2 if name in ITL else 3]
 )
+#: Label of a pipeline stage that is not the first.
+_FOLLOWING_STAGE = re.compile(r'\bpp_rank="[1-9]')
 #: Least scrapes with waiting requests that show a limit on those that run, and the share of them at which it is reached.
 _LIMIT_SCRAPES, _LIMIT_SHARE = 3, 0.75
 #: Standard deviations of the requests that finish in a step by which a scrape is below the limit that it reaches; and the use of the
@@ -126,6 +146,7 @@ class ServerMetrics:
 
     Attributes:
         num_scrapes: Number of scrapes.
+        server: The server that wrote them, a value of ``SERVERS``.
         num_gpu_blocks, block_size: Size of the KV pool.
         kv_usage: Mean and maximum share of the pool in use.
         running, waiting: Mean number of requests.
@@ -147,6 +168,7 @@ class ServerMetrics:
     """
 
     num_scrapes: int
+    server: str = VLLM
     num_gpu_blocks: int | None = None
     block_size: int | None = None
     kv_usage: tuple[float, float] | None = None
@@ -175,11 +197,18 @@ class ServerMetrics:
     num_engines: int = 1
 
 
+def server_of_policy(policy: str) -> str | None:
+    """The server of ``SERVERS`` that a policy simulates, if it is one."""
+    return next(
+        (server for server, name in _POLICIES.items() if name == policy), VLLM if policy.startswith("vllm") else None
+    )
+
+
 def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
     """The metrics in a file.
 
     Raises:
-        UserError: The file cannot be read, has no vLLM metrics, has metrics of several engines, or has a line that is
+        UserError: The file cannot be read, has no metrics of ``SERVERS``, has metrics of several engines, or has a line that is
             no metric.
     """
     scrapes, elapsed_s = _read(path)
@@ -199,9 +228,12 @@ def read_served_load(path: str | PathLike[str], one_engine: bool = False) -> Ser
         one_engine: Refuse metrics of several engines.
 
     Raises:
-        UserError: As ``read_metrics``, but several engines are refused only if that is asked for.
+        UserError: As ``read_metrics``, but several engines are refused only if that is asked for; or the server is not vLLM.
     """
     scrapes, elapsed_s = _read(path)
+    if (server := _server(scrapes[0].samples)) != VLLM:
+        remedy = f"compare it with a benchmark by validate --policy {_POLICIES[server]} --against FILE --metrics {path}"
+        raise UserError(f"{path}: is metrics of {server}, not of the vLLM server that is diagnosed; {remedy}")
     engines = _engines(scrapes[-1].samples)
     if one_engine and len(engines) > 1:
         remedy = (
@@ -226,7 +258,8 @@ def _read(path: str | PathLike[str]) -> tuple[list[_Scrape], float | None]:
     text = text_of(path, "metrics")
     samples = list(_samples(path, text))
     if not samples:
-        raise UserError(f"{path}: has no metrics of vLLM; give the server's response from /metrics")
+        names = ", ".join(SERVERS.values())
+        raise UserError(f"{path}: has no metrics of {names}; give the server's response from /metrics")
     if _END in text and any(sample.at_s is not None for sample in samples):
         by_time = _by_time(path, samples)
         return [_Scrape(at_s, scrape) for at_s, scrape in by_time.items()], max(by_time) - min(by_time)
@@ -236,13 +269,24 @@ def _read(path: str | PathLike[str]) -> tuple[list[_Scrape], float | None]:
 
 def _engines(scrape: Scrape) -> list[str]:
     """The labels of the engines, in order."""
-    found = (dict(labels).get("engine") for name, labels in scrape if name in (*RUNNING, CONFIG))
+    found = (_engine(labels) for name, labels in scrape if name in (*RUNNING, CONFIG))
     return sorted({each for each in found if each is not None}, key=lambda each: (len(each), each))
+
+
+def _engine(labels: Iterable[tuple[str, str]]) -> str | None:
+    """The engine of a series: vLLM's number of it, SGLang's data-parallel rank."""
+    named = dict(labels)
+    return named.get("engine", named.get("dp_rank"))
+
+
+def _server(scrape: Scrape) -> str:
+    """The server of a scrape, of which all series are."""
+    return SERVERS[next(iter(scrape))[0].partition(":")[0]]
 
 
 def _of_engine(scrape: _Scrape, engine: str) -> _Scrape:
     """The samples of an engine, and those without an engine."""
-    own = {series: value for series, value in scrape.samples.items() if dict(series[1]).get("engine", engine) == engine}
+    own = {series: value for series, value in scrape.samples.items() if (_engine(series[1]) or engine) == engine}
     return scrape._replace(samples=own)
 
 
@@ -300,8 +344,8 @@ def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
 
 
 def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:
-    """The vLLM samples, in order."""
-    clock = None
+    """The samples of one server, that of the first one, in order."""
+    clock, server = None, None
     # A scrape repeats the series of the one before it.
     series: dict[tuple[str, str | None], Series] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -318,7 +362,8 @@ def _samples(path: str | PathLike[str], text: str) -> Iterator[_Sample]:
             remedy = "is not a metric; give the server's response from /metrics"
             raise UserError(f"{path}, line {number}: {line[:60]!r}: {remedy}")
         name, labels, _, at = found.groups()
-        if name.startswith(_SERVER):
+        begin = name.partition(":")[0]
+        if begin in SERVERS and begin == (server := server or begin) and not _FOLLOWING_STAGE.search(labels or ""):
             if (known := series.get((name, labels))) is None:
                 known = series[name, labels] = (name, tuple(_LABEL.findall(labels or "")))
             yield _Sample(known, value, None if at is None else float(at), clock)
@@ -384,12 +429,13 @@ class _Reader:
 
     def metrics(self, elapsed_s: float | None) -> ServerMetrics:
         """The metrics over all scrapes, which are so many seconds apart from first to last."""
-        usage, config = self._gauge(KV_USAGE), self._config()
+        usage, config, (num_blocks, block_size) = self._gauge(KV_USAGE), self._config(), self._pool()
         queries, hits = self._counted(QUERIES), self._counted(HITS)
         return ServerMetrics(
             num_scrapes=len(self._scrapes),
-            num_gpu_blocks=_whole(config.get("num_gpu_blocks")),
-            block_size=_whole(config.get("block_size")),
+            server=_server(self._scrapes[-1]),
+            num_gpu_blocks=num_blocks,
+            block_size=block_size,
             kv_usage=(not_none(_mean(usage)), max(usage)) if usage else None,
             running=_mean(self._gauge(RUNNING)),
             waiting=_mean(self._gauge(WAITING)),
@@ -419,6 +465,15 @@ class _Reader:
 
     def _config(self) -> Mapping[str, str]:
         return next((dict(labels) for name, labels in self._scrapes[-1] if name == CONFIG), {})
+
+    def _pool(self) -> tuple[int | None, int | None]:
+        """Blocks of the KV cache, and tokens of one; None where the metrics do not have it."""
+        tokens = _sum(self._scrapes[-1], POOL_TOKENS)
+        if tokens is not None:
+            # The simulated tree has pages of one token, whatever the server's are.
+            return int(tokens), 1
+        config = self._config()
+        return _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
 
     def _gauge(self, names: tuple[str, ...]) -> list[float]:
         values = (_sum(scrape, names) for scrape in self._busy)

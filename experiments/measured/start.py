@@ -16,7 +16,7 @@ from ..vllm_serve.line import read_serve, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import Started, started, with_release
 from .replay import BenchmarkOfRequests, SummarisedBenchmark, benchmark_of
-from .server_metrics import ServerMetrics, read_metrics
+from .server_metrics import ServerMetrics, read_metrics, server_of_policy
 from .statements import Statement, of_benchmark, of_line, of_log, of_metrics
 
 #: Default policy if neither a line nor a flag names one: the server of the benchmark.
@@ -108,8 +108,11 @@ def statements(
     """
     if answer is not None:
         yield from of_line(answer)
-    elif server.model is not None:
-        yield Statement("--model", "model", server.model)
+    else:
+        if (simulated := server_of_policy(str(server.given.get("policy", POLICY)))) is not None:
+            yield Statement("--policy", "server", simulated)
+        if server.model is not None:
+            yield Statement("--model", "model", server.model)
     if server.startup_log is not None:
         yield from of_log(server.startup_log)
     if metrics is not None and by_server is not None:

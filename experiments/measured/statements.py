@@ -31,7 +31,7 @@ from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started
-from .server_metrics import ServerMetrics
+from .server_metrics import VLLM, ServerMetrics
 
 LINE = "the line"
 _GPU, _WEIGHTS = "GiB of a GPU", "GiB of weights"
@@ -181,6 +181,7 @@ def _last_part(name: str) -> str:
 def of_line(answer: Started) -> Iterator[Statement]:
     """What a command line says, as it starts."""
     line, launch = answer.line, answer.launch
+    yield Statement(LINE, "server", VLLM)
     yield Statement(LINE, "model", line.model, tuple(line.served_model_names))
     if line.version is not None:
         yield Statement(LINE, "vllm", text_of_release(line.version))
@@ -322,6 +323,7 @@ def _literal(text: str) -> Mapping[str, Any]:
 def of_metrics(path: str | PathLike[str], seen: ServerMetrics) -> Iterator[Statement]:
     """What a server's metrics say of its configuration."""
     source = Path(path).name
+    yield Statement(source, "server", seen.server)
     if seen.model_name is not None:
         yield Statement(source, "model", seen.model_name, by_clients=True)
     for name, label in _LABELS.items():

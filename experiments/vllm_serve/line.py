@@ -22,6 +22,7 @@ from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.notes import note
+from ...sim.types.signatures import remedy
 from ...sim.types.user_files import json_value, text_of
 from .deployments import config_flags, deployed, flag_words, is_deployment
 from .flags import (
@@ -247,7 +248,9 @@ def _start(words: Sequence[str]) -> int:
         if "vllm-openai" in word and not word.startswith("-") and not ASSIGNMENT.fullmatch(word):
             # With --entrypoint vllm the image starts by the name of the command.
             return place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
-    raise SettingError("serve", _short(" ".join(words)), "starts no server; paste a line with vllm serve MODEL")
+    text = " ".join(words)
+    said = remedy(text.encode(), "", "serve") or "starts no server; paste a line with vllm serve MODEL"
+    raise SettingError("serve", _short(text), said)
 
 
 def _until_shell(words: Sequence[str]) -> list[str]:

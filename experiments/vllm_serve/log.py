@@ -20,6 +20,7 @@ from ...sim.spec.startup.capacity import PARTS, capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from ...sim.types.signatures import remedy
 from .line import pasted
 from .log_parts import LoggedParts, read_parts
 
@@ -205,8 +206,9 @@ def read_log(text: str) -> StartupLog:
     )
     if not log.has_kv_cache and not log.parts:
         lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency, # GPU blocks or Model loading took"
-        remedy = f"has none of the lines {lines}; give vLLM's output from its start"
-        raise SettingError("startup_log", " ".join(given.split())[:60], remedy)
+        missing = f"has none of the lines {lines}; give vLLM's output from its start"
+        said = remedy(text.encode(), "", "startup_log") or missing
+        raise SettingError("startup_log", " ".join(given.split())[:60], said)
     return log
 
 

@@ -32,6 +32,7 @@ import numpy as np
 from ..memory.accounting.integrals import BUCKETS
 from ..memory.accounting.kv_groups import STATE
 from ..types.errors import TraceError, UserError
+from ..types.signatures import FIRST_BYTES, remedy
 from ..workload.content import PromptContent
 
 SCHEMA_VERSION = 1
@@ -239,6 +240,8 @@ def _texts(path: str | PathLike[str], cut: list[str]) -> Iterator[str]:
             packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if packed else open(path, "rb") as file:
             try:
+                if (said := remedy(file.peek(FIRST_BYTES), path, "probe")) is not None:
+                    raise TraceError(path, None, None, None, said)
                 for number, line in enumerate(file, 1):
                     if not line.endswith(b"\n"):
                         cut.append("")

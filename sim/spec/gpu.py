@@ -14,7 +14,7 @@ from codecs import BOM_UTF8
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from os.path import basename, dirname, join
+from os.path import basename, dirname, isfile, join
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -187,7 +187,7 @@ def gpu(name_or_path: str) -> GpuSpec:
     """
     if name_or_path in _presets():
         return _presets()[name_or_path]
-    if not name_or_path.endswith(".json"):
+    if not name_or_path.endswith(".json") and not isfile(name_or_path):
         raise SettingError("gpu", name_or_path, f"one of {', '.join(_presets())}, or a JSON file of a GPU")
     file = basename(name_or_path)
     try:

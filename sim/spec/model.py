@@ -106,7 +106,9 @@ def _model(name: str, found: str | Path) -> ModelSpec:
         return _named(found)
     config, beside = _load(found), _quantization_file(name, found)
     shown = (found.parent.name or found.stem) if Path(name).exists() else name
-    return read_files(config, None if beside is None else _load(beside), shown, _checkpoint(name, found))
+    return read_files(
+        config, None if beside is None else _load(beside, "quantization"), shown, _checkpoint(name, found)
+    )
 
 
 def origin(name: str) -> str | None:
@@ -182,9 +184,9 @@ def _checkpoint(name: str, path: Path) -> str:
     return path.parent.name if path.name == "config.json" else path.stem
 
 
-def _load(path: Path) -> Config:
+def _load(path: Path, field: str = "model") -> Config:
     try:
-        config = json_value(content_of(path, "model"))
+        config = json_value(content_of(path, field))
     except ValueError as error:
         raise SettingError("model", str(path), f"is not readable as JSON ({error}); give a config.json") from error
     if not isinstance(config, dict):

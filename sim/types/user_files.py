@@ -12,6 +12,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from .errors import SettingError
+from .signatures import EXPECTED, remedy
 
 #: Far beyond any file of settings, logs and metrics included.
 MOST_BYTES = 2**28
@@ -24,7 +25,7 @@ def content_of(path: str | PathLike[str], field: str) -> bytes:
         field: Setting that names it.
 
     Raises:
-        SettingError: It cannot be read, or is larger than ``MOST_BYTES``.
+        SettingError: It cannot be read, is larger than ``MOST_BYTES``, or is a known kind that the setting does not take.
     """
     try:
         # One byte more than allowed: a device has no size, and may have no end.
@@ -36,6 +37,8 @@ def content_of(path: str | PathLike[str], field: str) -> bytes:
         raise SettingError(field, fspath(path), f"cannot be read: {reason}") from None
     if len(content) > MOST_BYTES:
         raise SettingError(field, fspath(path), f"has more than {MOST_BYTES >> 20} MiB; is it the right file?")
+    if field in EXPECTED and (said := remedy(content, path, field)) is not None:
+        raise SettingError(field, fspath(path), said)
     return content
 
 

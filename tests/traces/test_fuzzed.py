@@ -251,7 +251,7 @@ class TestBombs:
     def test_archives_and_damage(self, tmp_path):
         path = tmp_path / "trace"
         path.write_bytes(b"PK\x03\x04and so on")
-        with pytest.raises(TraceError, match="is a zip archive; unpack it and give the trace in it"):
+        with pytest.raises(TraceError, match="is a zip archive, not a trace of requests; unpack it"):
             read_with_content(path)
         for kind in ("gzip", "zstd"):
             path.write_bytes(squeezed((SAMPLES / "azure2023.csv").read_bytes(), kind)[:-6])

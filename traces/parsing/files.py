@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ...sim.output.files import as_utf8, is_stream
 from ...sim.types.errors import TraceError
+from ...sim.types.signatures import remedy
 from . import arrow as pa
 from .lines import Block, filled_lines
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ENDINGS = (".gz", ".zst")
 #: Size of the pieces that are parsed at a time, and maximum length of a line, in bytes.
@@ -66,6 +67,20 @@ class TraceFile:
             raise TraceError(self.path, None, None, None, f"is empty; give {content}")
         return head
 
+    def refuse_others(self, place: str, head: bytes) -> None:
+        """Refuse a file that is a known kind, and not one that this place reads.
+
+        Args:
+            place: A key of ``sim.types.signatures.EXPECTED``.
+            head: Result of ``head``.
+
+        Raises:
+            TraceError: It is; says what it is and what to run.
+        """
+        said = remedy(head, self.bare_name, place)
+        if said is not None:
+            raise TraceError(self.path, None, None, None, said)
+
     def whole(self) -> bytes:
         """All decompressed bytes."""
         return b"".join(self.pieces())
@@ -102,8 +117,6 @@ class TraceFile:
         return open(self.path, "rb")
 
     def _inflated(self, raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
-        if magic.startswith(_ZIP_MAGIC):
-            raise TraceError(self.path, None, None, None, "is a zip archive; unpack it and give the trace in it")
         if magic.startswith(_GZIP_MAGIC):
             return self._limited(gzip.GzipFile(fileobj=raw), "gzip")
         if magic.startswith(_ZSTD_MAGIC):

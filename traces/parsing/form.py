@@ -9,33 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...sim.types.signatures import OUTPUT_NAMES, PROMPT_NAMES
 from .jsonl_format import Reader, moments, numbers, sessions, whole_lists
 from .table import Table
 from .times import Clock, clock
 
-#: Attributes of a span of OpenTelemetry, of prompt and output.
-OTEL = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
-#: Our columns of lengths and numbers, and their names in files of our own form, of the SOSP'23 pairs, of Mooncake, and in logs of
-#: OpenAI's, Anthropic's and LiteLLM's requests, where they may be keys of ``usage``.
+#: Our columns of lengths and numbers, and their names in files.
 OWN_NAMES = {
-    "prompt_tokens": (
-        "prompt_tokens",
-        "input",
-        "input_length",
-        "input_tokens",
-        "usage.prompt_tokens",
-        "usage.input_tokens",
-        OTEL[0],
-    ),
-    "output_tokens": (
-        "output_tokens",
-        "output",
-        "output_length",
-        "completion_tokens",
-        "usage.completion_tokens",
-        "usage.output_tokens",
-        OTEL[1],
-    ),
+    "prompt_tokens": PROMPT_NAMES,
+    "output_tokens": OUTPUT_NAMES,
     "max_tokens": ("max_tokens",),
     "n": ("n",),
     "priority": ("priority",),

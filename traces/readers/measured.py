@@ -69,8 +69,10 @@ def measured(path: str | PathLike[str], trace: Trace) -> Measured | MeasuredSumm
     Raises:
         TraceError: The file is not a benchmark result, or has an invalid time.
     """
-    result = benchmark_result(TraceFile(path, MOST_INFLATED_BYTES))
+    file = TraceFile(path, MOST_INFLATED_BYTES)
+    result = benchmark_result(file)
     if result is None:
+        file.refuse_others("benchmark", file.head())
         remedy = (
             "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf or inference-perf; give one"
         )

@@ -92,6 +92,7 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     """
     head, ending = file.head(), Path(file.bare_name).suffix
     named = None if reading.named is None else named_form(reading.named)
+    file.refuse_others("trace" if named is None else "table", head)
     if head.startswith(_PARQUET_MAGIC) or ending == ".parquet":
         return _parquet(file, head, content, named)
     if named is not None:

@@ -233,7 +233,7 @@ def test_the_pool_is_in_labels(blocks, read, tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "has no metrics of vLLM; give the server's response from /metrics"),
+        ("", "has no metrics of vLLM, SGLang, llama.cpp; give the server's response from /metrics"),
         ("up 1\n", "has no metrics of vLLM"),
         ("vllm:num_requests_running 1\n<html>404</html>\n", "line 2: '<html>404</html>': is not a metric"),
         ("vllm:num_requests_running one\n", "line 1: 'vllm:num_requests_running one': is not a metric"),
