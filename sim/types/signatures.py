@@ -113,8 +113,10 @@ _RAW = "download the file itself"
 _CLIENT = "give the client's list of requests, or any CSV of prompt_tokens,output_tokens"
 _NO_REQUESTS = "it has no requests; give a CSV of arrival_s,prompt_tokens,output_tokens"
 _SCRAPE = "save the server's own: while sleep 1; do date +%s; curl -s localhost:8000/metrics; done > metrics.txt"
+_RESULT = "it is a result; give the trace, the line or the settings that it was made from"
+_TRTLLM = "simulate --policy trtllm-no-evict with its model, --max-num-seqs and --num-gpu-blocks-override"
 _UNPACK = "unpack it and give the file in it"
-_TRAINING = "give the config.json that lies beside it"
+_BESIDE = "as a model give the config.json that lies beside it"
 #: What may stand in front of a program's name.
 _BEFORE = r"^\s*(?:\S+=\S+ +|sudo +|exec +|nohup +|\$ +)*"
 #: Names of prompt and output lengths in tables and logs of requests: of our own form, of the SOSP'23 pairs, of Mooncake, and of OpenAI's,
@@ -174,7 +176,7 @@ SERVERS = (
         "a log of SGLang", lines(r"server_args=ServerArgs\(|max_total_num_tokens=\d|KV Cache is allocated", "`server_args=ServerArgs(` or `max_total_num_tokens=`"),
         "simulate --policy sglang with its max_total_num_tokens as --num-gpu-blocks-override",
     ),
-    _read("a log of TensorRT-LLM", lines(r"\[TensorRT-LLM\]|\[TRT-LLM\]", "`[TensorRT-LLM]`, `[TRT-LLM]`"), "no command reads it"),
+    _read("a log of TensorRT-LLM", lines(r"\[TensorRT-LLM\]|\[TRT-LLM\]", "`[TensorRT-LLM]`, `[TRT-LLM]`"), _TRTLLM),
     _read(
         "a log of llama.cpp", lines(r"^(llama_model_loader|llama_kv_cache\w*|llama_context|print_info|srv +\w+):", "`llama_model_loader:`"),
         "simulate --policy llama-cpp with its n_ctx and its slots",
@@ -197,7 +199,7 @@ SERVERS = (
     ),
     _read(
         "metrics of TensorRT-LLM or Triton", lines(r"^(# (HELP|TYPE) )?(nv_|trtllm_)\w+[{ ]", "`nv_`, `trtllm_`"),
-        f"no command reads them; {_CLIENT}",
+        _TRTLLM,
     ),
     _read(
         "metrics of something else than an LLM server", lines(r"^# TYPE [\w:]+ (counter|gauge|histogram|summary|untyped)", "`# TYPE`"),
@@ -238,7 +240,7 @@ DEPLOYMENTS = (
     ),
     _read(
         "a command line of TensorRT-LLM", lines(rf"{_BEFORE}trtllm-(serve|build)\s", "`trtllm-serve`"),
-        "TensorRT-LLM is not simulated; give the vllm serve line of the same model",
+        _TRTLLM,
     ),
 )  # fmt: skip
 
@@ -250,12 +252,12 @@ MODELS = (
             "architectures", "hidden_size", "num_hidden_layers", "text_config", "n_layer", "vocab_size")))),
         "give it, or its folder, as --model", "model",
     ),
-    _read("a generation_config.json", keys("_from_model_config"), _TRAINING),
-    _read("a generation_config.json", both(keys("eos_token_id", "transformers_version"), either(keys("do_sample"), keys("temperature"))), _TRAINING),
-    _read("a tokenizer.json", keys("added_tokens", "normalizer"), f"give it as --tokenizer; as a model {_TRAINING}", "tokenizer"),
-    _read("a tokenizer_config.json", keys("tokenizer_class"), _TRAINING),
-    _read("the index of a safetensors checkpoint", keys("weight_map"), _TRAINING),
-    _read("a file of safetensors", named(".safetensors"), _TRAINING),
+    _read("a generation_config.json", keys("_from_model_config"), _BESIDE),
+    _read("a generation_config.json", both(keys("eos_token_id", "transformers_version"), either(keys("do_sample"), keys("temperature"))), _BESIDE),
+    _read("a tokenizer.json", keys("added_tokens", "normalizer"), f"give it as --tokenizer; {_BESIDE}", "tokenizer"),
+    _read("a tokenizer_config.json", keys("tokenizer_class"), _BESIDE),
+    _read("the index of a safetensors checkpoint", keys("weight_map"), _BESIDE),
+    _read("a file of safetensors", named(".safetensors"), _BESIDE),
     _read("ModelOpt's hf_quant_config.json", keys("quantization.quant_algo"), "give the folder that it lies in"),
     _read("a LoRA adapter's configuration", keys("peft_type"), "give the config.json of its base model"),
     _read("weights as GGUF", begins(b"GGUF", words="`GGUF`"), "give the config.json of its original model"),
@@ -268,6 +270,10 @@ OWN = (
         "a summary of a fragmeter run", keys("duration", "request_throughput_while_arriving"),
         "give its folder to report or compare",
     ),
+    _read("a sweep of fragmeter", keys("grid", "points", "failed", "rows"), _RESULT),
+    _read("a diagnosis of fragmeter", keys("diagnosis", "state", "causes"), _RESULT),
+    _read("a plan of fragmeter", keys("model", "gpu", "num_gpus", "replicas", "kv_cache_dtype"), _RESULT),
+    _read("the marker of a fragmeter result", both(named("fragmeter.json"), keys("schema_version", "kind")), _RESULT),
 )  # fmt: skip
 
 #: Data sets and results that do not say what each request was, or say it in columns of their own.
@@ -289,10 +295,19 @@ DATA = (
         "a workload of AIBrix", either(keys("timestamp", "requests.Prompt Length"), keys("timestamp", "requests.prompt_length")),
         "write its requests one a line, as jq -c '.timestamp as $t | .requests[] + {timestamp: $t}' does, and name them by --columns",
     ),
+    _read(
+        "a trace of prompts alone (ServeGen's offline traces a to c)", keys("request_id", "input_length", "hash_ids"),
+        "it has no lengths of outputs: add output_length to each line",
+    ),
+    _read(
+        "conversations with roles (LMSYS, WildChat, OpenAI's messages)",
+        either(*(keys(f"{name}.role", f"{name}.content") for name in ("conversation", "conversations", "messages"))),
+        "write them as ShareGPT's [{\"conversations\": [{\"from\": role, \"value\": content}]}]",
+    ),
     _read("statistics of Locust", columns("Type", "Name", "Request Count"), _CLIENT),
     _read("a history of Locust", columns("Timestamp", "User Count"), _CLIENT),
     _read("a summary of k6", keys("metrics.http_req_duration"), _CLIENT),
-    _read("an output of k6", keys("metric", "data.time", "data.value"), _CLIENT),
+    _read("an output of k6", either(keys("metric", "data.time", "data.value"), keys("metric", "data.contains", "data.thresholds")), _CLIENT),
     _read("a summary of MLPerf's load generator", lines(r"^MLPerf Results Summary", "`MLPerf Results Summary`"), _CLIENT),
     _read("a log of MLPerf", lines(r"^:::MLLOG ", "`:::MLLOG`"), _CLIENT),
     _read("an accuracy log of MLPerf", keys("seq_id", "qsl_idx"), _CLIENT),
@@ -333,7 +348,7 @@ def recognised(head: FileHead, place: str | None = None) -> Signature | None:
         place: Where it is given, a key of ``EXPECTED``: kinds that are read there come first.
     """
     first = () if place is None else (each for each in SIGNATURES if place in each.read_as)
-    # A table whose columns the user names may be any text.
+    # The user may name columns in any text.
     return _first(head, first) or _first(head, WRAPPINGS if place == "table" else SIGNATURES)
 
 

@@ -50,6 +50,9 @@ _VIDUR_METRICS = "Request Id,request_e2e_time,request_num_prefill_tokens,request
 _SGLANG_RESULT = '{"backend": "sglang", "request_rate": 4.0, "total_output_tokens_retokenized": 9, "input_lens": [5]}\n'
 _TRTLLM_LINE = "trtllm-serve meta-llama/Llama-3.1-8B --port 8000\n"
 _SGLANG_LINE = "CUDA_VISIBLE_DEVICES=0 python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B\n"
+_SERVEGEN = '{"request_id": 0, "type": "text", "input_length": 46, "hash_ids": [1, 2, 3]}\n'
+_LMSYS = '{"conversation_id": "a", "model": "m", "conversation": [{"content": "Hi", "role": "user"}], "turn": 1}\n'
+_K6_LINES = '{"type":"Metric","data":{"name":"http_reqs","type":"counter","contains":"default","thresholds":[]},"metric":"http_reqs"}\n'
 _GENERATION = {"bos_token_id": 1, "do_sample": True, "eos_token_id": 2, "transformers_version": "4.40.0"}
 _RAGPULSE = {"timestamp": "0", "input_length": 7, "output_length": 9, "hash_ids": {"sys_prompt": [8]}}
 _TIMED = {"timestamp": 0, "input_length": 7, "output_length": 9, "hash_ids": [1]}
@@ -77,6 +80,10 @@ SAMPLES: tuple[tuple[str, str, str | bytes], ...] = (
     ("a pickle", "t.pkl", b"\x80\x04]."),
     ("a run.json of fragmeter", "run.json", '{"schema_version": 2, "versions": {"fragmeter": "0.2.0"}}'),
     ("a summary of a fragmeter run", "summary.json", '{"duration": 1.0, "request_throughput_while_arriving": 2.0}'),
+    ("a sweep of fragmeter", "sweep.json", '{"grid": {"seed": ["1"]}, "points": 1, "failed": 0, "rows": []}'),
+    ("a diagnosis of fragmeter", "d.json", '{"diagnosis": "Healthy", "state": "healthy", "causes": []}'),
+    ("a plan of fragmeter", "p.json", '{"model": "m", "gpu": "g", "num_gpus": 1, "replicas": 1, "kv_cache_dtype": "auto"}'),
+    ("the marker of a fragmeter result", "fragmeter.json", '{"schema_version": 1, "kind": "sweep"}'),
     ("the data sheet of a GPU", "gpu.json", json.dumps(_GPU)),
     ("a model's config.json", "config.json", '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'),
     ("a generation_config.json", "generation_config.json", json.dumps(_GENERATION)),
@@ -110,9 +117,13 @@ SAMPLES: tuple[tuple[str, str, str | bytes], ...] = (
     ("a load of LLMServingSim", "l.jsonl", '{"input_toks": 5, "output_toks": 6, "arrival_time_ns": 0}\n'),
     ("request metrics of Vidur", "request_metrics.csv", _VIDUR_METRICS),
     ("a workload of AIBrix", "w.jsonl", _AIBRIX),
+    ("a trace of prompts alone (ServeGen's offline traces a to c)", "trace_a.jsonl", _SERVEGEN),
+    ("conversations with roles (LMSYS, WildChat, OpenAI's messages)", "lmsys.jsonl", _LMSYS),
+    ("conversations with roles (LMSYS, WildChat, OpenAI's messages)", "chat.jsonl", '{"messages": [{"role": "user", "content": "Hi"}]}\n'),
     ("statistics of Locust", "x_stats.csv", _LOCUST),
     ("a history of Locust", "x_stats_history.csv", "Timestamp,User Count,Type,Name,Requests/s\n1,2,,Aggregated,0.5\n"),
     ("a summary of k6", "k6.json", json.dumps(_K6)),
+    ("an output of k6", "k6.jsonl", _K6_LINES),
     ("an output of k6", "k6.jsonl", '{"type":"Point","data":{"time":"2026","value":1},"metric":"http_reqs"}\n'),
     ("a summary of MLPerf's load generator", "mlperf_log_summary.txt", _MLPERF),
     ("a log of MLPerf", "mlperf_log_detail.txt", ':::MLLOG {"key": "loadgen_version", "value": "5.0"}\n'),

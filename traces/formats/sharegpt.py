@@ -26,7 +26,7 @@ from ..parsing.table import Table
 
 _CHARACTERS_A_TOKEN = 4
 #: The key that holds the turns of a conversation, under either name.
-_TURNS = ("conversations", "conversation")
+TURNS = ("conversations", "conversation")
 Counter = Callable[[Sequence[str]], list[int]]
 SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=ZERO)
 
@@ -59,7 +59,7 @@ def _first_round(table: Table, row: int, conversation: Any) -> tuple[str, str]:
     """Texts of the first prompt and its answer; both empty if there is no answer."""
     turns = None
     if isinstance(conversation, dict):
-        turns = next((conversation[name] for name in _TURNS if name in conversation), None)
+        turns = next((conversation[name] for name in TURNS if name in conversation), None)
     if not isinstance(turns, list):
         raise table.error(row, "conversation", conversation, "must have a list of conversations; correct or drop it")
     texts = [turn["value"] for turn in turns[:2] if isinstance(turn, dict) and isinstance(turn.get("value"), str)]

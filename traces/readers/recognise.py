@@ -27,7 +27,7 @@ from ..formats.mooncake import MOONCAKE, timed
 from ..formats.named import named_form
 from ..formats.own import OWN
 from ..formats.ragpulse import RAGPULSE
-from ..formats.sharegpt import SHAREGPT, ShareGptParser
+from ..formats.sharegpt import SHAREGPT, TURNS, ShareGptParser
 from ..formats.splitwise import SPLITWISE
 from ..formats.vidur import VIDUR
 from ..parsing import arrow as pa
@@ -153,6 +153,11 @@ def _csv(file: TraceFile, content: bool, form: Form | None = None) -> Source:
     sessions = [name for name, reader in form.content.items() if content and reader is not whole_lists]
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
+    if len(names) == 1 and names[0] not in form.numbers:
+        remedy = (
+            "is text without columns; give a CSV, Parquet or JSON of requests with the lengths of prompt and output"
+        )
+        raise TraceError(file.path, line, None, None, remedy)
     require_lengths(file.path, line, form, names)
     rows = (block for block in chain([first.part(1)], blocks) if len(block))
     second = next(rows, None)
@@ -200,6 +205,9 @@ def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
     records = [element.value for element in heads if isinstance(element.value, dict)]
     if _structure(records) is not None or _LENGTHS & keys(records, _LENGTHS):
         return _objects(file, chain(heads, values), reading, content)
+    records = [element.value for element in heads if isinstance(element.value, dict)]
+    if records and not any(name in record for record in records for name in TURNS):
+        require_lengths(file.path, heads[0].line, OWN, [*records[0]])
     parser = ShareGptParser(file.path, reading.tokenizer)
     return Source(SHAREGPT, batches(chain(heads, values)), parser, frozenset({"tokenizer"}))
 

@@ -7,6 +7,7 @@ import pytest
 from fragmeter.sim.types.file_head import FileHead
 from fragmeter.sim.types.signatures import EXPECTED, SIGNATURES, recognised, remedy
 from known_files import SAMPLES, UNKNOWN
+from paths import ROOT
 
 
 def what(name: str, content: str | bytes, place: str | None = None) -> str | None:
@@ -40,6 +41,24 @@ def test_a_place_that_does_not_read_it_says_what_it_is_and_what_to_run(expected,
 def test_an_unknown_file_gets_no_name(name, content):
     for place in (None, *EXPECTED):
         assert what(name, content, place) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "pattern", "least"),
+    [
+        ("cost", "sim/cost/profiles/*.json", 3),
+        ("story", "experiments/story/stories/*.toml", 3),
+        ("gpu", "sim/spec/data/gpus.json", 1),
+        ("prices", "experiments/capacity/facts/prices.json", 1),
+        ("model", "tests/data/**/config.json", 2),
+        ("metrics", "tests/data/real_server/**/*.metrics.txt", 3),
+        ("trace", "tests/data/traces/*.*", 10),
+    ],
+)
+def test_no_file_of_the_package_is_refused_where_it_is_read(place, pattern, least):
+    found = [path for path in ROOT.glob(pattern) if path.suffix != ".md"]
+    assert len(found) >= least
+    assert {path.name: said for path in found if (said := remedy(path.read_bytes(), path, place))} == {}
 
 
 def test_keys_are_those_of_the_first_object():
