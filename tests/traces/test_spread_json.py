@@ -69,7 +69,7 @@ def test_bad_rows_are_named_by_their_line_and_can_be_skipped(tmp_path):
         ('{\n "input": 1,\n "output": 2\n}\n{\n "input"', "line 5: ends within an element; fetch the file again"),
         ('{\n "input": 1,\n "output": 2\n}\n7', "line 5: row = 7: is not a JSON object; give one a request"),
         ('[\n {"input": 1}\n]', "line 2: columns = 'input': no column output_tokens"),
-        ('[\n {"x": 1}\n]', "line 2: conversation = {'x': 1}: must have a list of conversations"),
+        ('[\n {"x": 1}\n]', "line 2: columns = 'x': no column prompt_tokens"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, text, complaint):
