@@ -151,6 +151,14 @@ TRACES = (
     ),
     _read("a report of GuideLLM", keys("benchmarks"), _BENCHMARK, "trace", "benchmark"),
     _read("conversations of ShareGPT", either(keys("conversations.value"), keys("conversation.value")), _TRACE, "trace"),
+    _read("a summary of AIPerf", keys("aiperf_version"), _BENCHMARK, "trace", "benchmark"),
+    _read("a summary of inference-perf", keys("load_summary"), _BENCHMARK, "trace", "benchmark"),
+    _read("a result of InferenceX", keys("tput_per_gpu"), _BENCHMARK, "trace", "benchmark"),
+    _read("a report of inference-perf's requests", keys("start_time", "end_time", "info"), _BENCHMARK, "trace", "benchmark"),
+    _read("spans of OpenTelemetry or Jaeger", either(keys("resourceSpans"), keys("startTimeUnixNano", "attributes"), keys("data.spans")), _TRACE, "trace"),
+    _read("observations of Langfuse", either(*(keys(f"{within}startTime", f"{within}usageDetails") for within in ("", "data.", "observations."))), _TRACE, "trace"),
+    _read("a batch of requests or of answers", keys("custom_id"), _TRACE, "trace"),
+    _read("a session of an agent", keys("requests.hash_ids", "block_size"), _TRACE, "trace"),
     _read(
         "a table or log of requests", Mark(
             "a length of prompts (`" + "`, `".join(PROMPT_NAMES) + "`) and one of outputs (`" + "`, `".join(OUTPUT_NAMES) + "`)",
