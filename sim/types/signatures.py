@@ -30,7 +30,6 @@ EXPECTED = {
     "gpu": "the data sheet of a GPU as JSON",
     "tokenizer": "a tokenizer.json",
     "probe": "a recording of fragmeter.probe",
-    "config": "vLLM's --config file",
     "prices": "prices of GPUs",
     "story": "a story as TOML",
     "check": "objectives as TOML",
