@@ -17,10 +17,10 @@ from .file_head import FileHead
 
 #: Bytes that usually suffice to recognise a file.
 FIRST_BYTES = 2**13
-#: What is expected at each place that takes a file.
+#: What is expected at each place that takes a file; a ``table`` is a trace with columns that the user names.
 EXPECTED = {
     "trace": "a trace of requests",
-    "table": "a CSV, Parquet or JSON with the columns that --columns names",
+    "table": "a trace of requests",
     "benchmark": "the result of a benchmark client",
     "rate_curve": "a CSV of start_s and request_rate",
     "metrics": "a server's response from /metrics",
@@ -95,16 +95,22 @@ class Signature:
         mark: How it is recognised.
         use: What to do with it at a place that does not read it.
         read_as: Places that read it, keys of ``EXPECTED``.
+        form: Title of its form in ``traces``, for tables and rows of JSON with names of their own.
     """
 
     what: str
     mark: Mark
     use: str
     read_as: frozenset[str] = frozenset()
+    form: str = ""
+
+    def remedy(self, place: str) -> str:
+        """What to say of it at a place that does not read it."""
+        return f"is {self.what}, not {EXPECTED[place]}; {self.use}"
 
 
-def _read(what: str, mark: Mark, use: str, *read_as: str) -> Signature:
-    return Signature(what, mark, use, frozenset(read_as))
+def _read(what: str, mark: Mark, use: str, *read_as: str, form: str = "") -> Signature:
+    return Signature(what, mark, use, frozenset(read_as), form)
 
 
 _TRACE, _BENCHMARK = "give it as --trace", "give it as --against, --bench or --trace"
@@ -130,15 +136,15 @@ OUTPUT_NAMES = (
 
 #: Formats that readers of traces read; ``traces.readers.recognise`` reads them.
 TRACES = (
-    _read("a recording of fragmeter.probe", keys("fragmeter_probe"), "give it as --trace or --probe", "trace", "probe"),
-    _read("a load of traces synth", keys("fragmeter_load"), "give it to simulate --trace or traces sample", "trace"),
-    _read("Azure's LLM inference trace", columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _TRACE, "trace"),
-    _read("a BurstGPT trace", columns("Timestamp", "Request tokens", "Response tokens"), _TRACE, "trace"),
-    _read("a trace of Vidur", columns("num_prefill_tokens", "num_decode_tokens"), _TRACE, "trace"),
-    _read("a trace of Splitwise's simulator", columns("prompt_size", "token_size"), _TRACE, "trace"),
-    _read("a Qwen-Bailian trace", keys("chat_id", "parent_chat_id", "input_length"), _TRACE, "trace"),
-    _read("a RAGPulse trace", keys("timestamp", "input_length", "output_length", "hash_ids.sys_prompt"), _TRACE, "trace"),
-    _read("a Mooncake or timed_trace file", keys("timestamp", "input_length", "output_length"), _TRACE, "trace"),
+    _read("a recording of fragmeter.probe", keys("fragmeter_probe"), "give it as --trace or --probe", "trace", "table", "probe", form="fragmeter.probe"),
+    _read("a load of traces synth", keys("fragmeter_load"), "give it to simulate --trace or traces sample", "trace", "table", form="load"),
+    _read("Azure's LLM inference trace", columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _TRACE, "trace", form="Azure LLM inference"),
+    _read("a BurstGPT trace", columns("Timestamp", "Request tokens", "Response tokens"), _TRACE, "trace", form="BurstGPT"),
+    _read("a trace of Vidur", columns("num_prefill_tokens", "num_decode_tokens"), _TRACE, "trace", form="Vidur"),
+    _read("a trace of Splitwise's simulator", columns("prompt_size", "token_size"), _TRACE, "trace", form="Splitwise"),
+    _read("a Qwen-Bailian trace", keys("chat_id", "parent_chat_id", "input_length"), _TRACE, "trace", form="Qwen-Bailian"),
+    _read("a RAGPulse trace", keys("timestamp", "input_length", "output_length", "hash_ids.sys_prompt"), _TRACE, "trace", form="RAGPulse"),
+    _read("a Mooncake or timed_trace file", keys("timestamp", "input_length", "output_length"), _TRACE, "trace", form="Mooncake"),
     _read("an export of AIPerf", keys("metadata.request_start_ns"), _BENCHMARK, "trace", "benchmark"),
     _read(
         "a result of SGLang's bench_serving", keys("total_output_tokens_retokenized", "request_rate"), _BENCHMARK,
@@ -376,4 +382,4 @@ def remedy(content: bytes, path: str | PathLike[str], place: str) -> str | None:
     found = recognised(FileHead(content, fspath(path)), place)
     if found is None or place in found.read_as:
         return None
-    return f"is {found.what}, not {EXPECTED[place]}; {found.use}"
+    return found.remedy(place)

@@ -293,7 +293,7 @@ def read_curve(path: str | PathLike[str]) -> RateCurve:
         TraceError: The file cannot be read, or has an invalid line; names the first one.
     """
     file = TraceFile(path, MOST_INFLATED_BYTES)
-    file.refuse_others("rate_curve", file.head("a header and one rate a line"))
+    file.form("rate_curve", file.head("a header and one rate a line"))
     lines = next(file.blocks())
     names = header(path, lines)
     missing = next((name for name in _CURVE if name not in names), None)

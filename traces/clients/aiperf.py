@@ -51,7 +51,6 @@ _THROUGHPUTS = {REQUESTS: REQUESTS, OUTPUTS: "output_token_throughput", TOKENS: 
 AIPERF = Client(
     Form(
         "AIPerf",
-        frozenset({"metadata", "metrics"}),
         {_START: clock("ns", doubted=False)},
         lengths(_PROMPT, _OUTPUT),
         content={},

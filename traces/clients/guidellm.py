@@ -39,7 +39,6 @@ _ANSWERED, _FAILED = "successful", ("errored", "incomplete")
 GUIDELLM = Client(
     Form(
         "GuideLLM",
-        frozenset({"benchmarks"}),
         {_START: clock("s", doubted=False)},
         lengths("prompt_tokens", "output_tokens"),
         content={},

@@ -33,7 +33,6 @@ _START = "start_times"
 VLLM = Client(
     Form(
         "vllm bench serve",
-        frozenset({PROMPT, OUTPUT}),
         {_START: clock("s", doubted=False)},
         lengths(PROMPT, OUTPUT),
         content={},

@@ -103,7 +103,6 @@ def _think(before: dict[str, Any], entry: dict[str, Any]) -> Any:
 AGENTS = Nested(
     Form(
         "agent sessions (kv-cache-tester)",
-        frozenset({"requests", "block_size"}),
         {_TIME: _SECONDS},
         lengths("in", "out"),
         CONTENT,

@@ -13,7 +13,6 @@ from ..parsing.form import SECONDS, Form, lengths
 
 AZURE = Form(
     "Azure LLM inference",
-    frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
     {"TIMESTAMP": SECONDS},
     lengths("ContextTokens", "GeneratedTokens"),
     content={},

@@ -39,7 +39,6 @@ def _sessions() -> Callable[[Table], Table]:
 
 BAILIAN = Form(
     "Qwen-Bailian",
-    frozenset({_CHAT, _PARENT, "input_length"}),
     {"timestamp": SECONDS},
     content={HASH_IDS: whole_lists, _CHAT: whole_numbers, _PARENT: whole_numbers},
     preparer=_sessions,

@@ -57,7 +57,6 @@ def _opener() -> Callable[[dict[str, Any]], Iterator[dict[str, Any]]]:
 BATCHES = Nested(
     Form(
         "output of a batch",
-        frozenset({"custom_id", "response"}),
         {},
         lengths(_PROMPT, _OUTPUT),
         content={},
@@ -70,7 +69,6 @@ BATCHES = Nested(
 )
 BATCH_INPUT = Form(
     "input of a batch",
-    frozenset({"custom_id", "body"}),
     {},
     lengths(_PROMPT, "max_tokens"),
     content={},

@@ -23,7 +23,6 @@ def _renamed(table: Table) -> Table:
 
 BURSTGPT = Form(
     "BurstGPT",
-    frozenset({"Timestamp", "Request tokens", "Response tokens"}),
     {"Timestamp": SECONDS},
     lengths("Request tokens", "Response tokens"),
     content={_SESSION: sessions},

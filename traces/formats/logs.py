@@ -56,7 +56,6 @@ _NO_CALLS = ("invoke_agent", "create_agent", "execute_tool", "embeddings")
 _SESSIONS = (SESSION, "sessionId", "gen_ai.conversation.id", "attributes.gen_ai.conversation.id")
 LOG = Form(
     "request log",
-    frozenset(),
     dict.fromkeys(_STARTS, SECONDS) | {_NANOSECONDS: clock("ns", doubted=False)},
     {
         "prompt_tokens": tuple(name for name in _PROMPTS if "." not in name),

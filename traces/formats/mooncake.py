@@ -19,14 +19,16 @@ from ..parsing.form import MILLISECONDS, SECONDS, VLLM_BLOCK_TOKENS, Form
 from ..parsing.reading import Reading
 from ..parsing.times import PER_SECOND, Clock
 
-MOONCAKE = Form("Mooncake", frozenset({"timestamp", "input_length", "output_length"}), {"timestamp": MILLISECONDS})
+#: Of the two formats, which have the same columns.
+TITLES = ("Mooncake", "vLLM timed_trace")
+MOONCAKE = Form(TITLES[0], {"timestamp": MILLISECONDS})
 
 
 def timed(block_tokens: int, reading: Reading) -> Form:
     """The form of a file with blocks of ``block_tokens`` tokens; ``reading`` may set its time unit."""
-    title, unit = "Mooncake", MILLISECONDS
+    title, unit = TITLES[0], MILLISECONDS
     if block_tokens == VLLM_BLOCK_TOKENS:
-        title, unit = "vLLM timed_trace", SECONDS
+        title, unit = TITLES[1], SECONDS
     multiplier = reading.timed_trace_sec_multiplier
     if multiplier is not None and round(multiplier * PER_SECOND) != unit.ticks:
         unit = Clock(f"{multiplier:g}", round(multiplier * PER_SECOND), reason="--timed-trace-sec-multiplier says so")

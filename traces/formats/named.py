@@ -32,7 +32,6 @@ def named_form(columns: Mapping[str, str]) -> Form:
 
     return Form(
         "columns named by --columns",
-        frozenset(),
         {columns["arrival"]: SECONDS} if "arrival" in columns else {},
         {ours: (columns[name],) for name, ours in _OURS.items() if name in columns},
         content={} if session is None else {session: sessions},

@@ -35,7 +35,6 @@ def _with_cached(table: Table) -> Table:
 
 OWN = Form(
     "our own columns",
-    frozenset(),
     {"arrival_s": _SECONDS, "timestamp": MILLISECONDS},
     OWN_NAMES | {"cached_tokens": tuple(f"{within}{name}" for within in _WITHIN for name in _CACHED)},
     delays={"delay_s": _SECONDS, "delay": MILLISECONDS},

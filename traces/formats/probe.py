@@ -14,12 +14,8 @@ from ...sim.types.errors import TraceError
 from ..parsing.times import TICKS_PER_NS, to_ticks
 from ..types.trace import LeftOut, Rows, Trace
 
-_FIRST = b'{"fragmeter_probe":'
-
-
-def is_probe(head: bytes) -> bool:
-    """Whether a file begins as one of a probe."""
-    return head.startswith(_FIRST)
+#: Title of the format.
+PROBE = "fragmeter.probe"
 
 
 def probe_trace(path: str | PathLike[str], name: str, content: bool, longest: int | None = None) -> Trace:

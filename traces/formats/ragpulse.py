@@ -92,7 +92,6 @@ def _sizes(folder: Path) -> dict[int, int]:
 
 RAGPULSE = Form(
     "RAGPulse",
-    frozenset({"timestamp", "input_length", "output_length"}),
     {"timestamp": SECONDS},
     content={_CHUNKS: _chunks, _TALK: sessions},
     preparer=_sized,

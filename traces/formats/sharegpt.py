@@ -28,7 +28,7 @@ _CHARACTERS_A_TOKEN = 4
 #: The key that holds the turns of a conversation, under either name.
 TURNS = ("conversations", "conversation")
 Counter = Callable[[Sequence[str]], list[int]]
-SHAREGPT = Form("ShareGPT", frozenset(), {}, content={}, failures=ZERO)
+SHAREGPT = Form("ShareGPT", {}, content={}, failures=ZERO)
 
 
 class ShareGptParser:

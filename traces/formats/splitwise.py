@@ -9,7 +9,6 @@ from ..parsing.form import SECONDS, Form, lengths
 
 SPLITWISE = Form(
     "Splitwise",
-    frozenset({"prompt_size", "token_size"}),
     {"arrival_timestamp": SECONDS},
     lengths("prompt_size", "token_size"),
     content={},

@@ -10,7 +10,6 @@ from ..parsing.form import SECONDS, Form, lengths
 
 VIDUR = Form(
     "Vidur",
-    frozenset({"num_prefill_tokens", "num_decode_tokens"}),
     {"arrived_at": SECONDS},
     lengths("num_prefill_tokens", "num_decode_tokens"),
     content={},

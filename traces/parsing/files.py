@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ...sim.output.files import as_utf8, is_stream
 from ...sim.types.errors import TraceError
-from ...sim.types.signatures import remedy
+from ...sim.types.file_head import FileHead
+from ...sim.types.signatures import recognised
 from . import arrow as pa
 from .lines import Block, filled_lines
 
@@ -28,6 +29,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ENDINGS = (".gz", ".zst")
 #: Size of the pieces that are parsed at a time, and maximum length of a line, in bytes.
 PIECE_BYTES, LONGEST_LINE_BYTES = 2**22, 2**26
+#: Least number of bytes of a head, if the file has them.
+_HEAD_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +65,29 @@ class TraceFile:
         Raises:
             TraceError: The file is missing, cannot be read, or is empty.
         """
-        head = next(self.pieces(), b"")
+        head = b""
+        for piece in self.pieces():
+            head += piece
+            if len(head) >= _HEAD_BYTES:
+                break
         if not head.strip():
             raise TraceError(self.path, None, None, None, f"is empty; give {content}")
         return head
 
-    def refuse_others(self, place: str, head: bytes) -> None:
-        """Refuse a file that is a known kind, and not one that this place reads.
+    def form(self, place: str, head: bytes) -> str:
+        """The title of the form that a file is recognised to have; empty if it is not recognised.
 
         Args:
-            place: A key of ``sim.types.signatures.EXPECTED``.
+            place: Where the file is given, a key of ``sim.types.signatures.EXPECTED``.
             head: Result of ``head``.
 
         Raises:
-            TraceError: It is; says what it is and what to run.
+            TraceError: It is a known kind that this place does not read; says what it is and what to run.
         """
-        said = remedy(head, self.bare_name, place)
-        if said is not None:
-            raise TraceError(self.path, None, None, None, said)
+        found = recognised(FileHead(head, self.bare_name), place)
+        if found is not None and place not in found.read_as:
+            raise TraceError(self.path, None, None, None, found.remedy(place))
+        return "" if found is None else found.form
 
     def whole(self) -> bytes:
         """All decompressed bytes."""

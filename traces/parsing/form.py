@@ -1,6 +1,6 @@
 """The form of a trace file: its column names and units.
 
-A form is recognised by column names that no other form has. ``prepare`` converts its columns into fragmeter's own; the
+``sim.types.signatures`` says how it is recognised. ``prepare`` converts its columns into fragmeter's own; the
 same checks then apply to all forms.
 """
 
@@ -47,7 +47,6 @@ class Form:
 
     Attributes:
         title: Name of the format in messages.
-        marks: Columns that no other format has.
         clocks: Its names of the arrival column, and the clock of each: of numbers, since dates have no unit.
         names: Our name of each column of numbers, and its names in the file.
         content: Columns of prompt contents, by the file's names, and their JSON readers.
@@ -65,7 +64,6 @@ class Form:
     """
 
     title: str
-    marks: frozenset[str]
     clocks: Mapping[str, Clock]
     names: Mapping[str, Sequence[str]] = field(default_factory=lambda: OWN_NAMES)
     content: Mapping[str, Reader] = field(default_factory=lambda: CONTENT)

@@ -72,7 +72,7 @@ def measured(path: str | PathLike[str], trace: Trace) -> Measured | MeasuredSumm
     file = TraceFile(path, MOST_INFLATED_BYTES)
     result = benchmark_result(file)
     if result is None:
-        file.refuse_others("benchmark", file.head())
+        file.form("benchmark", file.head())
         remedy = (
             "is not a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf or inference-perf; give one"
         )

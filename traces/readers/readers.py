@@ -19,17 +19,17 @@ import numpy as np
 
 from ...sim.types.errors import TraceError
 from ..formats.own import OWN
-from ..formats.probe import is_probe, probe_trace
+from ..formats.probe import PROBE, probe_trace
 from ..parsing import arrow as pa
 from ..parsing.files import TraceFile
 from ..parsing.parquet_format import plain
 from ..parsing.reading import MOST_INFLATED_BYTES, Reading
 from ..parsing.table import Table, shown
-from ..synthesis.load import is_load
+from ..synthesis.load import LOAD
 from ..types.pairs import frozen_column
 from ..types.trace import Trace
 from .gather import Gathering
-from .recognise import recognise, require_lengths
+from .recognise import recognise, require_lengths, title_of
 
 #: Maximum rows of a piece that is read again for every bad row in it; larger pieces are halved first.
 _READ_AGAIN_ROWS = 512
@@ -41,7 +41,9 @@ def holds_load(path: str | PathLike[str]) -> bool:
     Raises:
         TraceError: The file cannot be read.
     """
-    return is_load(TraceFile(path, MOST_INFLATED_BYTES).head())
+    file = TraceFile(path, MOST_INFLATED_BYTES)
+    # Columns that the user names may be in any file.
+    return file.form("table", file.head()) == LOAD
 
 
 def format_of(path: str | PathLike[str], reading: Reading = Reading()) -> str:
@@ -51,7 +53,8 @@ def format_of(path: str | PathLike[str], reading: Reading = Reading()) -> str:
         TraceError: The file cannot be read, or has an unknown format.
     """
     file = TraceFile(path, reading.max_inflated_bytes)
-    return "fragmeter.probe" if is_probe(file.head()) else recognise(file, reading, content=True).form.title
+    title = title_of(file, reading)
+    return PROBE if title == PROBE else recognise(file, title, reading, content=True).form.title
 
 
 def fields_read(path: str | PathLike[str], columns: str | None = None) -> frozenset[str]:
@@ -64,10 +67,12 @@ def fields_read(path: str | PathLike[str], columns: str | None = None) -> frozen
         TraceError: The file cannot be read, or has an unknown format.
     """
     file = TraceFile(path, MOST_INFLATED_BYTES)
-    if is_load(file.head()) or is_probe(file.head()):
+    reading = Reading(columns=columns)
+    title = title_of(file, reading)
+    if title in (LOAD, PROBE):
         # Requests are drawn from a load: it has no rows and no blocks, and is small. A probe's file has no bad rows.
         return frozenset()
-    source = recognise(file, Reading(columns=columns), content=True)
+    source = recognise(file, title, reading, content=True)
     return source.reads | {"skip_bad"} | ({"max_inflated_bytes"} if file.is_compressed() else frozenset())
 
 
@@ -97,9 +102,10 @@ def read_with_content(path: str | PathLike[str], reading: Reading = Reading(), l
 
 def _read(path: str | PathLike[str], reading: Reading, content: bool, **limits: int) -> Trace:
     file = TraceFile(path, reading.max_inflated_bytes)
-    if is_probe(file.head()):
+    title = title_of(file, reading)
+    if title == PROBE:
         return probe_trace(path, Path(file.bare_name).stem, content, **limits)
-    source = recognise(file, reading, content)
+    source = recognise(file, title, reading, content)
     gathering = Gathering(path, source.form, time_unit=reading.time_unit, **limits)
     for piece in source.pieces:
         _take(gathering, source.parse, piece, reading.skip_bad)

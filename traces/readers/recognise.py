@@ -23,7 +23,7 @@ from ..formats.bailian import BAILIAN
 from ..formats.batches import BATCH_INPUT, BATCHES, BatchInputParser, is_batch_input
 from ..formats.burstgpt import BURSTGPT
 from ..formats.logs import LOG, LOGS, is_table_of_log
-from ..formats.mooncake import MOONCAKE, timed
+from ..formats.mooncake import MOONCAKE, TITLES, timed
 from ..formats.named import named_form
 from ..formats.own import OWN
 from ..formats.ragpulse import RAGPULSE
@@ -44,12 +44,12 @@ from ..parsing.reading import Reading
 from ..parsing.table import Table, shown
 from ..parsing.times import has_dates, is_date
 from ..parsing.unpickle import pickle_pieces, pickle_table
-from ..synthesis.load import is_load
+from ..synthesis.load import LOAD
 from ..synthesis.rebuilt import rebuilt
 
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
-#: Forms with distinctive column names, the most specific first.
-CSV_FORMS = (AZURE, BURSTGPT, VIDUR, SPLITWISE)
+#: Forms of CSV by their titles, other than our own.
+CSV_FORMS = {form.title: form for form in (AZURE, BURSTGPT, VIDUR, SPLITWISE)}
 #: Formats of JSON values that hold requests in structures of their own.
 NESTED = (AGENTS, BATCHES, LOGS)
 #: Number of rows from which the block size is inferred.
@@ -81,18 +81,27 @@ class Source:
     failed: int = 0
 
 
-def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
+def title_of(file: TraceFile, reading: Reading) -> str:
+    """The title of the form that a file is recognised to have; empty for one without columns or keys of its own.
+
+    Raises:
+        TraceError: The file is missing, is empty, or is a known kind and no trace.
+    """
+    return file.form("trace" if reading.named is None else "table", file.head())
+
+
+def recognise(file: TraceFile, title: str, reading: Reading, content: bool) -> Source:
     """The format of a file, and its parser.
 
     Args:
+        title: Result of ``title_of``.
         content: Whether to read prompt contents.
 
     Raises:
-        TraceError: The file is missing, is empty, or has no known columns.
+        TraceError: The file has no known columns.
     """
     head, ending = file.head(), Path(file.bare_name).suffix
     named = None if reading.named is None else named_form(reading.named)
-    file.refuse_others("trace" if named is None else "table", head)
     if head.startswith(_PARQUET_MAGIC) or ending == ".parquet":
         return _parquet(file, head, content, named)
     if named is not None:
@@ -100,7 +109,7 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
     if head.startswith(_PICKLE_MAGIC) or ending in (".pkl", ".pickle"):
         return Source(OWN, pickle_pieces(file), partial(pickle_table, file.path))
     start = head.lstrip()[:1]
-    if is_load(head):
+    if title == LOAD:
         raise TraceError(file.path, None, None, None, "is a load; draw a trace from it by traces sample")
     result = benchmark_result(file)
     if isinstance(result, BenchmarkSummary):
@@ -109,10 +118,10 @@ def recognise(file: TraceFile, reading: Reading, content: bool) -> Source:
         form = result.client.form
         return Source(form, result.pieces(), result.table, _time_unit(form, form.clocks))
     if start == b"[" and ending not in _TEXT_LINES:
-        return _array(file, reading, content)
+        return _array(file, title, reading, content)
     if start == b"{" or ending in (*_TEXT_LINES, ".json"):
-        return _jsonl(file, reading, content)
-    return _csv(file, content)
+        return _jsonl(file, title, reading, content)
+    return _csv(file, content, CSV_FORMS.get(title))
 
 
 def _form_of_columns(names: Sequence[str]) -> Form:
@@ -149,7 +158,7 @@ def _csv(file: TraceFile, content: bool, form: Form | None = None) -> Source:
     blocks = file.blocks()
     first = next(blocks)
     names, line = header(file.path, first), int(first.lines[0])
-    form = form or next((form for form in CSV_FORMS if form.marks <= set(names)), _form_of_columns(names))
+    form = form or _form_of_columns(names)
     sessions = [name for name, reader in form.content.items() if content and reader is not whole_lists]
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
@@ -199,30 +208,29 @@ def _time_unit(form: Form, names: Iterable[str]) -> frozenset[str]:
     return frozenset({"time_unit"} if any(name in form.clocks for name in names) else ())
 
 
-def _array(file: TraceFile, reading: Reading, content: bool) -> Source:
+def _array(file: TraceFile, title: str, reading: Reading, content: bool) -> Source:
     values = elements(file)
     heads = list(islice(values, _HEAD_LINES))
     records = [element.value for element in heads if isinstance(element.value, dict)]
     if _structure(records) is not None or _LENGTHS & keys(records, _LENGTHS):
-        return _objects(file, chain(heads, values), reading, content)
-    records = [element.value for element in heads if isinstance(element.value, dict)]
+        return _objects(file, title, chain(heads, values), reading, content)
     if records and not any(name in record for record in records for name in TURNS):
         require_lengths(file.path, heads[0].line, OWN, [*records[0]])
     parser = ShareGptParser(file.path, reading.tokenizer)
     return Source(SHAREGPT, batches(chain(heads, values)), parser, frozenset({"tokenizer"}))
 
 
-def _jsonl(file: TraceFile, reading: Reading, content: bool) -> Source:
+def _jsonl(file: TraceFile, title: str, reading: Reading, content: bool) -> Source:
     blocks = file.blocks()
     first = next(blocks)
     heads = first.part(0, _HEAD_LINES)
     if _is_spread(heads.texts()[0], file):
-        return _objects(file, elements(file), reading, content)
+        return _objects(file, title, elements(file), reading, content)
     records = list(filter(None, map(_record, heads.texts())))
     if _structure(records) is not None:
-        return _objects(file, elements(file), reading, content)
+        return _objects(file, title, elements(file), reading, content)
     line = int(first.lines[0]) if _record(heads.texts()[0]) else None
-    return _records(file, chain([first], blocks), records, reading, content, line)
+    return _records(file, title, chain([first], blocks), records, reading, content, line)
 
 
 def _is_spread(first_line: bytes, file: TraceFile) -> bool:
@@ -257,26 +265,27 @@ def _batch_input(file: TraceFile, values: Iterator[Element], reading: Reading, c
     )
 
 
-def _objects(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
+def _objects(file: TraceFile, title: str, values: Iterator[Element], reading: Reading, content: bool) -> Source:
     heads = list(islice(values, _HEAD_LINES))
     records = [element.value for element in heads if isinstance(element.value, dict)]
     structure = _structure(records)
     if structure is not None:
         return structure(file, chain(heads, values), reading, content)
     line = heads[0].line if isinstance(heads[0].value, dict) else None
-    return _records(file, batches(chain(heads, values)), records, reading, content, line)
+    return _records(file, title, batches(chain(heads, values)), records, reading, content, line)
 
 
 def _records(
     file: TraceFile,
+    title: str,
     pieces: Iterator[Any],
     heads: Sequence[dict[str, Any]],
     reading: Reading,
     content: bool,
     line: int | None,
 ) -> Source:
-    """JSON objects in the form that the first ones match; ``line`` is the line of the first, None if it is not parsable."""
-    form = _jsonl_form(heads, reading)
+    """JSON objects in the form of that title, or our own; ``line`` is the line of the first, None if it is not parsable."""
+    form = _jsonl_form(title, heads, reading)
     if line is not None:
         require_lengths(file.path, line, form, [*heads[0], *keys(heads[:1], form.numbers) - heads[0].keys()])
     return Source(form, pieces, JsonlParser(file.path, form.readers(content)), _timed_fields(form, heads))
@@ -287,19 +296,19 @@ def _timed_fields(form: Form, records: Sequence[dict[str, Any]]) -> frozenset[st
     unit = _time_unit(form, set().union(*records))
     if form is RAGPULSE:
         return unit
-    if form.marks == MOONCAKE.marks:
+    if form.title in TITLES:
         return unit | {"timed_trace_chunk_hash_size", "timed_trace_sec_multiplier"}
     has_blocks = any(HASH_IDS in record and BLOCK_TOKENS not in record for record in records)
     return unit | ({"timed_trace_chunk_hash_size"} if has_blocks else set())
 
 
-def _jsonl_form(records: Sequence[dict[str, Any]], reading: Reading) -> Form:
+def _jsonl_form(title: str, records: Sequence[dict[str, Any]], reading: Reading) -> Form:
     first = records[0] if records else {}
-    named, block_size = MOONCAKE.marks <= first.keys(), reading.timed_trace_chunk_hash_size
+    named, block_size = title in (MOONCAKE.title, RAGPULSE.title), reading.timed_trace_chunk_hash_size
     time = first.get("timestamp")
     if named and (isinstance(first.get(HASH_IDS), dict) or isinstance(time, str) and not is_date(time)):
         return RAGPULSE
-    if BAILIAN.marks <= first.keys():
+    if title == BAILIAN.title:
         return replace(BAILIAN, block_tokens=block_size or BAILIAN.block_tokens)
     form = MOONCAKE if named and BLOCK_TOKENS not in first else OWN
     block_tokens = block_size or likely_block_tokens(_counts(records, form))

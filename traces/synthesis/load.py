@@ -31,8 +31,8 @@ VERSION = 1
 #: 64 strata; the last ones are finer, since the longest requests matter most.
 LEVELS = (*(place / 64 for place in range(64)), 0.99, 0.995, 0.999, 1.0)
 GRID = 16
-#: Leading bytes that identify a load, and the maximum size of a load, in bytes.
-_HEAD_BYTES, _MOST_BYTES = 2**10, 2**20
+#: Title of the format, and the maximum size of a load, in bytes.
+LOAD, _MOST_BYTES = "load", 2**20
 _STRICT = ConfigDict(extra="forbid")
 Numbers = Annotated[tuple[float, ...], Field(min_length=len(LEVELS) - 1, max_length=len(LEVELS))]
 
@@ -110,11 +110,6 @@ class Load:
         if np.shape(self.rank_grid) != (GRID, GRID) or not np.sum(self.rank_grid):
             raise ValueError(f"rank_grid must be {GRID} x {GRID} counts")
         return self
-
-
-def is_load(head: bytes) -> bool:
-    """Whether a file with these first bytes contains a load."""
-    return head.lstrip().startswith(b"{") and b'"fragmeter_load"' in head[:_HEAD_BYTES]
 
 
 def read_load(path: str | PathLike[str]) -> Load:
