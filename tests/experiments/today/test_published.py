@@ -220,7 +220,8 @@ def test_the_facts_have_the_memory_of_the_log_and_of_the_default():
     """The image did not start with the default of 1,024 sequences."""
     [log], [default] = (capacity.stage_memories(published.glm_launch(seqs)) for seqs in (256, 1024))
     text = _fact(*_KV_CACHE)["remark"]
-    assert f"4.34 GiB in the log and {log.activations.likely / kv_cache.GIB:.2f} here" in text
+    assert f"2.61 GiB in the log and {log.activations.likely / kv_cache.GIB:.2f} here" in text
+    assert f"graphs are {log.cuda_graphs.likely / kv_cache.GIB:.2f} here" in text
     assert (
         f"{default.activations.likely / kv_cache.GIB:.2f} GiB here, and the KV cache {default.kv_cache_bytes / kv_cache.GIB:.2f}"
         in text

@@ -245,7 +245,7 @@ def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
         return capacity(started(parse_serve(f"{front} --model llama-3.1-8b"), "h100-80gb").launch).stage
 
     latest, older, oldest = (memory(f"docker run vllm/vllm-openai:{tag}") for tag in ("latest", "v0.19.1", "v0.10.2"))
-    assert (latest.cuda_graphs.likely, older.cuda_graphs.likely, oldest.cuda_graphs.likely) == (2**30, 0, 0)
+    assert latest.cuda_graphs.likely > 0 == older.cuda_graphs.likely == oldest.cuda_graphs.likely
     shares = [round(stage.requested_bytes / stage.total_bytes, 4) for stage in (latest, older, oldest)]
     assert shares == [0.92, 0.9, 0.9]
     # The first model runner has rows of logits for the 132 multiprocessors since 0.17; the latest is the second one.
@@ -253,7 +253,7 @@ def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
     assert older.activations.likely - latest.activations.likely == rows
     assert oldest.activations.likely - older.activations.likely == (38 - 14) * 1024 * 128_256 - rows
     counting = "docker run -e VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={} vllm/vllm-openai:{}"
-    assert memory(counting.format(1, "v0.19.1")).cuda_graphs.likely == 2**30
+    assert memory(counting.format(1, "v0.19.1")).cuda_graphs.likely > 2**28
     assert memory(counting.format(0, "latest")).cuda_graphs.likely == 0
 
 
@@ -417,16 +417,16 @@ def test_the_public_pools_of_drafts_beside_states():
     assert tokens == [622_408, 623_873]
 
 
-def test_drafts_of_ngrams_beside_windows_take_no_memory(capsys):
-    """Without look-ahead the blocks of a window are those of a server without drafts."""
+def test_drafts_of_ngrams_beside_windows_take_no_memory():
+    """Without look-ahead the blocks of a window are those of a server without drafts; its graphs are of as many tokens as a step has."""
     plain = "vllm serve openai/gpt-oss-120b"
     drafted = f'{plain} --speculative-config \'{{"method": "ngram", "num_speculative_tokens": 3}}\''
-    tables = []
-    for line in (plain, drafted):
-        assert status(["plan", "--gpu", "h200", "--serve", line]) == DONE
-        tables.append(capsys.readouterr().out.partition("As a simulation")[0])
-    assert tables[0] == tables[1] and tables[0].startswith("It starts: ")
-    assert started(parse_serve(drafted), "h200").uncounted is None
+    without, with_drafts = (started(parse_serve(line), "h200") for line in (plain, drafted))
+    assert with_drafts.uncounted is None
+    before, after = (capacity(each.launch).stage for each in (without, with_drafts))
+    assert after.block_bytes == before.block_bytes and after.weights == before.weights
+    assert with_drafts.launch.decode_blocks(5000) == without.launch.decode_blocks(5003)
+    assert after.num_blocks == pytest.approx(before.num_blocks, rel=0.005)
 
 
 def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
