@@ -121,7 +121,7 @@ class TestPlanted:
 
     def test_16_bits_are_halved_where_the_gpu_has_no_more(self, tmp_path):
         load = trace_of(tmp_path, 700, 300, 7)
-        found = diagnose(tmp_path, f"{LINE} --gpu-memory-utilization 0.95", "rtx-4090", "--trace", load)
+        found = diagnose(tmp_path, f"{LINE} --gpu-memory-utilization 0.92", "rtx-4090", "--trace", load)
         assert found["causes"] == ["KV dtype"]
         assert found["changes"][0]["lossless"] is False
 

@@ -69,7 +69,9 @@ def test_llama_70b_is_too_heavy_for_one_card():
     assert f"{weights / GIB:.2f}" == "131.45"
     assert refused.kind == "weights"
     taken = capacity(found.launch).stage.weights.likely
-    assert f"CUDA out of memory; the weights take {taken / GIB:.2f} GiB of each GPU and 78.68 GiB are free" in refused.text
+    assert (
+        f"CUDA out of memory; the weights take {taken / GIB:.2f} GiB of each GPU and 78.68 GiB are free" in refused.text
+    )
     assert 0 <= taken - weights <= 0.003 * weights
     # On two GPUs 65.74 of 72.85 GiB are weights: what is left is short of the 20 GiB of one sequence of 131,072
     # tokens (163,840 bytes each). On three, heads cannot be divided. On four it is 72.85 - 32.89 - 1.90 - 1.8 - 0.9.

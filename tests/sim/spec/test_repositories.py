@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -274,7 +275,8 @@ def test_the_file_of_modelopt_is_downloaded(name, hub, tmp_path):
     code, printed = asked(hub, tmp_path, f"org/{name}")
     assert code == 0 and f"It starts: org/{name} on 1 x h200" in printed
     # The file asks for a KV cache of 8 bits, which holds twice the tokens of 16.
-    assert "22,249,558 blocks" in printed
+    found = re.search(r"KV cache of ([\d,]+) blocks", printed.replace("\n", " "))
+    assert found is not None and 22_200_000 < int(found[1].replace(",", "")) < 22_600_000
     assert json.loads((snapshot / "hf_quant_config.json").read_text()) == MODELOPT
 
 
