@@ -41,15 +41,14 @@ _JSON = {
 
 
 def doubt(judged: Outcome) -> str:
-    """What a start depends on, in one sentence."""
-    low, _, high = judged.kv_cache or (0, 0, 0)
-    name, part = judged.open_part or ("", None)
-    most = (
-        "" if part is None else f"; most of the doubt is in the {_PARTS[name]}, {gib(part.low)} to {gib(part.high)} GiB"
-    )
+    """What a start depends on."""
+    assert judged.kv_cache is not None and judged.open_part is not None and judged.needed_bytes is not None
+    low, likely, high = map(gib, judged.kv_cache)
+    name, part = judged.open_part
+    what = "memory outside of torch" if name == "non_torch" else _PARTS[name]
     return (
-        f"It depends on {gib(high - low)} GiB that is not known: it starts if the KV cache gets {gib(judged.needed_bytes or 0)} GiB of"
-        f" a GPU, and {gib(low)} to {gib(high)} GiB is what eight of ten servers like this get{most}. The likely answer follows."
+        f"It depends: it starts if the KV cache of a GPU gets {gib(judged.needed_bytes)} GiB, and eight of ten servers like this get {low} to"
+        f" {high} GiB. Most of the doubt is in {what} ({gib(part.low)} to {gib(part.high)} GiB). With the likely {likely} GiB:"
     )
 
 
@@ -222,7 +221,6 @@ def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, rep
     report.print_line()
     if stage is not None:
         report.console.print(_memory_table(answer.launch, stage, log))
-        report.print_line()
     report.print_line()
     if found:
         report.print_line("Each of these alone would start:")
