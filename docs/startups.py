@@ -1,4 +1,5 @@
-"""Compares the start-ups of public logs with the answers of ``fragmeter plan``: ``python docs/startups.py [FILE.json ...]``.
+"""Compares the start-ups of public logs with the answers of ``fragmeter plan``: ``python docs/startups.py [FILE.json ...]`` prints
+the table, and ``--write`` writes docs/startups.md.
 
 Without a file it reads the collected ones. Each case has a line, a card, a release and what the log says. Cases without a release, or of a
 model of which we have no shape, are counted and left out.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fragmeter.experiments.vllm_serve.checks import GIB, Outcome
@@ -19,8 +22,10 @@ from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.spec import gpu
 from fragmeter.sim.spec.gpu import GpuSpec
 from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
+from fragmeter.sim.spec.startup.non_torch import link
 from fragmeter.sim.types.errors import UserError
 
+PAGE = Path(__file__).with_suffix(".md")
 CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
 #: The preset with the kernels of a card that is none; its memory is the logged total, or the GiB here.
 CARDS = {
@@ -80,6 +85,24 @@ class Compared:
     def width(self) -> float:
         """Width of the interval as a share of the memory of the GPU."""
         return (self.stage.kv_cache.high - self.stage.kv_cache.low) / self.stage.total_bytes
+
+    @property
+    def parts(self) -> list[float | None]:
+        """Logged GiB of weights, activations, memory outside of torch and CUDA graphs."""
+        logged = self.logged
+        graphs, activations = logged.get("graphs_estimated_gib"), logged.get("peak_activation_gib")
+        if activations is not None and "consumed_gib" in logged:
+            activations -= graphs or 0
+        return [logged.get("weights_gib"), activations, logged.get("non_torch_gib"), graphs]
+
+    @property
+    def outside_of_torch(self) -> float | None:
+        """Logged GiB outside of torch; since 0.27 what is consumed beside the weights."""
+        logged = self.logged
+        found: float | None = logged.get("non_torch_gib")
+        if found is None and {"consumed_gib", "weights_gib"} <= logged.keys():
+            found = logged["consumed_gib"] - logged["weights_gib"]
+        return found
 
     @property
     def kv_gib(self) -> float | None:
@@ -145,66 +168,140 @@ def compared(case: dict[str, Any]) -> Compared | str:
         return str(error)
 
 
-def rows(cases: list[dict[str, Any]]) -> Iterator[str]:
-    """The table: what is logged, and what is answered."""
-    left_out: dict[str, int] = {}
-    found: list[Compared] = []
-    for case in cases:
-        each = compared(case)
-        if isinstance(each, str):
-            left_out[each] = left_out.get(each, 0) + 1
-            continue
-        found.append(each)
-        yield row(each)
-    yield ""
-    yield from summary(found)
-    for reason, count in left_out.items():
-        yield f"left out: {count} ({reason})"
+HEAD = """\
+# Start-ups beside public logs
+
+`fragmeter plan --serve` answers whether a line starts and how much KV cache it gets ([serve.md](serve.md)). This page has the answers for the public
+start-ups of `experiments/vllm_serve/facts/startups.json`, each with its source there. It is written by `python docs/startups.py --write`; a test
+compares it with what is computed now.
+
+The constants of memory outside of torch and of CUDA graphs, and the widths of the intervals, were set with these logs at hand: the rows are fitted or
+seen, none is unseen. Cases of a model of which we have no shape, of another checkpoint than their line names, or without a release are left out and counted.
+
+- **server**: what the log says: "starts", or "refused" with vLLM's message.
+- **answer**: that of `plan`. "depends" is right if the logged KV cache is in the interval, which is narrower than 8 % of the card. Wrong answers are bold.
+- **KV cache**: logged, then computed with the interval that is meant to hold eight of ten, in GiB of a GPU. Logged sizes outside are bold.
+- **parts**: computed / logged, in GiB. Since 0.27 logs have no memory outside of torch alone, and their activations include the estimate of CUDA graphs,
+  which is subtracted here.
+- **by its GiB**: error of the blocks, or of the sequences of `--max-model-len`, where the logged GiB are given.
+"""
+COLUMNS = (
+    "model", "GPUs", "vLLM", "server", "answer", "KV logged", "KV computed", "weights", "activations", "non-torch", "graphs", "by its GiB",
+)  # fmt: skip
+
+
+def page(cases: list[dict[str, Any]]) -> str:
+    """docs/startups.md."""
+    answers = [compared(case) for case in cases]
+    found = [each for each in answers if isinstance(each, Compared)]
+    left_out = Counter(_short(each) for each in answers if isinstance(each, str))
+    missing = [
+        f"- {count}: {reason}" for reason, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    lines = [HEAD, *summary(found), "", _line(COLUMNS), _line(["---"] * len(COLUMNS)), *map(row, found)]
+    lines += [
+        "",
+        "## Left out",
+        "",
+        *missing,
+        "",
+        "## Memory outside of torch, leaving a card out",
+        "",
+        *left_card_out(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _short(reason: str) -> str:
+    """Why a case is left out, without the remedy."""
+    return "its model is not known" if reason.startswith("model = ") else reason.split(";")[0]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def row(each: Compared) -> str:
-    case, stage, logged = each.case, each.stage, each.logged
+    case, stage = each.case, each.stage
     words = case["serve"].split()
-    model_name = words[words.index("serve") + 1] if "serve" in words else words[0]
-    kv = stage.kv_cache
-    cells = [
-        model_name.split("/")[-1][:34],
-        f"{each.answer.launch.num_gpus} x {case.get('gpu') or case['card']['name']}"[:30],
-        str(case.get("vllm") or case.get("log_lines_of")),
-        {True: "starts", False: "refused", None: ""}[each.started],
-        each.outcome.kind + {True: "", False: " WRONG", None: ""}[each.is_right],
-        "" if each.kv_gib is None else f"{each.kv_gib:.2f}",
-        f"{kv.likely / GIB:.2f} ({kv.low / GIB:.2f} to {kv.high / GIB:.2f})"
-        + (" OUT" if each.is_covered is False else ""),
-    ]
-    for name, key in (
-        ("weights", "weights_gib"),
-        ("activations", "peak_activation_gib"),
-        ("non_torch", "non_torch_gib"),
-        ("cuda_graphs", "graphs_estimated_gib"),
-    ):
-        part = getattr(stage, name)
-        cells.append(f"{part.likely / GIB:.2f}" + (f"/{logged[key]:.2f}" if key in logged else ""))
+    name = words[words.index("serve") + 1].split("/")[-1]
+    kind = each.outcome.kind
+    low, likely, high = (size / GIB for size in stage.kv_cache)
+    interval = f"{likely:.2f} ({low:.2f} to {high:.2f})"
     by_memory = each.by_memory
-    cells.append("" if by_memory is None else f"{by_memory[0]} {100 * by_memory[1]:+.1f} %")
-    return "| " + " | ".join(cells) + " |"
+    return _line(
+        [
+            name,
+            f"{each.answer.launch.num_gpus} x {case.get('gpu') or case['card']['name']}",
+            str(case.get("vllm") or case.get("log_lines_of")),
+            {True: "starts", False: "refused", None: ""}[each.started],
+            f"**{kind}**" if each.is_right is False else kind,
+            "" if each.kv_gib is None else f"{each.kv_gib:.2f}",
+            f"**{interval}**" if each.is_covered is False else interval,
+            *(
+                _part(size.likely / GIB, logged)
+                for size, logged in zip(stage.parts().values(), each.parts, strict=True)
+            ),
+            "" if by_memory is None else f"{100 * by_memory[1]:+.1f} %",
+        ]
+    )
+
+
+def _part(size: float, logged: float | None) -> str:
+    return f"{size:.2f}" + ("" if logged is None else f" / {logged:.2f}")
 
 
 def summary(found: list[Compared]) -> Iterator[str]:
     judged = [each for each in found if each.is_right is not None]
-    right = sum(bool(each.is_right) for each in judged)
-    depends = sum(each.outcome.kind == "depends" for each in judged)
     bad = sum(each.outcome.kind == "starts" and not each.started for each in judged)
-    yield f"right: {right} of {len(judged)}; depends: {depends}; 'starts' of a server that did not: {bad}; 'starts' for all would be right for {sum(bool(each.started) for each in judged)}"
     sized = [each for each in found if each.error is not None]
     near = sum(abs(each.error or 0) <= max(0.5, 0.03 * (each.kv_gib or 0)) for each in sized)
-    far = [each for each in sized if abs(each.error or 0) > 0.04 * each.stage.total_bytes / GIB]
-    covered = sum(bool(each.is_covered) for each in sized)
-    yield f"KV cache within 0.5 GiB or 3 %: {near} of {len(sized)}; beyond 4 % of the card: {len(far)}; in the interval: {covered} of {len(sized)}"
-    formed = [each.by_memory for each in sized if each.by_memory is not None]
-    yield f"blocks or sequences within 2 % by the logged GiB: {sum(abs(error) <= 0.02 for _, error in formed)} of {len(formed)}"
+    far = sum(abs(each.error or 0) > 0.04 * each.stage.total_bytes / GIB for each in sized)
+    formed = [each.by_memory[1] for each in sized if each.by_memory is not None]
+    yield _line(["", "count", "of"])
+    yield _line(["---"] * 3)
+    yield _line(["answers that are right", str(sum(bool(each.is_right) for each in judged)), str(len(judged))])
+    yield _line(['"starts" for all would be right', str(sum(bool(each.started) for each in judged)), str(len(judged))])
+    yield _line(['"depends"', str(sum(each.outcome.kind == "depends" for each in judged)), str(len(judged))])
+    yield _line(['"starts" of a server that did not', str(bad), str(len(judged))])
+    yield _line(["KV cache within 0.5 GiB or 3 %", str(near), str(len(sized))])
+    yield _line(["KV cache beyond 4 % of the card", str(far), str(len(sized))])
+    yield _line(["logged KV cache in the interval", str(sum(bool(each.is_covered) for each in sized)), str(len(sized))])
+    yield _line(
+        [
+            "blocks or sequences within 2 % by the logged GiB",
+            str(sum(abs(error) <= 0.02 for error in formed)),
+            str(len(formed)),
+        ]
+    )
+
+
+def left_card_out(found: list[Compared]) -> Iterator[str]:
+    """The median of the other cards' logs of a kind beside those of each card: what a constant would be without it."""
+    kinds: dict[tuple[str, bool], list[tuple[str, float]]] = {}
+    for each in found:
+        launch, logged = each.answer.launch, each.outside_of_torch
+        if logged is not None:
+            kind = link(launch.gpu, launch.num_gpus), launch.release.since >= (0, 18)
+            kinds.setdefault(kind, []).append((launch.gpu.name, logged))
+    yield "Logged GiB of each card, and the median of the other cards' of the same link, up to 0.17 and since 0.18."
+    yield ""
+    yield _line(["link", "releases", "card", "logged", "median of the others"])
+    yield _line(["---"] * 5)
+    for (linked, is_late), sizes in sorted(kinds.items()):
+        for card in sorted({name for name, _ in sizes}):
+            own, others = ([size for name, size in sizes if (name == card) == mine] for mine in (True, False))
+            middle = f"{median(others):.2f}" if others else "none"
+            releases = "since 0.18" if is_late else "up to 0.17"
+            yield _line([linked, releases, card, ", ".join(f"{size:.2f}" for size in sorted(own)), middle])
+
+
+def read_cases(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [case for file in files for case in json.loads(file.read_text())["cases"]]
 
 
 if __name__ == "__main__":
-    files = [Path(name) for name in sys.argv[1:]] or [CASES]
-    print(*rows([case for file in files for case in json.loads(file.read_text())["cases"]]), sep="\n")
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(page(read_cases([CASES])))
+    else:
+        print(page(read_cases([Path(name) for name in sys.argv[1:]] or [CASES])), end="")

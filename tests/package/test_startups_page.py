@@ -1,0 +1,62 @@
+"""docs/startups.md is what ``plan`` answers now, and the answers are as good as they were."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_startups", ROOT / "docs" / "startups.py")
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks up the names of its fields there.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def found(docs: ModuleType) -> list:
+    answers = map(docs.compared, docs.read_cases([docs.CASES]))
+    return [each for each in answers if isinstance(each, docs.Compared)]
+
+
+def test_the_page_is_what_is_answered_now(docs):
+    assert docs.PAGE.read_text("utf-8") == docs.page(docs.read_cases([docs.CASES]))
+
+
+def test_no_server_that_was_refused_starts(found):
+    refused = [each for each in found if each.started is False]
+    assert len(refused) >= 7
+    assert all(each.outcome.kind != "starts" for each in refused)
+
+
+def test_answers_are_right_and_more_often_than_a_constant(found):
+    judged = [each for each in found if each.started is not None]
+    right, constant = (
+        sum(map(bool, values)) for values in zip(*((each.is_right, each.started) for each in judged), strict=True)
+    )
+    assert right >= 0.95 * len(judged) and right > constant
+    assert sum(each.outcome.kind == "depends" for each in judged) <= len(judged) / 7
+
+
+def test_sizes_are_near_and_intervals_hold_them(found):
+    sized = [each for each in found if each.error is not None]
+    near = sum(abs(each.error) <= max(0.5, 0.03 * each.kv_gib) for each in sized)
+    covered = sum(each.is_covered for each in sized)
+    assert near >= 0.65 * len(sized)
+    assert 0.8 * len(sized) <= covered < len(sized)
+    # An interval that holds everything says nothing: half of them are narrower than 4 % of the card.
+    assert sorted(each.width for each in sized)[len(sized) // 2] < 0.04
+
+
+def test_the_logged_memory_gives_the_logged_blocks(found):
+    errors = [each.by_memory[1] for each in found if each.by_memory is not None]
+    assert sum(abs(error) <= 0.02 for error in errors) >= 0.9 * len(errors) >= 25
