@@ -45,6 +45,8 @@ def test_answers_are_right_and_more_often_than_a_constant(found):
     )
     assert right >= 0.95 * len(judged) and right > constant
     assert sum(each.outcome.kind == "depends" for each in judged) <= len(judged) / 7
+    row = f'| {len(judged)} [starts](docs/startups.md) | {right} right ("yes": {constant}) |'
+    assert row in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_sizes_are_near_and_intervals_hold_them(found):

@@ -178,18 +178,14 @@ def test_the_table_of_the_documentation():
 
 
 def test_the_counts_of_the_documentation():
-    """Of the README and the pages: logs by kind, and those that miss by more than 1 %."""
+    """Logs by kind, and those that miss by more than 1 %."""
     missed = [log for log in LOGS if abs(error_pct(*log[:4])) > 1]
     kinds = Counter(log[4] for log in LOGS)
     assert {log[4] for log in missed} == {"predicted"}
     page = " ".join(DOCS.read_text().split())
     counts = f"{kinds['fitted']} of these {len(LOGS)} rows are fitted and {kinds['predicted']} predicted; {len(missed)} miss by more than 1 %"
     assert counts in page
-    worst = min(error_pct(*log[:4]) for log in LOGS)
-    assert max(abs(error_pct(*log[:4])) for log in LOGS if log not in missed) < 0.6
-    within = len(LOGS) - len(missed)
-    line = f"| {within} within 0.6 %, worst {worst:.0f} % | {kinds['fitted']} of {within} fitted |"
-    assert line in (ROOT / "README.md").read_text("utf-8")
+    assert max(abs(error_pct(*log[:4])) for log in LOGS if log not in missed) < 0.25
 
 
 def test_the_log_of_glm_is_that_of_the_waste_of_todays_models():
