@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
+from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
 from ...sim.engine.settings import Settings
 from ...sim.engine.settings import settings as settings_of
@@ -30,6 +31,7 @@ from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import PARTS, QUANTIZATIONS, formats_by_part
 from ...sim.spec.shape import ModelSpec
+from ...sim.spec.startup.launch import resolved_kv_dtype
 from ...sim.types.errors import UserError
 from ...sim.types.user_files import content_of, json_value
 from ..runs.near_saturation import LoadClass
@@ -159,6 +161,8 @@ class Evidence:
         experts: Experts of a shape without a table; None for all others.
         fit: The benchmark that the server's constants were fitted to; None without constants, or if their file does not record it.
         int4_gemms: Whether weights of GEMMs are 4-bit integers, for which a profile has the model of bf16.
+        attention_backend, attention_table: The backend of softmax attention that vLLM takes by default, and that of the tables of its time; None
+            where the time is not of a profile of the package.
     """
 
     cost: str
@@ -170,6 +174,8 @@ class Evidence:
     experts: UnknownExperts | None = None
     fit: ServerFit | None = None
     int4_gemms: bool = False
+    attention_backend: str | None = None
+    attention_table: str | None = None
 
     def text(self) -> str:
         """One line."""
@@ -179,6 +185,10 @@ class Evidence:
         else:
             parts.append("No measured run was simulated with them." if self.nearest is None else self.nearest.text())
         parts += [each.text() for each in (self.elsewhere, self.experts) if each is not None]
+        if self.attention_backend != self.attention_table:
+            parts.append(
+                f"Attention runs in {self.attention_backend}, and its tables are of {self.attention_table}: its error is not known."
+            )
         return " ".join([*parts, _INT4_GEMMS] if self.int4_gemms else parts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -226,7 +236,11 @@ def _evidence(settings: Settings, load: LoadClass | None) -> Evidence:
         origin = f"kernel times of {scaled} from published tables, scaled to {card.name} by the bandwidths of the data sheets"
     nearest, elsewhere = _nearest(settings, load), _elsewhere(settings, load)
     experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
-    return Evidence(name, basis_of(card), origin, load, nearest, elsewhere, experts)
+    found = Evidence(name, basis_of(card), origin, load, nearest, elsewhere, experts)
+    if shape.latent:
+        return found
+    backend = attention_backend(shape, card, resolved_kv_dtype(shape, card, settings.kv_cache_dtype))
+    return replace(found, attention_backend=backend.name, attention_table=table_backend(card).name)
 
 
 def recorded_text(settings: Mapping[str, Any], cost: object = None) -> str:

@@ -54,8 +54,7 @@ class LayerTables:
 
     def __init__(self, prefix: Path, model: ModelSpec) -> None:
         self.model = model
-        sizes = dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0)
-        self._attention = _table(prefix, "attention", sizes)
+        self._attention = attention_table(prefix)
         self._dense = _table(prefix, "dense", {"layer": None, "tokens": 1})
         self._rows = _table(prefix, "per_sequence", {"layer": None, "sequences": 1})
 
@@ -138,6 +137,8 @@ def profile(tables: LayerTables, sheet: GpuSpec, source: str, say: Say = silent)
         found = getattr(tables, name)()
         say(f"{sheet.name}: {name}, {len(found.us):,} rows")
         ops[name] = describe(found)
+    group = {"query_group": tables.model.num_heads // tables.model.num_kv_heads}
+    ops["mixed_attention"] = group | ops["mixed_attention"]
     ops["kv_write"] = {"coefficients": {"bytes_per_s": MOST_PER_S}, "source": _IN_ATTENTION}
     sampler = describe(tables.step())
     host = ops["step"]["coefficients"]["t0_us"]
@@ -190,6 +191,15 @@ def report(name: str, ops: dict[str, Any]) -> Iterator[dict[str, Any]]:
             limit = limit_of(fit)
             met = {"limit": limit, "met": found["median_error"] <= limit}
             yield {"gpu": name, "op": operation, "held_out": column, **found, **met}
+
+
+def attention_table(prefix: Path) -> pd.DataFrame:
+    """The table of attention.
+
+    Raises:
+        UserError: As ``LayerTables``.
+    """
+    return _table(prefix, "attention", dict.fromkeys(("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"), 0))
 
 
 def _table(prefix: Path, name: str, columns: Mapping[str, int | None]) -> pd.DataFrame:

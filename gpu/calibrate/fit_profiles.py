@@ -260,7 +260,8 @@ def _limits(sheet: GpuSpec, operation: OpName) -> dict[str, float]:
 def _selected(points: Points, sheet: GpuSpec) -> Points:
     """The points of an operation that are fitted."""
     points = points.take(FITTED[points.operation](points))
-    if points.operation != "decode_attention" or sheet.l2_bytes is None:
+    # Stacked memory is not much slower than the cache.
+    if points.operation != "decode_attention" or sheet.l2_bytes is None or sheet.is_data_centre:
         return points
     read = np.asarray(points.work.bytes)
     return points.take((read <= sheet.l2_bytes / 50) | (read >= 2 * sheet.l2_bytes))

@@ -50,8 +50,8 @@ class StepCost(Protocol):
         """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
 
 
-#: Resolution of ``StepParts.factor``.
-FACTOR_PARTS = 1_000_000
+#: Query rows of a block of the longest prompt (``StepParts.per_block``).
+BLOCK_ROWS = 64
 
 
 class StepParts(NamedTuple):
@@ -60,27 +60,34 @@ class StepParts(NamedTuple):
         step_ticks(decodes, context, tokens, pairs)
             = max(least, of_tokens(decodes + tokens) + of_rows(decodes) + attention + more)
 
-    Where sequences decode too, attention is ``(decode + prefill) * factor // FACTOR_PARTS - shared``, and no less than either.
+    Where sequences decode too, attention is ``mixed_decode + prefill + per_block * decodes * blocks - shared``, and no less than either of
+    the first two; ``blocks`` are those of the longest prompt (``prompt_blocks``).
 
     Attributes:
         of_tokens, of_rows: Ticks by a count.
-        decode_attention: Attention of the decodes, as ``decode_line`` gives it.
+        mixed_decode: Attention of the decodes in a step with prompts, as ``decode_line`` gives it.
         prefill_node: Attention of the prompts as the nodes of a ``Surface`` over tokens and pairs; None for a line.
         per_token, per_pair: The line: ticks of a token; and of a pair, for each window of layers (0: none), which bounds the
             pairs to the window times the tokens.
-        factor, shared, more, least: See above.
+        per_block, shared, more, least: See above.
     """
 
     of_tokens: Callable[[int], int]
     of_rows: Callable[[int], int]
-    decode_attention: Callable[[int, int], tuple[int, int, int | None]]
+    mixed_decode: Callable[[int, int], tuple[int, int, int | None]]
     prefill_node: Callable[[int, int], int] | None = None
     per_token: int = 0
     per_pair: tuple[tuple[int, int], ...] = ()
-    factor: int = FACTOR_PARTS
+    per_block: int = 0
     shared: int = 0
     more: int = 0
     least: int = 0
+
+
+def prompt_blocks(tokens: int, pairs: int) -> int:
+    """Blocks of 64 query rows of the longest prompt of a step with so many prompt tokens, one or more, and pairs: of the mean length of
+    whole prompts, weighted by their tokens, or of the chunk."""
+    return -(-min(tokens, max(1, 2 * pairs // tokens)) // BLOCK_ROWS)
 
 
 def among(cost: StepCost, tokens: Sequence[int]) -> StepCost:

@@ -25,23 +25,17 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from . import operations, shares
-from .base import FACTOR_PARTS, Peers, StepCost, StepParts, coefficient
+from .backends import FLASH_ATTN_2, TWO_CALLS, Backend, MixedCalls, attention_backend, table_backend
+from .base import Peers, StepCost, StepParts, coefficient, prompt_blocks
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
-from .operations import OPERATIONS, OPTIONAL, Amount, Coefficients, OpModel, OpName, Work
+from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
 
-#: Attention of a step with decodes and prefills over the same as two calls, where a profile has no such calls: the
-#: geometric mean of 1.42 and 1.22, the medians over all such calls in the tables of the RTX 4090 (8,448 calls) and of the
-#: RTX PRO 6000 (18,960).
-MIXED_FACTOR = 1.32
-MIXED_SOURCE = "default of cards without such calls: geometric mean of the medians of rtx-4090 and rtx-pro-6000"
-#: FlashAttention reads keys and values once for the query heads of a KV head, and splits long contexts, in calls that only
-#: decode. Mixed calls lose both. With one query head a KV head there is nothing to lose: both take the same path
-#: (``seqlenq_ngroups_swapped`` of ``mha_varlen_fwd`` in FlashAttention's ``flash_api.cpp``).
-UNGROUPED_SOURCE = "one query head a KV head: the kernel of decodes and of mixed steps is the same, by its source"
+#: Resolution of the factor of a measured operation of mixed attention.
+_FACTOR_PARTS = 1_000_000
 #: Largest message, by number of GPUs, for which the all-reduce also normalises: vLLM's ``FI_ALLREDUCE_FUSION_MAX_SIZE_MB`` for
 #: compute capability 9.0, 10.0 and 10.3.
 _HOPPER_BYTES = {2: 64 << 20, 4: 2 << 20, 8: 1 << 19}
@@ -65,13 +59,15 @@ class AttentionCurves:
         paged: Whether decodes read by block tables. Else their calls are ``contiguous_attention``, where the calibration has it.
 
     Attributes:
-        mixed_model: The model of ``mixed_attention``.
+        mixed_model: The operation ``mixed_attention`` of the calibration, where it holds for the model; else None.
+        calls: Decodes in mixed calls, where there is no such operation.
     """
 
     def __init__(
         self,
         calibration: Calibration,
         model: ModelSpec,
+        gpu: GpuSpec,
         tensor_parallel: int,
         block_size: int,
         kv_dtype: str,
@@ -89,38 +85,57 @@ class AttentionCurves:
         self._prefill_us = _operation_us(calibration, "prefill_attention", *heads, kv_element_bytes)
         self._token_bytes = 2 * shape.kv_heads * shape.head_dim * kv_element_bytes
         self._step = calibration.ops["step"]
-        self._heads, self.mixed_model = shape.heads, mixed_model(calibration, gathered // shape.kv_heads)
+        # A profile stands for vLLM.
+        is_profile = calibration.kind == "profile"
+        self._heads, self.backend = shape.heads, attention_backend(model, gpu, kv_dtype) if is_profile else TWO_CALLS
+        self.mixed_model = mixed_model(calibration, gathered // shape.kv_heads, self.backend)
+        rate = calibration.ops["prefill_attention"].coefficients.flops_per_s or gpu.fp16_flops_per_s
+        self.calls = MixedCalls(self.backend, gpu, gathered, shape.kv_heads, shape.head_dim, rate, self._token_bytes)
         self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
         self._longest = model.max_model_len
-        self._curves: dict[int, RisingCurve] = {}
+        self._curves: dict[tuple[int, bool], RisingCurve] = {}
         self.prefill = Surface(self._prefill)
+        self._per_block = 0
+        if self.mixed_model is None:
+            self._per_block = ticks_of(np.asarray(sum(layers for layers, _ in self._groups) * self.calls.block_us()))
 
     def decode(self, batch: int) -> RisingCurve:
         """Over the context of ``batch`` sequences, one or more."""
-        curve = self._curves.get(batch)
+        return self._curve(batch, in_mixed_call=False)
+
+    def mixed_decode(self, batch: int) -> RisingCurve:
+        """The same, in a call with prompts; only without an operation ``mixed_attention``."""
+        return self._curve(batch, in_mixed_call=True)
+
+    def _curve(self, batch: int, in_mixed_call: bool) -> RisingCurve:
+        key = batch, in_mixed_call
+        curve = self._curves.get(key)
         if curve is None:
             # Windows are full here, and most knots of residual tables are powers of two.
             knees = [1 << power for power in range(self._longest.bit_length())]
             knees += [window for _, window in self._groups if window]
             bends = [batch * knee for knee in knees]
-            curve = self._curves[batch] = RisingCurve(partial(self._decode, batch), batch * self._longest, bends)
+            us = partial(self._decode, batch, in_mixed_call)
+            curve = self._curves[key] = RisingCurve(us, batch * self._longest, bends)
         return curve
 
     def mixed(self, batch: int, context: int, tokens: int, pairs: int) -> int:
         """Ticks of ``batch`` sequences, one or more, that decode in a call with ``tokens`` prompt tokens, one or more."""
-        decode, prefill = self.decode(batch)(context), self.prefill(tokens, pairs)
-        factor = self.mixed_model.coefficients.each_us
-        if self.mixed_model.residuals is not None:
-            factor *= exp(self.mixed_model.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
-        together = (decode + prefill) * round(factor * FACTOR_PARTS) // FACTOR_PARTS
+        prefill, found = self.prefill(tokens, pairs), self.mixed_model
+        if found is None:
+            blocks = batch * prompt_blocks(tokens, pairs)
+            return self.mixed_decode(batch)(context) + prefill + self._per_block * blocks
+        decode, factor = self.decode(batch)(context), found.coefficients.each_us
+        if found.residuals is not None:
+            factor *= exp(found.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
+        together = (decode + prefill) * round(factor * _FACTOR_PARTS) // _FACTOR_PARTS
         # A fitted table may fall below that a little, as the launch of one call is saved.
         return max(together, decode, prefill)
 
-    def parts(self) -> tuple[int, int] | None:
-        """``factor`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up; None where the factor changes with the call."""
-        if self.mixed_model.residuals is not None:
-            return None
-        return round(self.mixed_model.coefficients.each_us * FACTOR_PARTS), 0
+    def parts(self) -> tuple[Callable[[int], RisingCurve], int, int] | None:
+        """``mixed_decode`` by batch, ``per_block`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up; None where it is an operation
+        of its own."""
+        return None if self.mixed_model is not None else (self.mixed_decode, self._per_block, 0)
 
     def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, Amount]:
         """Where a call of all layers is on the axes of the residuals: a window shortens its layers' part of the mean."""
@@ -129,11 +144,13 @@ class AttentionCurves:
         seen = sum(count * min(pairs, tokens * (window or pairs)) for count, window in self._groups) / layers
         return OPERATIONS["mixed_attention"](0, batch, read, tokens, seen, self._heads).at
 
-    def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
+    def _decode(self, batch: int, in_mixed_call: bool, context: np.ndarray) -> np.ndarray:
         us, kv_bytes = np.zeros(context.shape), np.zeros(context.shape)
         for layers, window in self._groups:
             read = context if window is None else np.minimum(context, batch * window)
-            us += layers * self._decode_us(batch, np.maximum(read / self._ranks, batch))
+            held = np.maximum(read / self._ranks, batch)
+            alone = self._decode_us(batch, held)
+            us += layers * (self.calls.decode_us(batch, held, alone) if in_mixed_call else alone)
             kv_bytes += layers * self._token_bytes * read / self._ranks
         return us + self._evicted_us(batch, kv_bytes)
 
@@ -150,23 +167,13 @@ class AttentionCurves:
         return us
 
 
-def mixed_model(calibration: Calibration, group: int) -> OpModel:
-    """The calibration's model of ``mixed_attention``; without one a factor on the time apart.
-
-    A profile stands for vLLM: attention is one call. A calibration without it was measured on the project's own
-    kernels, which attend to prompts and decodes in two calls. Profiles have it of a model with grouped query heads.
-
-    Args:
-        group: Query heads of a KV head.
-    """
-    if calibration.kind == "profile" and group == 1:
-        return OpModel(Coefficients(each_us=1.0), source=UNGROUPED_SOURCE)
+def mixed_model(calibration: Calibration, group: int, backend: Backend) -> OpModel | None:
+    """The calibration's operation ``mixed_attention``, where it holds for a model of ``group`` query heads a KV head; None for the rule of
+    the backend (``MixedCalls``). That of a profile is of FlashAttention 2."""
     found = calibration.ops.get("mixed_attention")
-    if found is not None:
-        return found
-    if calibration.kind == "calibration":
-        return OpModel(Coefficients(each_us=1.0), source="two calls")
-    return OpModel(Coefficients(each_us=MIXED_FACTOR), source=MIXED_SOURCE)
+    if found is None or found.query_group not in (None, group) or backend not in (FLASH_ATTN_2, TWO_CALLS):
+        return None
+    return found
 
 
 _OF_GEMMS: dict[str | None, OpName] = {"fp8": "gemm_fp8", "nvfp4": "gemm_nvfp4"}
@@ -311,7 +318,7 @@ class CalibratedCost:
             self._attention = LatentCurves(self._latent, model, tensor_parallel, divided)
         else:
             self._attention = AttentionCurves(
-                calibration, model, tensor_parallel, block_size, deployment.kv_dtype, divided, paged
+                calibration, model, gpu, tensor_parallel, block_size, deployment.kv_dtype, divided, paged
             )
         self._gemms = Counter(
             gemm
@@ -442,18 +449,18 @@ class CalibratedCost:
         return max(computed, self._launch_ticks) + ticks_of(rest)
 
     def parts(self) -> StepParts | None:
-        """See ``StepParts``; None where a part is over more counts: measured steps with prompts, factors that are fitted."""
+        """See ``StepParts``; None where a part is over more counts: measured steps with prompts, and measured mixed attention."""
         attention = self._attention
         mixed = attention.parts()
         if mixed is None or "prefill_step" in self.calibration.ops:
             return None
-        head, (factor, shared) = self._by_row(0), mixed
+        head, (mixed_decode, per_block, shared) = self._by_row(0), mixed
         return StepParts(
             of_tokens=lambda tokens: self._without_attention(0, tokens, self._by_row) - head,
             of_rows=lambda rows: self._by_row(rows) + self._links.context_ticks(rows),
-            decode_attention=lambda decodes, context: attention.decode(decodes).segment(context),
+            mixed_decode=lambda decodes, context: mixed_decode(decodes).segment(context),
             prefill_node=attention.prefill.node,
-            factor=factor,
+            per_block=per_block,
             shared=shared,
         )
 
@@ -514,10 +521,16 @@ class CalibratedCost:
         calibration = self.calibration
         formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
         one_of = {*_OF_EXPERTS.values(), *LATENT_OPERATIONS} - {*self._latent}
+        one_of |= {"mixed_attention"}
         others = [(name, found) for name, found in calibration.ops.items() if name not in one_of]
         experts = [] if self._experts is None else [self._experts]
         attention = self._attention
-        mixed = [("mixed_attention", attention.mixed_model)] if isinstance(attention, AttentionCurves) else []
+        mixed, backend = [], {}
+        if isinstance(attention, AttentionCurves):
+            table = table_backend(self.gpu) if calibration.kind == "profile" else attention.backend
+            backend = {"attention_backend": attention.backend.name, "attention_table": table.name}
+        if isinstance(attention, AttentionCurves) and attention.mixed_model is not None:
+            mixed = [("mixed_attention", attention.mixed_model)]
         models = [*others, *experts, *mixed, *formats]
         terms = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
@@ -525,6 +538,8 @@ class CalibratedCost:
             for term, value in asdict(model.coefficients).items()
             if value is not None
         }
+        if isinstance(attention, AttentionCurves) and attention.mixed_model is None:
+            terms |= attention.calls.describe()
         if calibration.repeated_reads < 1:
             source = f"{calibration.source}; time of a repeated read of KV over that of a first one"
             terms["repeated_reads"] = coefficient(calibration.repeated_reads, "1", source)
@@ -536,6 +551,7 @@ class CalibratedCost:
             "sha256": calibration.sha256,
             "source": calibration.source,
             "device": str(calibration.device.get("name", "")),
+            **backend,
             "tensor_parallel": self.tensor_parallel,
             **({} if self.deployment.is_default else self.deployment.describe()),
             **terms,

@@ -6,6 +6,7 @@ They are of DeepSeek-V3's widths, with any number of heads, and hold for no othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from ..spec.attention import Latent
 from ..spec.matrix import formats_by_part
 from ..spec.shape import ModelSpec
-from .base import FACTOR_PARTS
 from .calibration import Calibration
 from .curves import RisingCurve, Surface
 from .operations import MLA_HIDDEN_SIZE, MLA_LATENT, OPERATIONS, OpModel, OpName
@@ -76,9 +76,9 @@ class LatentCurves:
         decode, prefill = self.decode(batch)(context), self.prefill(tokens, pairs)
         return max(decode + prefill - self._shared, decode, prefill)
 
-    def parts(self) -> tuple[int, int] | None:
-        """``factor`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up."""
-        return FACTOR_PARTS, self._shared
+    def parts(self) -> tuple[Callable[[int], RisingCurve], int, int] | None:
+        """``mixed_decode`` by batch, ``per_block`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up."""
+        return self.decode, 0, self._shared
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
         (name, model), heads = self._decode_op, self._heads * self._ranks

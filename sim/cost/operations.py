@@ -522,6 +522,7 @@ class OpModel:
         source: Source of the numbers, if other than that of the file.
         fit: Description and errors of the fit, for readers.
         shapes: Models of single shapes, by ``experts_name``; they hold for no other.
+        query_group: Query heads of a KV head of the measured model, for which alone mixed attention holds; None for any.
     """
 
     coefficients: Coefficients
@@ -529,6 +530,7 @@ class OpModel:
     source: str | None = None
     fit: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, OpModel] = field(default_factory=dict)
+    query_group: Annotated[int, Field(ge=1)] | None = None
 
     def us(self, work: Work) -> np.ndarray:
         """Microseconds of a call, or of an array of calls."""

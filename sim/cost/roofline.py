@@ -266,7 +266,7 @@ class RooflineCost:
         return StepParts(
             of_tokens=lambda tokens: self._without_mixers(0, tokens) - head,
             of_rows=lambda rows: self.head_ticks(rows) + self.context_ticks(rows),
-            decode_attention=self._attention.decode_segment,
+            mixed_decode=self._attention.decode_segment,
             per_token=per_token,
             per_pair=per_pair,
         )

@@ -12,8 +12,8 @@ All arithmetic is on integers. Other cost models are called for every step with 
 /* No slot, no count kept, and no end of a line. */
 #define NONE (-1)
 #define WITHOUT_END INT64_MAX
-/* ``FACTOR_PARTS`` of base.py. */
-#define FACTOR_PARTS 1000000
+/* ``BLOCK_ROWS`` of base.py. */
+#define BLOCK_ROWS 64
 
 /* ``decode_line`` of the cost model for one batch size, valid in [from, until). */
 struct line {
@@ -50,13 +50,13 @@ struct cost {
     int64_t step, per_decode, per_token, steeper, knee;
     /* ``StepParts``. */
     bool in_parts;
-    PyObject *of_tokens, *of_rows, *decode_attention, *prefill_node;
+    PyObject *of_tokens, *of_rows, *mixed_decode, *prefill_node;
     struct memo tokens, rows;
     struct lines *attention; /* by batch size */
     struct node *nodes;      /* a hash table with open addressing; ticks are NONE where it is empty */
     int64_t num_nodes, node_room;
     struct pair_ticks *pairs;
-    int64_t num_pairs, per_prefill_token, factor, shared, more, least;
+    int64_t num_pairs, per_prefill_token, per_block, shared, more, least;
 };
 
 static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
@@ -263,6 +263,12 @@ static bool prefill_ticks(struct cost *c, int64_t tokens, int64_t pairs, __int12
     return true;
 }
 
+/* ``prompt_blocks`` of base.py. */
+static int64_t prompt_blocks(int64_t tokens, int64_t pairs)
+{
+    return ceil_div(least(tokens, most(1, 2 * pairs / tokens)), BLOCK_ROWS);
+}
+
 /* ``StepParts``: a step with prompts. */
 static bool sum_of_parts(struct cost *c, int64_t decodes, int64_t context, int64_t tokens, int64_t pairs, int64_t *ticks)
 {
@@ -274,10 +280,10 @@ static bool sum_of_parts(struct cost *c, int64_t decodes, int64_t context, int64
         return false;
     attention = prefill;
     if (decodes) {
-        if (!line_at(&c->attention[decodes], c->decode_attention, decodes, context, &line))
+        if (!line_at(&c->attention[decodes], c->mixed_decode, decodes, context, &line))
             return false;
         decode = line.base + (__int128)line.slope * context;
-        attention = (decode + prefill) * c->factor / FACTOR_PARTS - c->shared;
+        attention = decode + prefill + (__int128)c->per_block * decodes * prompt_blocks(tokens, pairs) - c->shared;
         attention = attention < decode ? decode : attention;
         attention = attention < prefill ? prefill : attention;
     }
@@ -327,12 +333,12 @@ static bool parse_parts(struct cost *c, PyObject *parts)
 {
     PyObject *pairs;
     long long numbers[5];
-    if (!PyArg_ParseTuple(parts, "OOOOLO!LLLL", &c->of_tokens, &c->of_rows, &c->decode_attention, &c->prefill_node,
+    if (!PyArg_ParseTuple(parts, "OOOOLO!LLLL", &c->of_tokens, &c->of_rows, &c->mixed_decode, &c->prefill_node,
                           &numbers[0], &PyTuple_Type, &pairs, &numbers[1], &numbers[2], &numbers[3], &numbers[4]))
         return false;
-    Py_INCREF(c->of_tokens), Py_INCREF(c->of_rows), Py_INCREF(c->decode_attention), Py_INCREF(c->prefill_node);
+    Py_INCREF(c->of_tokens), Py_INCREF(c->of_rows), Py_INCREF(c->mixed_decode), Py_INCREF(c->prefill_node);
     c->in_parts = true;
-    c->per_prefill_token = numbers[0], c->factor = numbers[1], c->shared = numbers[2];
+    c->per_prefill_token = numbers[0], c->per_block = numbers[1], c->shared = numbers[2];
     c->more = numbers[3], c->least = numbers[4];
     c->num_pairs = PyTuple_Size(pairs);
     c->pairs = calloc((size_t)c->num_pairs + 1, sizeof *c->pairs);
@@ -387,7 +393,7 @@ static void drop_cost(struct cost *c)
     Py_XDECREF(c->step_ticks);
     Py_XDECREF(c->decode_line);
     if (c->in_parts) {
-        Py_DECREF(c->of_tokens), Py_DECREF(c->of_rows), Py_DECREF(c->decode_attention), Py_DECREF(c->prefill_node);
+        Py_DECREF(c->of_tokens), Py_DECREF(c->of_rows), Py_DECREF(c->mixed_decode), Py_DECREF(c->prefill_node);
     }
     drop_lines(c->steps, c->max_num_seqs + 1);
     drop_lines(c->attention, c->max_num_seqs + 1);

@@ -32,6 +32,7 @@ Link = Annotated[float, Field(ge=1, le=1e5, strict=True, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=1, le=1e6, strict=True, allow_inf_nan=False)]
 Capability = Annotated[float, Field(ge=5, lt=20, strict=True)]
 CacheMib = Annotated[int, Field(ge=1, le=4096, strict=True)]
+Multiprocessors = Annotated[int, Field(ge=1, le=1024, strict=True)]
 #: GB/s from which a card of compute capability 8 or more has stacked memory: the A100 has 1,555, an RTX 3090 936. An RTX 5090 has 1,792, and
 #: so has an RTX PRO 6000, with 4-bit formats; no card with these and stacked memory has less than 7,700.
 _LEAST_OF_HBM = 1500
@@ -53,8 +54,9 @@ class GpuSpec:
         source: Source of the figures.
         fp8_flops_per_s, int8_flops_per_s, fp4_flops_per_s: Dense tensor-core throughput in these formats; None if the GPU
             has none.
-        l2_bytes: L2 cache, of cards on which it is much faster than the memory. Kernels are timed by repeating a call, which
-            finds a smaller KV cache in it; in a step the KV of the other layers comes between.
+        l2_bytes: L2 cache; None where it is not known. Kernels are timed by repeating a call, which finds a smaller KV cache in it; in
+            a step the KV of the other layers comes between.
+        multiprocessors: Streaming multiprocessors; None where they are not known.
         path: File that describes it; None for a preset.
         profile: Path of a file with its operations, as ``fragmeter calibrate`` writes it; None for the profile of the
             package, if it has one.
@@ -78,6 +80,7 @@ class GpuSpec:
     path: str | None = None
     profile: str | None = None
     compute_capability: int | None = None
+    multiprocessors: int | None = None
     unified_memory: bool = False
 
     def quantized_flops_per_s(self, quantization: str) -> int | None:
@@ -96,6 +99,12 @@ class GpuSpec:
     def is_blackwell(self) -> bool:
         """Whether it is of the data-centre cards of Blackwell."""
         return self.major == 10
+
+    @property
+    def is_data_centre(self) -> bool:
+        """Whether it is an A100, of Hopper or of the data-centre Blackwell: stacked memory, an L2 cache in two partitions that each keep
+        what their own multiprocessors read, and 164 KiB of shared memory or more in each multiprocessor."""
+        return self.compute_capability in (80, 90, 100, 103)
 
     def field(self, name: str) -> str:
         """A field in the words of an error: with the file, if the GPU is of one."""
@@ -121,6 +130,7 @@ class _Sheet:
     pcie_gb_per_s: Link
     nvlink_gb_per_s: Link | None = None
     l2_mib: CacheMib | None = None
+    multiprocessors: Multiprocessors | None = None
     architecture: str | None = None
     compute_capability: Capability | None = None
     unified_memory: bool = False
@@ -147,6 +157,7 @@ class _Sheet:
             path=path,
             profile=None if self.profile is None else join(folder, self.profile),
             compute_capability=self._capability(is_file=path is not None),
+            multiprocessors=self.multiprocessors,
             unified_memory=self.unified_memory,
         )
 

@@ -14,7 +14,7 @@ from calibrations import calibration
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cost import CalibratedCost, ServedCost, Server, ServerConstants, cost, read_server
-from fragmeter.sim.cost.calibrated import MIXED_FACTOR, UNGROUPED_SOURCE
+from fragmeter.sim.cost.backends import PACKED_K
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.errors import SettingError, UserError
@@ -73,16 +73,15 @@ class TestMixedAttention:
     def test_is_two_calls_where_a_device_was_calibrated_without_it(self):
         assert INNER._attention.mixed(*self.STEP) == sum(self.parts(INNER))
 
-    def test_is_the_default_factor_in_a_profile_without_it(self):
+    def test_is_the_prefill_and_k_decodes_where_kernels_pack_heads(self):
         found = cost("fitted", LLAMA, H100)
-        factor = found._attention.mixed(*self.STEP) / sum(self.parts(found))
-        assert factor == pytest.approx(MIXED_FACTOR)
+        decode, prefill = self.parts(found)
+        assert found._attention.mixed(*self.STEP) == pytest.approx(prefill + PACKED_K * decode, rel=1e-4)
 
-    @pytest.mark.parametrize("card", ["h100-80gb", "rtx-4090"])
-    def test_is_two_calls_in_a_profile_where_no_heads_share_keys(self, card):
-        found = cost("fitted", model("llama-2-7b"), gpu(card))
-        assert found._attention.mixed(*self.STEP) == sum(self.parts(found))
-        assert found.describe()["mixed_attention.each_us"]["source"] == UNGROUPED_SOURCE
+    @pytest.mark.parametrize("card", ["h100-80gb", "l40s"])
+    def test_has_no_factor_where_no_heads_share_keys(self, card):
+        found = cost("fitted", model("llama-2-7b"), gpu(card))._attention
+        assert found.mixed_decode(8)(8000) == found.decode(8)(8000)
 
     def test_is_the_table_at_its_knots_and_between(self):
         """Of decodes times heads: 2 up to 256, 8 from 1,024 on; 4 halfway, in logarithms."""
@@ -161,7 +160,7 @@ class TestFile:
         )
         alone = cluster_summary(simulate_cluster(settings(**REPLICA, cost="fitted"), WORK, Cluster(num_replicas=2)))
         # 7.5 ms and 200 us a step more: the host's work is hidden in both.
-        assert 7.5 < one["mean_ttft_ms"] - alone["mean_ttft_ms"] < 9
+        assert one["mean_ttft_ms"] - alone["mean_ttft_ms"] == pytest.approx(8, abs=1)
         assert one["mean_tpot_ms"] == pytest.approx(alone["mean_tpot_ms"] + 0.2, abs=0.02)
 
     @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from calibrations import calibration
 from fragmeter.sim.cost import CalibratedCost, PaperCost, Server, ServerConstants, StepCost, cost, step_parts
-from fragmeter.sim.cost.base import FACTOR_PARTS, StepParts
+from fragmeter.sim.cost.base import StepParts, prompt_blocks
 from fragmeter.sim.cost.curves import Surface
 from fragmeter.sim.cost.server import ServedCost
 from fragmeter.sim.spec import Deployment, gpu, model
@@ -22,6 +22,8 @@ IN_PARTS = {
     "on a server": HOSTED,
     "fitted": cost("fitted", model("opt-13b"), gpu("a100-40gb")),
     "mixed attention": cost("fitted", model("llama-3.1-8b"), gpu("h100-80gb"), asynchronous=True),
+    "unpacked heads": cost("fitted", model("qwen3-14b"), gpu("a100-80gb")),
+    "unpacked heads of another model than the table's": cost("fitted", model("qwen3-32b"), gpu("rtx-pro-6000")),
     "latent": cost("fitted", model("deepseek-v3"), gpu("h200"), tensor_parallel=8),
     "divided latent vectors": cost(
         "fitted", model("deepseek-v3"), gpu("h200"), 8, deployment=Deployment(decode_context_parallel=8)
@@ -56,10 +58,10 @@ def summed(parts: StepParts, decodes: int, context: int, tokens: int, pairs: int
         prefill = surface(tokens, pairs)
     attention = prefill
     if decodes:
-        base, slope, until = parts.decode_attention(decodes, context)
+        base, slope, until = parts.mixed_decode(decodes, context)
         assert until is None or context < until
         decode = base + slope * context
-        together = (decode + prefill) * parts.factor // FACTOR_PARTS - parts.shared
+        together = decode + prefill + parts.per_block * decodes * prompt_blocks(tokens, pairs) - parts.shared
         attention = max(together, decode, prefill)
     total = parts.of_tokens(decodes + tokens) + parts.of_rows(decodes) + attention + parts.more
     return max(parts.least, total)
