@@ -115,13 +115,20 @@ def _most(settings: Settings, work: Workload) -> int:
 
 
 def _in_any_order(run: Run) -> int:
-    """Number of the longest sequences that fit in the pool at full length; one block is vLLM's null block."""
-    scheduler, workload = run.replica.policy, run.workload
-    null, smallest = getattr(scheduler, "null_blocks", 0), run.smallest_pool_blocks
-    if scheduler.schedules_ahead:
-        # A token that is computed in vain after an EOS takes a slot, too.
-        longer = replace(workload, output_tokens=workload.output_tokens + 1, max_tokens=None)
-        smallest = scheduler.smallest_pool_blocks(longer, run.replica.block_size)
-    blocks = np.repeat(smallest - null, workload.num_sequences)
-    held = np.cumsum(np.sort(blocks)[::-1])
-    return int(np.searchsorted(held, run.replica.num_blocks - null, side="right"))
+    """Number of the longest sequences that fit in the pool together, however far each has come; one block is vLLM's null block."""
+    scheduler, replica, workload = run.replica.policy, run.replica, run.workload
+    null, layout = getattr(scheduler, "null_blocks", 0), run.replica.layout
+    # A token that is computed in vain after an EOS takes a slot, too.
+    ends_early = True if workload.max_tokens is None else workload.output_tokens < workload.max_tokens
+    longer = replace(workload, output_tokens=workload.output_tokens + (scheduler.schedules_ahead & ends_early))
+    if layout is None:
+        blocks = scheduler.smallest_pool_blocks(longer, replica.block_size) - null
+    else:
+        # Without preemptions no more than the prompt is ever computed as a prompt.
+        alone = replace(workload, output_tokens=np.ones_like(workload.output_tokens))
+        prompts = scheduler.smallest_pool_blocks(alone, replica.block_size) - null
+        stored, place = np.unique(longer.prompt_tokens + longer.output_tokens - 1, return_inverse=True)
+        decodes = np.array([layout.decode_blocks(tokens, replica.block_size) for tokens in stored.tolist()])
+        blocks = np.maximum(prompts, decodes[place])
+    held = np.cumsum(np.sort(np.repeat(blocks, workload.num_sequences))[::-1])
+    return int(np.searchsorted(held, replica.num_blocks - null, side="right"))

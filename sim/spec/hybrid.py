@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 
 from ..types.errors import NotSimulated
 from .attention import KvGroup, Span
-from .kv_cache import CacheSettings, KvCacheConfig, form_kv_cache
+from .kv_cache import CacheSettings, KvCacheConfig, form_kv_cache, window_blocks
 from .kv_layers import attention_layers, cache_layers, owners
 from .shape import ModelSpec
 
@@ -60,6 +60,16 @@ class HybridLayout:
         return tuple(
             f"{kind}.{kinds[:place].count(kind)}" if kinds.count(kind) > 1 else kind for place, kind in enumerate(kinds)
         )
+
+    def full_blocks(self, tokens: int, block_size: int) -> int:
+        """Blocks of ``tokens`` in the groups that keep all of them, of a model without states."""
+        return (len(self.groups) - self.num_sliding) * -(-tokens // block_size)
+
+    def decode_blocks(self, tokens: int, block_size: int) -> int:
+        """Most blocks that a sequence ever holds in a step that decodes, up to ``tokens`` computed tokens, over all groups."""
+        if self.config:
+            return self.config.decode_blocks(tokens)
+        return sum(window_blocks(tokens, group.span.tokens, block_size) for group in self.groups)
 
     def page_padding(self, place: int) -> float:
         """Share of a page that the group at ``place`` cannot use: padding of states, and missing layers."""

@@ -257,9 +257,29 @@ class KvCacheConfig:
         if group.kind == "ring":
             return 1
         if group.kind == "state":
-            own = min(2, -(-tokens // group.block_size)) if self.mamba_cache_mode == "align" else 1
-            return own + self.settings.num_speculative_blocks
+            return 1 + self._kept_before(group, tokens) + self.settings.num_speculative_blocks
         return window_blocks(tokens, group.span.tokens, group.block_size)
+
+    def boundary_blocks(self, tokens: int) -> int:
+        """Those of ``decode_blocks`` that are only held in a step in which a state at the end of a block is kept."""
+        return sum(self._kept_before(group, tokens) for group in self.groups if group.kind == "state")
+
+    def _kept_before(self, group: KvCacheGroup, tokens: int) -> int:
+        """States of the block before, in the step that enters another one."""
+        return int(self.mamba_cache_mode == "align" and tokens > group.block_size)
+
+    def prompt_blocks(self, tokens: int) -> int:
+        """Blocks that the admission of a prompt of ``tokens`` asks for, over all groups.
+
+        Those of all its tokens that it may hold at once: in a window also the tokens of the steps in flight.
+        """
+        return sum(self._prompt_blocks(group, tokens) for group in self.groups)
+
+    def _prompt_blocks(self, group: KvCacheGroup, tokens: int) -> int:
+        if group.kind == "state":
+            own = min(1 + self.exports_states, -(-tokens // group.block_size))
+            return own + self.settings.num_speculative_blocks
+        return min(self._group_blocks(group, self.settings.max_model_len), -(-tokens // group.block_size))
 
     def sequence_bytes(self, tokens: int) -> int:
         """Maximum of bytes of the pool that a sequence of ``tokens`` takes."""

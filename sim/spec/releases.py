@@ -34,6 +34,9 @@ to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs inste
 0.26 (``is_prefix_caching_supported`` in the wheels of 0.12 to 0.33). Defaults of a step are larger on GPUs from 160 GiB on since 0.28,
 and those of an A100 are those of small GPUs since 0.9 (``get_batch_defaults`` in the wheels of 0.8 to 0.33).
 
+Blocks of windows are freed on processed tokens since 0.26, so that each step in flight keeps its own (``max_in_flight_tokens`` in the wheels
+of 0.25 and 0.26).
+
 FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256, and since 0.27 of 128
 (``mxfp4_round_up_hidden_size_and_intermediate_size`` in the wheels of 0.19 to 0.30 and 0.33, ``create_weights`` before). On Hopper the
 wheels up to 0.11 have no Triton kernels, so that Marlin's run (two logs of 0.11 have its weights, 65.97 GiB of gpt-oss 120B; an image
@@ -79,6 +82,7 @@ class Release:
         caches_states: Whether prefixes of models with states and attention are cached by default.
         large_a100: Whether an A100 of 80 GB has the default batch of a large GPU.
         largest_batch: Whether GPUs from 160 GiB on have a larger default batch.
+        keeps_in_flight: Whether a window keeps the tokens of all steps in flight, not of one.
     """
 
     since: tuple[int, int] = (0, 0)
@@ -102,6 +106,7 @@ class Release:
     caches_states: bool = False
     large_a100: bool = True
     largest_batch: bool = False
+    keeps_in_flight: bool = False
 
     def second_runner(self, model: ModelSpec, quantized: bool) -> bool:
         """Whether a model runs on the second model runner."""

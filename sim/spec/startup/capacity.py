@@ -138,11 +138,34 @@ def capacity(launch: Launch) -> Capacity:
 
 
 def users(launch: Launch, num_blocks: int, tokens: int) -> int:
-    """Sequences with ``tokens`` of prompt and output that run at once in the pool without preemption, whatever max_num_seqs is.
+    """Sequences of ``tokens``, half of it prompt, that run at once in the pool without preemption, whatever max_num_seqs is.
 
-    They may all be at their full length. A prompt takes more while it is computed, but waits for that without preempting any.
+    They are sent at once, and two limits hold. All may be at their full length; of those with states so many pass the end of a
+    block in the same step as can end their prompt in the same one. And the last one is admitted beside the others, which decode:
+    where windows keep more of a prompt than of a sequence that decodes, few long sequences are limited by that.
     """
-    return max(0, num_blocks - 1) // launch.decode_blocks(tokens)
+    usable, prompt = max(0, num_blocks - 1), max(1, tokens // 2)
+    entering = usable - launch.prompt_blocks(prompt)
+    admitted = 1 + entering // _kept_blocks(launch, prompt + 1) if entering >= 0 else 0
+    peak, together = launch.decode_blocks(tokens), min(_passing(launch, prompt), usable // launch.prompt_blocks(prompt))
+    running = usable // peak
+    if running > together:
+        running = (usable - together * launch.boundary_blocks(tokens)) // _kept_blocks(launch, tokens)
+    return min(running, admitted)
+
+
+def _kept_blocks(launch: Launch, tokens: int) -> int:
+    """Blocks of a sequence in most steps."""
+    return launch.decode_blocks(tokens) - launch.boundary_blocks(tokens)
+
+
+def _passing(launch: Launch, prompt: int) -> int:
+    """Most sequences that hold the states of two blocks at once: those of a step, or of two if states are released a step later.
+
+    A prompt is computed up to its last end of a block, and then the rest.
+    """
+    chunk = prompt // launch.block_tokens * launch.block_tokens or prompt
+    return (1 + launch.async_scheduling) * -(-launch.max_num_batched_tokens // chunk)
 
 
 def fits(launch: Launch) -> bool:

@@ -10,7 +10,7 @@ from ..attention import FP8_DS_MLA
 from ..deployment import DTYPE_BITS, Deployment
 from ..gpu import GpuSpec
 from ..hybrid import HybridLayout, formed_layout, hybrid_layout
-from ..kv_cache import CacheSettings, window_blocks
+from ..kv_cache import CacheSettings
 from ..pool import GIB
 from ..releases import LATEST, Release
 from ..shape import ModelSpec
@@ -22,6 +22,8 @@ BLOCK_SIZE = 16
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
+#: The first release in which all models run on the second model runner, which schedules ahead in pipeline stages, too.
+_FIRST_AHEAD_IN_STAGES = (0, 30)
 
 
 def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
@@ -144,6 +146,14 @@ class Launch:
         return self.release.profiling(self.model, self.deployment.quantization is not None)
 
     @property
+    def concurrent_batches(self) -> int:
+        """Steps of which a window keeps the tokens beside its own (``max_in_flight_tokens`` of vLLM's ``VllmConfig``); up to 0.25 one."""
+        if not self.release.keeps_in_flight:
+            return 1
+        stages = self.deployment.pipeline_parallel
+        return stages + (self.async_scheduling and (stages == 1 or self.release.since >= _FIRST_AHEAD_IN_STAGES))
+
+    @property
     def layout(self) -> HybridLayout | None:
         """The KV groups that share the pool; None if all layers keep every token."""
         drafter = None if self.speculative is None else self.speculative.drafter(self.model)
@@ -154,6 +164,7 @@ class Launch:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
+                max_concurrent_batches=self.concurrent_batches,
                 num_speculative_blocks=0 if self.speculative is None else self.speculative.num_speculative_tokens,
             )
             exports, mixer = self.export_tokens or 0, self.model.mixer
@@ -177,30 +188,47 @@ class Launch:
     def sequence_blocks(self, tokens: int) -> int:
         """Maximum of blocks that a sequence of ``tokens`` needs, over all KV groups.
 
-        A group with a window also needs blocks for the tokens of a step, and one more block because the window may start
-        within a block (``max_memory_usage_bytes`` of vLLM's ``SlidingWindowSpec``).
+        A group with a window also needs blocks for the tokens of the steps in flight, and one more block because the window may
+        start within a block (``max_memory_usage_bytes`` of vLLM's ``SlidingWindowSpec``).
         """
         layout = self.layout
         if layout is None:
             return -(-tokens // self.block_tokens)
         if layout.config:
             return layout.config.sequence_blocks(tokens)
-        within = min(layout.window_tokens - 1 + self.max_num_batched_tokens, tokens)
-        full = len(layout.groups) - layout.num_sliding
-        return full * -(-tokens // self.block_size) + layout.num_sliding * (-(-within // self.block_size) + 1)
+        return layout.full_blocks(tokens, self.block_size) + layout.num_sliding * self._window_blocks(layout, tokens)
+
+    def _window_blocks(self, layout: HybridLayout, tokens: int) -> int:
+        in_flight = self.concurrent_batches * self.max_num_batched_tokens
+        return -(-min(layout.window_tokens - 1 + in_flight, tokens) // self.block_size) + 1
 
     def decode_blocks(self, tokens: int) -> int:
-        """Most blocks that a sequence with ``tokens`` of prompt and output holds in a step that decodes, over all KV groups.
+        """Most blocks that a sequence with ``tokens`` of prompt and output holds in a step that decodes, over all KV groups."""
+        layout, stored = self.layout, self._stored(tokens)
+        return -(-stored // self.block_tokens) if layout is None else layout.decode_blocks(stored, self.block_size)
 
-        The last token is never stored. Drafts of the steps in flight are, with what a drafter looks ahead.
-        """
+    def boundary_blocks(self, tokens: int) -> int:
+        """Those of ``decode_blocks`` that are only held in a step that enters another block, of states."""
+        config = None if self.layout is None else self.layout.config
+        return 0 if config is None else config.boundary_blocks(self._stored(tokens))
+
+    def _stored(self, tokens: int) -> int:
+        """Tokens in blocks: not the last one, but drafts of the steps in flight, with what a drafter looks ahead."""
         stored = max(1, tokens - 1)
         if self.speculative is not None:
             ahead = (1 + self.async_scheduling) * self.speculative.num_speculative_tokens
             stored = min(stored + ahead + self.speculative.lookahead_tokens, self.max_model_len)
+        return stored
+
+    def prompt_blocks(self, tokens: int) -> int:
+        """Blocks that the admission of a prompt of ``tokens`` asks for, over all KV groups.
+
+        A window keeps the tokens of the steps in flight, so that these may be more than the sequence holds once it decodes.
+        """
         layout = self.layout
         if layout is None:
-            return -(-stored // self.block_tokens)
+            return -(-tokens // self.block_tokens)
         if layout.config:
-            return layout.config.decode_blocks(stored)
-        return sum(window_blocks(stored, group.span.tokens, self.block_size) for group in layout.groups)
+            return layout.config.prompt_blocks(tokens)
+        blocks = min(-(-tokens // self.block_size), self._window_blocks(layout, self.max_model_len))
+        return layout.full_blocks(tokens, self.block_size) + layout.num_sliding * blocks
