@@ -3,6 +3,7 @@
     cause                  symptom as served                                    flags that are tried
     small pool             preemptions, or requests wait for KV cache           --gpu-memory-utilization, less overrides
     KV dtype               the same, and the KV cache has 16 bits               --kv-cache-dtype fp8
+    states                 the same, and states at ends of blocks are kept      --no-enable-prefix-caching
     max-num-seqs too high  the same, and more may run than the pool holds       --max-num-seqs, --watermark
     max-num-seqs too low   requests wait for max-num-seqs, and KV cache is free --max-num-seqs
     chunk too large        p99 ITL above 25 decode steps or 250 ms; above 5     --max-num-batched-tokens
@@ -20,8 +21,9 @@ most servers, and a server as vLLM starts it is not ill for that. An fp8 KV cach
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...sim.spec.startup.capacity import capture_blocks, users
 from ..measured.server_metrics import ServerMetrics
 from .load import ServedLoad
 from .run import Observation
@@ -60,10 +62,10 @@ class Case:
     would_hit: float = 0.0
 
     @property
-    def fitting(self) -> float:
-        """Sequences of the load's mean final length that the KV cache holds."""
-        pool = self.server.pool
-        return (pool.num_blocks - 1) * self.server.launch.block_tokens / sum(self.load.mean_tokens)
+    def fitting(self) -> int:
+        """Sequences of the load's mean lengths that run at once in the KV cache (``startup.capacity.users``)."""
+        prompt, output = self.load.mean_tokens
+        return users(self.server.launch, self.server.pool.num_blocks, round(prompt + output), max(1, round(prompt)))
 
     @property
     def measured_preemptions(self) -> float | None:
@@ -150,11 +152,30 @@ def _fp8_cache(case: Case) -> Iterator[Change]:
         yield {"kv-cache-dtype": "fp8"}
 
 
+def _states(case: Case) -> str | None:
+    """Blocks as large as a state, of which the last one of a sequence is partly filled, and states at their ends."""
+    text, launch = pressure(case), case.server.launch
+    if text is None or not launch.model.state_layers or not launch.enable_prefix_caching:
+        return None
+    tokens = round(sum(case.load.mean_tokens))
+    kept = launch.decode_blocks(tokens)
+    states = kept - replace(launch, enable_prefix_caching=False).decode_blocks(tokens)
+    blocks = -(-tokens // launch.block_tokens)
+    return (
+        f"{text}; a block has {launch.block_tokens:,} tokens, as large as a state: {tokens:,} tokens take {blocks:,} of them,"
+        f" {1 - tokens / (blocks * launch.block_tokens):.0%} empty, and {states:,} of at most {kept:,} blocks of a sequence are states kept for prefixes"
+    )
+
+
+def _one_state(case: Case) -> Iterator[Change]:
+    yield {"enable-prefix-caching": False}
+
+
 def _too_many(case: Case) -> str | None:
     text = pressure(case)
     if text is None or case.seen.preemptions < PREEMPTS or case.server.launch.max_num_seqs <= case.fitting:
         return None
-    return f"{text}; the KV cache holds {case.fitting:.0f} sequences of the mean final length"
+    return f"{text}; the KV cache holds {case.fitting} sequences of the mean final length"
 
 
 def _fewer_seqs(case: Case) -> Iterator[Change]:
@@ -171,17 +192,25 @@ def _too_few(case: Case) -> str | None:
     seen = case.seen
     if seen.wait_seqs < WAITS or seen.mean_usage >= ROOM:
         return None
+    states = capture_blocks(case.server.launch)
+    bound = (
+        ""
+        if states is None
+        else f"; vLLM starts with at most {states:,}, as each sequence needs a block for its states"
+    )
     return (
         f"requests wait for --max-num-seqs {case.server.launch.max_num_seqs:,} {seen.wait_seqs:.0%} of the time while"
-        f" {1 - seen.mean_usage:.0%} of the KV cache is free"
+        f" {1 - seen.mean_usage:.0%} of the KV cache is free{bound}"
     )
 
 
 def _more_seqs(case: Case) -> Iterator[Change]:
     launch = case.server.launch
-    for factor in (2, 4, 8):
-        if factor * launch.max_num_seqs <= launch.max_num_batched_tokens:
-            yield {"max-num-seqs": str(factor * launch.max_num_seqs)}
+    states = capture_blocks(launch) or launch.max_num_batched_tokens
+    most = min(launch.max_num_batched_tokens, states)
+    for value in dict.fromkeys(min(factor * launch.max_num_seqs, most) for factor in (2, 4, 8)):
+        if value > launch.max_num_seqs:
+            yield {"max-num-seqs": str(value)}
 
 
 def _stalls(case: Case) -> str | None:
@@ -241,6 +270,7 @@ def _graphs(case: Case) -> Iterator[Change]:
 
 CAUSES = (
     Cause("small pool", "The KV cache is too small", pressure, _larger_pool),
+    Cause("states", "States kept for prefixes take blocks of the KV cache", _states, _one_state),
     Cause("max-num-seqs too high", "More sequences are admitted than the KV cache holds", _too_many, _fewer_seqs),
     Cause("max-num-seqs too low", "Requests wait though the KV cache has room", _too_few, _more_seqs),
     Cause("chunk too large", "Prompts are computed in chunks that are too large", _stalls, _smaller_chunks),

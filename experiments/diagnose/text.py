@@ -237,6 +237,11 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     if difference := _difference(case):
         yield difference
     line = case.server.line
+    if line.switch("enforce-eager") and case.server.step_scale is None:
+        yield (
+            "--enforce-eager: the time that its host needs to launch kernels one by one is not known, and not simulated. Its steps take"
+            " longer than here, and what it gains without the flag is not known either; --bench scales the steps."
+        )
     if line.of_other_releases:
         release = text_of_release(line.version or releases()[-1])
         yield f"Not in vLLM {release}, which refuses it: {', '.join(line.of_other_releases)}."

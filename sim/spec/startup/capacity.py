@@ -137,14 +137,14 @@ def capacity(launch: Launch) -> Capacity:
     return Capacity(stage, blocks, blocks / needed, blocks * launch.max_model_len // needed)
 
 
-def users(launch: Launch, num_blocks: int, tokens: int) -> int:
-    """Sequences of ``tokens``, half of it prompt, that run at once in the pool without preemption, whatever max_num_seqs is.
+def users(launch: Launch, num_blocks: int, tokens: int, prompt: int | None = None) -> int:
+    """Sequences of ``tokens``, of which half or ``prompt`` are prompt, that run at once in the pool without preemption, whatever max_num_seqs is.
 
     They are sent at once, and two limits hold. All may be at their full length; of those with states so many pass the end of a
     block in the same step as can end their prompt in the same one. And the last one is admitted beside the others, which decode:
     where windows keep more of a prompt than of a sequence that decodes, few long sequences are limited by that.
     """
-    usable, prompt = max(0, num_blocks - 1), max(1, tokens // 2)
+    usable, prompt = max(0, num_blocks - 1), prompt or max(1, tokens // 2)
     entering = usable - launch.prompt_blocks(prompt)
     admitted = 1 + entering // _kept_blocks(launch, prompt + 1) if entering >= 0 else 0
     peak, together = launch.decode_blocks(tokens), min(_passing(launch, prompt), usable // launch.prompt_blocks(prompt))
