@@ -114,7 +114,7 @@ class TestPlanted:
         assert times < 25 and (times > 5) == (prompts == 6000)
 
     def test_shared_prefixes_are_cached(self, tmp_path):
-        load = trace_of(tmp_path, 2000, 100, 12, shared=0.8)
+        load = trace_of(tmp_path, 2000, 100, 13, shared=0.1)
         found = diagnose(tmp_path, f"{LINE} --no-enable-prefix-caching", "h100-80gb", "--trace", load)
         assert (found["causes"], found["advised"]) == (["caching off"], {"enable-prefix-caching": True})
         assert found["prefix_caching"]["hit_rate"] > 0.7 and found["prefix_caching"]["value"] > 0.05
@@ -174,7 +174,7 @@ class TestCertainty:
 
     def test_caching_that_may_pay_is_not_said_to_pay(self, tmp_path, capsys):
         """Two draws of a load with few shared tokens: the interval of their difference includes 0."""
-        load = trace_of(tmp_path, 2000, 100, 14, shared=0.1)
+        load = trace_of(tmp_path, 2000, 100, 13, shared=0.1)
         arguments = ["--serve", LINE, "--gpu", "h100-80gb", "--trace", load, "--num-prompts", 400, "--seeds", 2]
         out = tmp_path / "d.json"
         assert status(["diagnose", *map(str, [*arguments, "--jobs", 1, "--json", out])]) == DONE
