@@ -174,6 +174,7 @@ def started(
         graphs=graph_settings(line, vllm),
         enable_prefix_caching=line.switch("enable-prefix-caching", _caches(shape, vllm)),
         release=vllm,
+        is_taken=_is_taken(line, model_name),
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),
         num_gpu_blocks_override=line.whole("num-gpu-blocks-override"),
         speculative=speculative,
@@ -269,6 +270,15 @@ def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     if line.switch("language-model-only"):
         shape = replace(shape, encoder=None)
     return replace(shape, name=name) if Path(name).exists() else shape
+
+
+def _is_taken(line: ServeLine, model_name: str | None) -> bool:
+    """Whether the shape is of another model than the line names; a folder is taken for the checkpoint itself."""
+    if model_name is None or Path(model_name).exists():
+        return False
+    given, named = model_name.lower(), line.model.lower().rstrip("/")
+    have_owners = "/" in given and "/" in named and not named.startswith(("/", ".", "~"))
+    return given != named if have_owners else given.rsplit("/", 1)[-1] != named.rsplit("/", 1)[-1]
 
 
 def _caches(shape: ModelSpec, vllm: Release) -> bool:

@@ -89,6 +89,7 @@ class Launch:
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
+        is_taken: Whether the model stands for another checkpoint of its shape, which may keep other layers in 16 bits.
         known: Parts of the memory that the log has (``capacity.PARTS``); they have no interval.
         outlook: Which size of the KV cache is taken: the likely one, or an end of its interval.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
@@ -114,6 +115,7 @@ class Launch:
     export_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
+    is_taken: bool = False
     known: frozenset[str] = frozenset()
     outlook: Literal["low", "likely", "high"] = "likely"
     num_gpu_blocks_override: int | None = None

@@ -188,3 +188,19 @@ def test_adapters_have_buffers_for_both_of_their_matrices():
     for flags, loras, rank in (("", 1, 16), ("--max-loras 4 --max-lora-rank 64", 4, 64)):
         added = (likely_gib(f"{line} --enable-lora {flags}") - likely_gib(line)) * GIB
         assert added == loras * rank * sides * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "shape", "is_taken"),
+    [
+        ("nvidia/Qwen3.6-27B-NVFP4", None, False),
+        ("unsloth/Qwen3.6-27B-NVFP4", "nvidia/Qwen3.6-27B-NVFP4", True),
+        ("/models/Qwen3.6-27B-NVFP4", "nvidia/Qwen3.6-27B-NVFP4", False),
+        ("my-copy", "nvidia/Qwen3.6-27B-NVFP4", True),
+    ],
+)
+def test_another_checkpoint_of_a_shape_has_a_wider_interval(line, shape, is_taken):
+    found = started(parse_serve(f"vllm serve {line}"), "rtx-5090", shape).launch
+    weights = loaded_bytes(found)[0]
+    assert found.is_taken == is_taken
+    assert (weights.high > 1.2 * weights.likely) == (weights.low < 0.9 * weights.likely) == is_taken
