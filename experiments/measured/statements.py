@@ -352,6 +352,8 @@ def of_benchmark(path: str | PathLike[str], seen: ClientLoad, metrics: ServerMet
         metrics: The server's, with requests in flight that are compared with the limit of the clients.
     """
     source = Path(path).name
+    if seen.server is not None:
+        yield Statement(source, "server", seen.server)
     if seen.model_id is not None:
         yield Statement(source, "model", seen.model_id, by_clients=True)
     if isinstance(seen, MeasuredSummary):

@@ -82,7 +82,8 @@ CSV = {
     ),
     "number after a date": (
         HEAD + b"2024-01-01T10:00:00Z,1,2\n5,1,2\n",
-        ", line 3: arrival_s = '5': must be a date and time like those of the rows above; correct the row",
+        ", line 3: arrival_s = '5': must be a date and time such as 2026-03-29T10:00:00,"
+        " with an offset (Z, +01:00) in all rows or in none",
     ),
     "short row": (
         HEAD + b"0,1,2\n\n0,1\n",

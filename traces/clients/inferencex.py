@@ -60,7 +60,15 @@ def summary_of_inferencex(path: str | PathLike[str], document: Mapping[str, Any]
         outputs=_uniform(outputs, longest_output),
         latencies=latencies,
         throughputs={name: value * gpus for name, value in ((OUTPUTS, output), (TOKENS, total)) if value is not None},
-        load=client_load(path, {"request_rate": inf, "max_concurrency": users, "model_id": fields.text("model")}),
+        load=client_load(
+            path,
+            {
+                "request_rate": inf,
+                "max_concurrency": users,
+                "model_id": fields.text("model"),
+                "backend": fields.text("framework"),
+            },
+        ),
         states={"tensor_parallel_size": int(gpus)},
         assumed=(*_words(fields, outputs),),
     )

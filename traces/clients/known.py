@@ -58,11 +58,7 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | No
         if first is not None and is_aiperf(first.value):
             return read_aiperf(file)
     if head.startswith(b"["):
-        if b"tput_per_gpu" in marks:
-            raise TraceError(
-                file.path, None, None, None, "is a list of results; keep one, as by jq '.[2]' for the third"
-            )
-        return None
+        return _of_list(file) if b"tput_per_gpu" in marks else None
     document = _document(file)
     if "experiments" in document and "service_kind" in document:
         raise TraceError(file.path, None, None, None, _NO_LENGTHS)
@@ -70,6 +66,19 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | No
         if known(document):
             return read(file.path, document)
     return None
+
+
+def _of_list(file: TraceFile) -> BenchmarkSummary | None:
+    """InferenceX's result in a list of one.
+
+    Raises:
+        TraceError: The list has several.
+    """
+    first, *others = (element.value for element in elements(file))
+    if others:
+        remedy = f"is a list of {1 + len(others):,} results; keep one, as by jq '.[0]' for the first"
+        raise TraceError(file.path, None, None, None, remedy)
+    return summary_of_inferencex(file.path, first) if isinstance(first, dict) and is_inferencex(first) else None
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

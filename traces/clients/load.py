@@ -13,6 +13,16 @@ from ..parsing.table import shown
 
 #: Larger than any benchmark's value, in seconds or in requests.
 MOST_VALUE = 1e12
+#: Servers by the beginning of the ``backend`` or ``framework`` that a client's file names. "openai" may be any, and "vllm" is the default
+#: of vLLM's own client.
+_SERVERS = {
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp",
+    "tgi": "Text Generation Inference",
+    "tensorrt": "TensorRT-LLM",
+    "trt": "TensorRT-LLM",
+    "lmdeploy": "LMDeploy",
+}
 #: Burstiness of gaps that are all equal.
 EVEN = 1e6
 
@@ -27,6 +37,7 @@ class ClientLoad:
         burstiness: Burstiness of the gaps between requests.
         max_concurrency: Maximum number of requests in flight at the client; None for no limit.
         model_id: Name of the model; None if the file has no value.
+        server: The server whose protocol the client spoke; None if it may be any.
     """
 
     duration_s: float | None
@@ -34,6 +45,7 @@ class ClientLoad:
     burstiness: float
     max_concurrency: int | None
     model_id: str | None
+    server: str | None = None
 
 
 def client_load(path: str | PathLike[str], about: Mapping[str, Any]) -> ClientLoad:
@@ -59,4 +71,11 @@ def client_load(path: str | PathLike[str], about: Mapping[str, Any]) -> ClientLo
         burstiness=number("burstiness") or 1.0,
         max_concurrency=None if limit is None else int(limit),
         model_id=about["model_id"] if isinstance(about.get("model_id"), str) else None,
+        server=_server(about.get("backend")),
     )
+
+
+def _server(backend: object) -> str | None:
+    # Dynamo's are such as dynamo-sglang.
+    name = str(backend).lower().removeprefix("dynamo-").replace("_", "")
+    return next((server for start, server in _SERVERS.items() if name.startswith(start)), None)

@@ -74,7 +74,8 @@ class BenchmarkResult:
         path: The file.
         requests: In sending order, if the file has start times.
         about: The load, under the names of ``vllm bench serve``: ``duration`` (seconds), ``request_rate`` (requests/s, inf
-            for all at once), ``burstiness``, ``max_concurrency``, ``model_id``; missing or None if the file has no value.
+            for all at once), ``burstiness``, ``max_concurrency``, ``model_id``,
+            ``backend``; missing or None if the file has no value.
     """
 
     client: Client

@@ -72,5 +72,6 @@ def _about(document: Mapping[str, Any]) -> dict[str, Any]:
         "duration": document.get("duration"),
         "request_rate": None if document["request_rate"] == "trace" else document["request_rate"],
         "max_concurrency": document.get("max_concurrency"),
+        "backend": document.get("backend"),
         "model_id": server.get("model_path") if isinstance(server, dict) else None,
     }

@@ -190,8 +190,14 @@ def date_ns(table: Table, field: str, zoned: bool) -> np.ndarray:
     try:
         return pa.as_numpy(column.cast(kind).cast(pa.int64()))
     except pa.ArrowException:
+        if "," in str(column[0].as_py()):
+            # ISO 8601 allows both marks of decimals; Python's logging writes the comma.
+            points = pa.compute.replace_substring(column, ",", ".")
+            return date_ns(table.having(**{field: points}), field, zoned)
         row = next((row for row, value in enumerate(column) if not _is_valid(value, kind)), 0)
-        remedy = "must be a date and time like those of the rows above; correct the row"
+        remedy = (
+            "must be a date and time such as 2026-03-29T10:00:00, with an offset (Z, +01:00) in all rows or in none"
+        )
         raise table.error(row, field, column[row].as_py(), remedy) from None
 
 

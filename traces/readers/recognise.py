@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ _LENGTHS = {name for field in ("prompt_tokens", "output_tokens") for name in OWN
 #: Names of our columns in an error.
 _NAMES_SHOWN = 3
 _TEXT_LINES = (".jsonl", ".ndjson")
+#: Names, in lower case, that a column of arrivals may have in files of no known format.
+_LIKE_ARRIVALS = re.compile(
+    r"arriv\w*|start\w*|created\w*|sent\w*|time|timestamp|date|datetime|ts|\w*[_ ](start|time|timestamp|ts)"
+)
+_OTHER_TIMES = re.compile(
+    r"end|finish|complet|first|last|latenc|duration|process|execution|response|wait|queue|prefill|decode"
+)
+#: Separators of columns in files that are called CSV.
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,7 @@ def _parquet(file: TraceFile, head: bytes, content: bool, named: Form | None) ->
     names = parquet.schema_arrow.names
     form = named or _form_of_columns(names)
     require_lengths(file.path, None, form, names)
+    _say_unread_times(file.path, form, names)
     tables = parquet_tables(file, parquet, set(form.readers(content)))
     reads = frozenset({"max_inflated_bytes"} | ({"columns"} if named is not None else set()))
     return Source(form, tables, as_it_is, reads | _time_unit(form, names))
@@ -163,11 +174,21 @@ def _csv(file: TraceFile, content: bool, form: Form | None = None) -> Source:
     wanted = [name for name in dict.fromkeys([*form.numbers, *sessions]) if name in names]
     _refuse_repeated(file.path, line, names, wanted)
     if len(names) == 1 and names[0] not in form.numbers:
+        for mark, plural in _SEPARATORS.items():
+            if mark in names[0]:
+                raise TraceError(
+                    file.path,
+                    line,
+                    "columns",
+                    shown(names[0]),
+                    f"are separated by {plural}; write the file with commas",
+                )
         remedy = (
             "is text without columns; give a CSV, Parquet or JSON of requests with the lengths of prompt and output"
         )
         raise TraceError(file.path, line, None, None, remedy)
     require_lengths(file.path, line, form, names)
+    _say_unread_times(file.path, form, names)
     rows = (block for block in chain([first.part(1)], blocks) if len(block))
     second = next(rows, None)
     if second is None:
@@ -287,7 +308,9 @@ def _records(
     """JSON objects in the form of that title, or our own; ``line`` is the line of the first, None if it is not parsable."""
     form = _jsonl_form(title, heads, reading)
     if line is not None:
-        require_lengths(file.path, line, form, [*heads[0], *keys(heads[:1], form.numbers) - heads[0].keys()])
+        names = [*heads[0], *keys(heads[:1], form.numbers) - heads[0].keys()]
+        require_lengths(file.path, line, form, names)
+        _say_unread_times(file.path, form, names)
     return Source(form, pieces, JsonlParser(file.path, form.readers(content)), _timed_fields(form, heads))
 
 
@@ -344,6 +367,25 @@ def _remedy(field: str, form: Form) -> str:
         return f"name it {' or '.join(form.names[field])}"
     names = " or ".join(form.names[field][:_NAMES_SHOWN])
     return f"name it {names}, or say by --columns which it is"
+
+
+def _say_unread_times(path: str | PathLike[str], form: Form, names: Iterable[str]) -> None:
+    """Name the column that likely has the arrivals of a file without a known column of times."""
+    found = list(names)
+    if form.names is not OWN.names or any(name in (*form.clocks, *form.delays) for name in found):
+        return
+    likely = [
+        name for name in found if _LIKE_ARRIVALS.fullmatch(name.lower()) and not _OTHER_TIMES.search(name.lower())
+    ]
+    if likely:
+        lengths = (
+            next(name for name in form.names[field] if name in found) for field in ("prompt_tokens", "output_tokens")
+        )
+        prompt, output = lengths
+        note(
+            f"{Path(fspath(path)).name}: {likely[0]} is not read. If requests arrive at these times, give"
+            f" --columns arrival={likely[0]},prompt={prompt},output={output}."
+        )
 
 
 def require_lengths(path: str | PathLike[str], line: int | None, form: Form, names: Sequence[str]) -> None:

@@ -42,12 +42,14 @@ vllm:num_requests_waiting{engine="0",model_name="facebook/opt-13b"} 1.0
 vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",gpu_memory_utilization="0.90",\
 num_gpu_blocks="1000",num_gpu_blocks_override="None"} 1.0
 """
-ABOUT = {"model_id": "facebook/opt-13b", "max_concurrency": 8}
+ABOUT = {"model_id": "facebook/opt-13b", "max_concurrency": 8, "backend": "openai"}
 #: Name of the contradiction, the source, and what it says in place of what.
 PLANTED = [
     ("model", "bench", ("model_id", "meta-llama/Llama-3.1-8B-Instruct")),
     ("model", "metrics", ('model_name="facebook/opt-13b"', 'model_name="Qwen/Qwen3-32B"')),
     ("model", "log", ("model='facebook/opt-13b'", "model='facebook/opt-30b'")),
+    ("server", "bench", ("backend", "sglang-oai")),
+    ("server", "bench", ("backend", "tensorrt-llm")),
     ("in_flight", "bench", ("max_concurrency", 4)),
     ("vllm", "log", ("0.22.1", "0.19.0")),
     ("vllm", "line", ("v0.22.1", "v0.18.0")),

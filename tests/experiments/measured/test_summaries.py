@@ -180,9 +180,16 @@ class TestInferenceX:
         path.write_text(json.dumps(json.loads(client_summaries.inferencex(document)) | change))
         with pytest.raises(TraceError, match=complaint):
             read(path)
-        path.write_text(f"[{path.read_text()}]")
-        with pytest.raises(TraceError, match="is a list of results; keep one"):
+        path.write_text(f"[{path.read_text()}, {path.read_text()}]")
+        with pytest.raises(TraceError, match="is a list of 2 results; keep one"):
             read(path)
+
+    def test_a_list_of_one_result_is_that_result(self, document, tmp_path):
+        text = client_summaries.inferencex(document)
+        (tmp_path / "agg.json").write_text(text)
+        (tmp_path / "list.json").write_text(f"[{text}]")
+        alone, listed = (read(tmp_path / name) for name in ("agg.json", "list.json"))
+        assert (listed.prompt_tokens == alone.prompt_tokens).all() and len(listed) == len(alone)
 
 
 def changed(client: str, folder, change) -> Path:
@@ -208,7 +215,7 @@ def test_diagnose_sends_the_load_of_a_summary(flag, limit, tmp_path):
 
 
 def test_model_and_concurrency_of_a_summary_are_cross_examined(tmp_path):
-    path = changed("sglang", tmp_path, lambda document: document.update(max_concurrency=4))
+    path = changed("sglang", tmp_path, lambda document: document.update(max_concurrency=4, backend="vllm"))
     seen = benchmark(path, None, CHOSEN).measured
     for model, in_flight, number in (("facebook/opt-13b", 3.0, 0), ("meta-llama/Llama-3.1-8B", 9.0, 2)):
         metrics = ServerMetrics(num_scrapes=2, model_name=model, most_in_flight=in_flight)
