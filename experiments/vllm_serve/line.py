@@ -37,7 +37,7 @@ from .flags import (
     spellings,
     text_of_release,
 )
-from .shell import ASSIGNMENT, assigned, filled, first_argument, split
+from .shell import ASSIGNMENT, assigned, filled, first_argument, line_words
 
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
 _OBJECTS = ("speculative-config", "compilation-config")
@@ -217,7 +217,7 @@ def version(text: str) -> Release:
 
 def _words(text: str) -> list[str]:
     try:
-        return split(text)
+        return line_words(text)
     except ValueError as error:
         raise SettingError("serve", _short(text), f"cannot be split into words ({error}); check its quotes") from None
 

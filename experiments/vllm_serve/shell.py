@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,23 @@ def split(text: str) -> list[str]:
         ValueError: A quote is left open.
     """
     return shlex.split(text.replace("\\\r\n", " ").replace("\\\n", " "), comments=True)
+
+
+def line_words(text: str) -> list[str]:
+    """The words of a pasted line: of a command, of a JSON array such as Docker's CMD, or of the script of a ``bash -c``.
+
+    Raises:
+        ValueError: A quote is left open.
+    """
+    try:
+        words = list(map(str, json.loads(text))) if text.lstrip().startswith("[") else split(text)
+    except json.JSONDecodeError:
+        words = split(text)
+    return [each for word in words for each in (split(word) if _is_script(word) else [word])]
+
+
+def _is_script(word: str) -> bool:
+    return first_argument(word.split()) is not None
 
 
 def first_argument(words: Sequence[str]) -> int | None:

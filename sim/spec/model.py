@@ -18,7 +18,7 @@ from ..types.user_files import content_of, json_value
 from .checkpoint import named_format, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config, refuse_unsupported
-from .repositories import QUANTIZATION_FILE, cached_config, config_file, download, nearest, unsupported
+from .repositories import NAME_A_FILE, QUANTIZATION_FILE, cached_config, config_file, download, nearest, unsupported
 from .shape import ModelSpec
 from .stored import Stored, stored, stored_names
 
@@ -162,6 +162,8 @@ def _found(name: str) -> str | Path:
     if alike is not None:
         remedy = f"is no file or folder here; give one, or the model of nearly that name: --model {alike}"
         raise SettingError("model", name, remedy)
+    if "/" in name:
+        raise SettingError("model", name, f"is no file or folder here; {NAME_A_FILE}")
     raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
 
 

@@ -33,7 +33,7 @@ NAME_A_FILE = "name the folder of its config.json by --model FOLDER"
 QUANTIZATION_FILE = "hf_quant_config.json"
 #: Errors of the network, of a repository that is gated or does not exist, and of a name that cannot be.
 _REFUSALS = (OSError, ValueError, RuntimeError)
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def unsupported(name: str) -> str | None:

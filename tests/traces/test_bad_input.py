@@ -85,6 +85,19 @@ CSV = {
         ", line 3: arrival_s = '5': must be a date and time such as 2026-03-29T10:00:00,"
         " with an offset (Z, +01:00) in all rows or in none",
     ),
+    "date of no standard": (
+        b"timestamp,input,output\n03/04/2026 10:00:00,1,2\n03/04/2026 10:00:05,1,2\n",
+        ", line 2: timestamp = '03/04/2026 10:00:00': must be a number, or a date and time such as 2026-03-29T10:00:00; write it so",
+    ),
+    "named zone": (
+        b"timestamp,input,output\n2026-03-29 10:00:00 CET,1,2\n",
+        ", line 2: timestamp = '2026-03-29 10:00:00 CET': must be a date and time such as 2026-03-29T10:00:00,"
+        " with an offset (Z, +01:00) in all rows or in none",
+    ),
+    "semicolons": (
+        b"arrival_s;input;output\n0,5;1;2\n",
+        ", line 1: columns = 'arrival_s;input;output': are separated by semicolons; write the file with commas",
+    ),
     "short row": (
         HEAD + b"0,1,2\n\n0,1\n",
         ", line 4: row = '0,1': 2 fields where the header has 3; correct the row",

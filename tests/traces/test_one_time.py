@@ -14,7 +14,8 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import MissingSetting, SettingError, TraceError
-from fragmeter.traces import Reading, read_with_content, trace_of_frame
+from fragmeter.sim.types.notes import collected_notes
+from fragmeter.traces import Reading, read, read_with_content, trace_of_frame
 from paths import ROOT, SAMPLES
 from same_trace import assert_same
 
@@ -319,3 +320,42 @@ class TestCommands:
             assert "--time-unit us or ns" in error and error.count("\n") == 1
             assert status([*tokens, "--time-unit", "us"]) == DONE
             assert "imes read as microseconds" in "".join(capsys.readouterr())
+
+
+def test_dates_with_a_decimal_comma_are_those_with_a_point(tmp_path):
+    rows = [("2026-03-29 10:00:00,125", 5), ("2026-03-29 10:00:01,500", 6), ("2026-03-29 10:00:09", 7)]
+    read_in = []
+    for mark in ",.":
+        path = tmp_path / "log.jsonl"
+        path.write_text(
+            "".join(
+                json.dumps({"timestamp": time.replace(",", mark), "prompt_tokens": prompt, "completion_tokens": 1})
+                + "\n"
+                for time, prompt in rows
+            )
+        )
+        read_in.append(read(path).arrival_ticks.tolist())
+    assert read_in[0] == read_in[1] == [0, 1_375_000_000_000, 8_875_000_000_000]
+
+
+@pytest.mark.parametrize("name", ["arrival", "created_at", "start", "Time", "request_time"])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_a_column_of_times_that_is_not_read_is_named_with_what_reads_it(name, ending, tmp_path):
+    path = tmp_path / f"log{ending}"
+    rows = [{name: f"2026-03-29T10:00:0{second}Z", "prompt_tokens": 5, "output_tokens": 6} for second in (0, 4)]
+    text = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    path.write_text("\n".join(text if ending == ".csv" else map(json.dumps, rows)) + "\n")
+    with collected_notes() as said:
+        assert read(path).arrival_ticks is None
+    columns = re.search(r"--columns (\S+)\.", said[0])[1]
+    named = read(path, Reading(columns=columns))
+    assert named.arrival_ticks.tolist() == [0, 4_000_000_000_000]
+
+
+@pytest.mark.parametrize("name", ["end_time", "finish_ts", "latency", "first_token_time", "user"])
+def test_other_columns_are_not_taken_for_times(name, tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(f"{name},prompt_tokens,output_tokens\n1,5,6\n")
+    with collected_notes() as said:
+        read(path)
+    assert said == []

@@ -37,7 +37,7 @@ class ClientLoad:
         burstiness: Burstiness of the gaps between requests.
         max_concurrency: Maximum number of requests in flight at the client; None for no limit.
         model_id: Name of the model; None if the file has no value.
-        server: The server whose protocol the client spoke; None if it may be any.
+        server: The server, by the protocol that the client used; None if it may be any.
     """
 
     duration_s: float | None

@@ -319,6 +319,10 @@ def _arrivals(table: Table, field: str, before: Before, in_order: bool) -> tuple
     if before.zoned is not None:
         times = date_ns(table, field, before.zoned)
     else:
+        written_first = column[0].as_py() if pa.types.is_string(column.type) else None
+        if before.first is None and written_first is not None and not _NUMBER.fullmatch(written_first):
+            remedy = "must be a number, or a date and time such as 2026-03-29T10:00:00; write it so"
+            raise table.error(0, field, written_first, remedy)
         times = numbers_of(table, field, "a time, 0 or more")
         table.refuse(~np.isfinite(times), field, times, "must be a finite time; correct or drop the row")
         table.refuse(times < 0, field, times, "must be 0 or more; count from the start of the run")

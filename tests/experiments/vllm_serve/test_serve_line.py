@@ -31,6 +31,11 @@ READS_THE_SAME = [
     "docker run --runtime nvidia --gpus all -v models:/models --ipc=host vllm/vllm-openai:v0.21.0"
     " --model opt-13b -tp 2 --max-model-len 2048 --enforce-eager",
     "podman run -it registry.io/vllm-openai vllm serve opt-13b -tp 2 --max-model-len 2048 --enforce-eager True",
+    "bash -lc 'export N=2048; vllm serve opt-13b -tp 2 --max-model-len $N --enforce-eager # short'",
+    "docker run --gpus all vllm/vllm-openai:v0.21.0 bash -c 'vllm serve opt-13b -tp 2 --max-model-len 2048 --enforce-eager'",
+    "docker run --entrypoint /bin/sh vllm/vllm-openai:v0.21.0 -c 'vllm serve opt-13b -tp 2 --max-model-len 2048 --enforce-eager && echo'",
+    '["vllm", "serve", "opt-13b", "-tp", "2", "--max-model-len", "2048", "--enforce-eager"]',
+    '["sh", "-c", "exec vllm serve opt-13b -tp 2 --max-model-len 2048 --enforce-eager"]',
 ]
 
 
