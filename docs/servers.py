@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.reproduce.servers import ServerRun, facts
+from fragmeter.experiments.reproduce.board import STEP_TIMES_CHANGED
+from fragmeter.experiments.reproduce.servers import REQUEST_COLUMNS, ServerRun, facts
 from fragmeter.experiments.runs.near_saturation import LONG_MS, MANY_PLACES
 from fragmeter.sim.cost.backends import PACKED_K
 from fragmeter.sim.spec import model
@@ -18,12 +19,13 @@ HEAD = """\
 # Measured servers beside the simulation
 
 `fragmeter reproduce servers` simulates {runs} published runs of real servers. This page is its result, written by `make servers`, and is not
-edited by hand. Errors are simulated over measured, less one. Output tokens/s is empty where the quoted figures have none: three runs have it. At a
+edited by hand. Errors are simulated over measured, less one. Output tokens/s is empty where the quoted figures have none; at a
 constant rate below saturation it is the rate times the output length.
 
 ```sh
 fragmeter reproduce servers                     # the runs that follow from published figures
 fragmeter reproduce servers --runs FOLDER       # also those that need a file of their requests
+fragmeter reproduce servers --add FILE          # also measured runs of your own (below)
 ```
 
 Every run takes step times from `--cost fitted`, the profile of its card, and adds the *constants of a server*:
@@ -49,6 +51,67 @@ Mean absolute error of means over the runs, with its bias. {missed}
 The H100 limits are not blind: two choices were made after H100 runs had been seen, for reasons in the source of FlashAttention and of vLLM. Models with one
 query head a KV head take k = 1 in mixed steps (after Llama 2 7B), and small all-reduces also normalise (after Llama 2 70B):
 [what was chosen](#what-was-chosen-and-on-which-runs).
+
+{board}
+"""
+BOARD = """\
+## Median errors by class
+
+Median absolute error by class of runs, without constants of a server. A class is a card, the attention kernels that vLLM takes there (FA2 and FA3 are
+FlashAttention 2 and 3, TRTLLM those of TensorRT-LLM), the kind of model and the load. *Quantised* weights have fewer than 16 bits. A run is
+*fitted* where a constant or a choice of the defaults rests on it; these are classes of their own. It is *seen* where its measurement was used by {changed},
+the day of the last change of step times, and else *unseen*.
+
+{classes}
+
+`make test-all` fails if a median of a class is larger by 2 points or more than in
+`experiments/reproduce/facts/server_classes.json`. `fragmeter reproduce servers --runs FOLDER --accept-medians` writes that file anew.
+
+Median absolute errors that other simulators publish, and ours of the same runs:
+
+{peers}
+
+### Measured runs of your own
+
+`--add FILE` takes a JSON file of this form. Its runs count as unseen, and join the classes on the terminal and in `--json`.
+
+```json
+{{"runs": [{{
+  "name": "my server, 4 requests/s",
+  "source": "vllm bench serve on our H100, 2026-11-20",
+  "settings": {{"gpu": "h100-80gb", "model": "qwen3-14b", "vllm_release": "0.23", "max_num_seqs": 256}},
+  "random": {{"requests": 500, "prompt_tokens": 1024, "output_tokens": 128, "request_rate": 4.0}},
+  "measured": {{"output_throughput": 510.2, "ttft_ms": {{"mean": 81.0, "p99": 190.0}}, "tpot_ms": {{"mean": 14.9}}, "e2el_ms": {{"mean": 1980.0}}}}
+}}]}}
+```
+
+| field | meaning |
+|---|---|
+| `name`, `source` | of the run, and where its figures are from |
+| `settings` | settings of `fragmeter simulate` by their names with underscores; others have the defaults of `vllm serve` |
+| `measured` | `output_throughput` in tokens/s; `ttft_ms`, `tpot_ms` and `e2el_ms` with `mean`, `median` and `p99`. Any may be left out |
+| `endpoint` | `completions` (default) or `chat` |
+| `published_errors` | of other simulators: `{{"NAME": {{"mean_ttft_ms": -0.12}}}}`, simulated over measured, less one |
+| `first_used` | day on which the run was first compared with a simulation, such as `2026-11-20` |
+
+The load is one of these:
+
+| load | fields |
+|---|---|
+| `random` | `requests`, `prompt_tokens`, `output_tokens`, `request_rate`: one length, Poisson arrivals; all at once without a rate |
+| `sharegpt` | `requests`, `total_input_tokens`, `total_output_tokens`, `request_rate`: lengths like ShareGPT, a constant rate; all at once without one |
+| `closed_loop` | `requests`, `max_concurrency`, `prompt_tokens`, `output_tokens`: users with one request at a time; the shortest and longest length each |
+| `poisson` | `requests`, `request_rate`, `prompt_tokens`, `output_tokens`: quantiles of the lengths at evenly spaced ranks, the first the minimum |
+| `shared_prefix` | `requests`, `request_rate`, `system_prompts`, `users`, `system_prompt_tokens`, `output_tokens`, `prompt_tokens` with `min`, `median`, `p90`, `max`: fixed prompts in turn |
+| `requests_file` | a CSV beside the file: {columns} |
+"""
+GIVEN = """\
+## Given runs
+
+Runs of class *given* came to the project together with the errors of its step times, and are simulated without constants of a server. Their loads are drawn from
+published totals; where the flags of the server are not stated, those of other runs of the same source are taken.
+
+{lines}
 
 """
 HELD_OUT = """\
@@ -179,8 +242,8 @@ runs them. Nothing was fitted. Two engines without lock step have a TPOT of -13.
 
 Left out: experiments 27 and 57 of the same table, which repeat runs of this page (Mixtral 8x7B with a budget of 1,024 tokens, CodeLlama 34B at 2.5 and 6/s) with a
 TPOT four times as long, without a stated cause; `reasoning` runs in which 1,600 and more of 4,800 requests were given up after 300 s, as the simulation's requests
-wait on; Llama 4 Scout, of which only relative errors of other simulators are published. Of the loads on
-DeepSeek-V4, GLM-5, MiniMax and Kimi in the same InferenceX table none was simulated."""
+wait on. Of Llama 4 Scout the source publishes measured means and p99 of TTFT and E2E (column `actual` of error_records.csv) beside the errors of other
+simulators; two stages are among the [given runs](#given-runs). Of the loads on DeepSeek-V4, GLM-5 and Kimi in the same InferenceX table none was simulated."""
 _METRICS = {
     "output_throughput": "output tokens/s",
     **{
@@ -189,6 +252,8 @@ _METRICS = {
         for which in ("mean", "median", "p99")
     },
 }
+
+_BOARD_METRICS = {"throughput": "output tokens/s", "ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -201,16 +266,26 @@ def page(found: Mapping[str, Any]) -> str:
         constants="\n".join(_constants(found["constants"])),
         missed="All limits are met." if not missed else f"{missed} of {len(found['targets'])} limits are missed.",
         targets="\n".join(_targets(found["targets"])),
+        board=_board(found),
     )
-    held_out = [row for row in rows if row["kind"] == "held out"]
-    others = [row for row in rows if row["kind"] != "held out"]
+    held_out, given = ([row for row in rows if row["kind"] == kind] for kind in ("held out", "given"))
+    others = [row for row in rows if row["kind"] in ("fitted", "predicted")]
     below = HELD_OUT.format(
         groups="\n".join(_groups(found["summary"])),
         corrected="\n".join(_before_and_after(found["summary"])),
         lines="\n".join(error_table(held_out)),
         notes=HELD_OUT_NOTES.format(**_corrected(held_out)),
     )
-    parts = [head, "## Errors\n", *error_table(others), "", below, "## Measured and simulated\n", *_values(rows)]
+    parts = [
+        head,
+        "## Errors\n",
+        *error_table(others),
+        "",
+        below,
+        GIVEN.format(lines="\n".join(error_table(given))),
+        "## Measured and simulated\n",
+        *_values(rows),
+    ]
     parts += ["\n## Sources\n", *_sources(rows)]
     h100 = [row for row in others if row["run"].startswith("h100") and row["constants"] != "nothing"]
     moe = [row["error"] for row in h100 if "mixtral" in row["run"] and row["metric"] == "mean_tpot_ms"]
@@ -218,6 +293,29 @@ def page(found: Mapping[str, Any]) -> str:
     tails = ", ".join(_long_tails(held_out))
     notes = NOTES.format(packed=PACKED_K, moe=sum(moe) / len(moe), tail=tail, held_out_tails=tails)
     return "\n".join([*parts, notes])
+
+
+def _board(found: Mapping[str, Any]) -> str:
+    columns = ", ".join(f"`{name}`" for name in REQUEST_COLUMNS)
+    classes, peers = "\n".join(_classes(found["classes"])), "\n".join(_peers(found["peers"]))
+    return BOARD.format(changed=STEP_TIMES_CHANGED, classes=classes, peers=peers, columns=columns)
+
+
+def _classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each class."""
+    yield from _table("class", "runs", "unseen", *_BOARD_METRICS.values())
+    for each in classes:
+        errors = each["median_absolute_error"]
+        cells = (f"{errors[metric]:.1%}" if metric in errors else "" for metric in _BOARD_METRICS)
+        yield _row(each["class"], str(len(each["runs"])), str(each["unseen"]), *cells)
+
+
+def _peers(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each other simulator and metric."""
+    yield from _table("simulator", "", "runs", "published", "ours")
+    for each in peers:
+        errors = f"{each['peer_median']:.1%}", f"{each['our_median']:.1%}"
+        yield _row(each["peer"], _BOARD_METRICS[each["metric"]], str(each["runs"]), *errors)
 
 
 def _constants(fits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -326,10 +424,10 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The errors of the means of each run without constants, rounded to 0.1 %, and the class of its load (``near_saturation``). In
     overload are runs with a mean TTFT, measured or simulated, of more than ``LONG_MS``: no prompt of these runs takes as long by
-    itself."""
+    itself. Without given runs."""
     by_run: dict[str, dict[str, float]] = {}
     for row in found["rows"]:
-        if row["constants"] == "nothing" and not row["metric"].startswith(("median", "p99")):
+        if row["constants"] == "nothing" and row["kind"] != "given" and not row["metric"].startswith(("median", "p99")):
             by_run.setdefault(row["run"], {})[row["metric"]] = round(row["error"], 3)
     settings = {fact["name"]: fact["settings"] for fact in facts()["runs"]}
     waits = {

@@ -44,6 +44,8 @@ def reproduce(
     server: OWN_SERVER = OwnServer(),
     reading: READING = Reading(),
     runs: Path | None = None,
+    add: Path | None = None,
+    accept_medians: bool = False,
     seeds: Seeds | None = None,
     jobs: Annotated[Jobs | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
@@ -66,6 +68,9 @@ def reproduce(
             it under the paper's systems, with its own arrivals. prefix-cache needs JSON lines with hash_ids.
         alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
+        add: Of servers: JSON file of more measured runs (docs/servers.md describes it), which count as unseen.
+        accept_medians: Of servers: store the median errors by class in the package, for later runs to be compared with. Needs
+            --runs.
         seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own
             number, mostly 10. Of a trace of your own, seeds of the arrivals at a request rate.
         jobs: Number of figures at a time, or of runs of a single figure. The bytes do not depend on it. By default the
@@ -76,16 +81,18 @@ def reproduce(
             slot. The page has both.
     """
     report = Report(json)
-    require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace))
-    if runs is not None and figure != SERVERS:
-        raise SettingError("runs", str(runs), f"applies only to {SERVERS}; leave it out")
+    require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace, add=add))
+    of_servers = {"runs": runs and str(runs), "add": add and str(add), "accept_medians": accept_medians or None}
+    for name, value in of_servers.items():
+        if value is not None and figure != SERVERS:
+            raise SettingError(name, value, f"applies only to {SERVERS}; leave it out")
     if view != "paper" and figure not in (WASTE, ALL):
         raise SettingError("view", view, f"has no effect on {figure}; leave it out")
     if figure == SERVERS:
         given = {"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs, **server.given}
         refuse_unread_reading(reading, None)
         _refuse_given(given, SERVERS)
-        reproduce_servers(runs, report, folder_of(out))
+        reproduce_servers(runs, report, folder_of(out), add, accept_medians)
     elif figure == PREFIX_CACHE:
         _refuse_given({"alpaca_trace": alpaca_trace, **server.given}, PREFIX_CACHE)
         refuse_unread_reading(reading, None)

@@ -26,10 +26,11 @@ from rich.table import Table
 from ...sim import Settings, Workload, settings, simulate
 from ...sim.cluster import Cluster, cluster_times, simulate_cluster
 from ...sim.cost import ServerConstants
+from ...sim.engine.replica import build
 from ...sim.engine.unread import only_read
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.output import frames as pd
-from ...sim.output.files import as_json
+from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import OutputFolder
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError, UserError
@@ -38,6 +39,19 @@ from ..measured.constants import Deviation, fitted_constants, fitted_to, served
 from ..measured.replay import BenchmarkOfRequests
 from ..paper.comparison import Payload
 from ..runs.output import Report, track
+from .added_runs import added_facts
+from .board import (
+    ACCEPTED,
+    METRICS,
+    WORSE,
+    BoardRow,
+    accepted,
+    accepted_text,
+    beside_peers,
+    board_row,
+    classes_of,
+    worsened,
+)
 from .server_loads import LOADS
 
 FIGURE = "servers"
@@ -46,7 +60,8 @@ STATISTICS = {"mean": None, "median": 50, "p99": 99}
 LATENCIES = ("ttft", "tpot", "e2el")
 #: ``class`` of a fact that nothing may be fitted to.
 HELD_OUT = "held out"
-_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
+#: Columns of a file of requests.
+REQUEST_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 
 Figures = dict[str, float]
 
@@ -106,15 +121,16 @@ class ServerRun:
 
     def __init__(self, fact: Mapping[str, Any]) -> None:
         self.fact, self.name = fact, str(fact["name"])
-        self.held_out = fact.get("class") == HELD_OUT
-        self.settings: Settings = settings(policy="vllm-v1", cost="fitted", **fact["settings"])
+        # Of runs with a class, and of those that the user adds, no constants are fitted.
+        self.apart = "class" in fact
+        self.settings: Settings = settings(policy="vllm-v1", **fact["settings"])
 
     @cached_property
     def measured(self) -> Figures:
         """Measured figures, by vLLM's names."""
         found = {key: value for key, value in self.fact["measured"].items() if not isinstance(value, dict)}
         found |= _flat(self.fact["measured"])
-        if "mean_tpot_ms" not in found:
+        if not {"mean_tpot_ms", "median_tpot_ms"} & found.keys():
             between = self.fact["shared_prefix"]["output_tokens"] - 1
             found["mean_tpot_ms"] = (found["mean_e2el_ms"] - found["mean_ttft_ms"]) / between
         return found
@@ -125,9 +141,9 @@ class ServerRun:
         load = next(name for name in LOADS if name in self.fact)
         return LOADS[load](self.name, **self.fact[load])
 
-    def simulated(self, constants: ServerConstants) -> Figures:
-        """Simulated figures with these constants, by the names of the measured ones."""
-        work, cost = self.workload, served(self.settings, constants)
+    def simulated(self, constants: ServerConstants | None) -> Figures:
+        """Simulated figures with these constants, or as shipped, by the names of the measured ones."""
+        work, cost = self.workload, None if constants is None else served(self.settings, constants)
         chosen, engines = only_read(self.settings, work), self.settings.data_parallel_size
         if engines > 1:
             together = simulate_cluster(chosen, work, Cluster(num_replicas=engines), cost)
@@ -170,10 +186,10 @@ def _benchmark(path: Path) -> BenchmarkOfRequests:
             "runs", str(path.parent), f"has no {path.name}; give the folder with the requests of the runs"
         )
     table = pd.read_csv(path)
-    missing = [column for column in _COLUMNS if column not in table]
+    missing = [column for column in REQUEST_COLUMNS if column not in table]
     if missing:
         raise UserError(f"{path}: {missing[0]} is missing")
-    arrival, prompts, outputs, first, last = (table[column].to_numpy() for column in _COLUMNS)
+    arrival, prompts, outputs, first, last = (table[column].to_numpy() for column in REQUEST_COLUMNS)
     at = np.rint(arrival * 1e6).astype(np.int64) * ticks.PER_US
     trace = Trace(path.name, prompts.astype(np.int64), outputs.astype(np.int64), at)
     seen = Measured(
@@ -189,11 +205,12 @@ def _benchmark(path: Path) -> BenchmarkOfRequests:
     return BenchmarkOfRequests(trace, seen)
 
 
-def runs_of(folder: Path | None) -> list[ServerRun]:
+def runs_of(folder: Path | None, added: Path | None = None) -> list[ServerRun]:
     """The runs that can be simulated.
 
     Args:
         folder: Folder of the files of requests; None leaves those runs out.
+        added: File of more runs; their files of requests are in its folder.
 
     Raises:
         UserError: A file is missing or damaged.
@@ -204,7 +221,23 @@ def runs_of(folder: Path | None) -> list[ServerRun]:
             found.append(ServerRun(fact))
         elif folder is not None:
             found.append(RequestsRun(fact, folder))
-    return found
+    return found if added is None else found + list(_added(added, {run.name for run in found}))
+
+
+def _added(path: Path, known: set[str]) -> Iterator[ServerRun]:
+    for fact in added_facts(path):
+        where, name = f"{path.name}: {fact['name']}", fact["name"]
+        if name in known:
+            raise SettingError(f"{path.name}: name", name, "there is a run of this name; give it another one")
+        known.add(name)
+        try:
+            run = RequestsRun(fact, path.parent) if "requests_file" in fact else ServerRun(fact)
+            build(run.settings)
+        except SettingError as error:
+            raise SettingError(f"{where}: settings.{error.field}", error.value, error.remedy) from None
+        except TypeError as error:
+            raise UserError(f"{where}: settings: {error}; correct or leave it out") from None
+        yield run
 
 
 def fit_constants(runs: Sequence[ServerRun]) -> ServerConstants:
@@ -219,21 +252,27 @@ def fit_constants(runs: Sequence[ServerRun]) -> ServerConstants:
     return fitted_constants(look, asynchronous=True)
 
 
-def compare_servers(folder: Path | None) -> Payload:
-    """Every run with every fit that is for it."""
-    runs = runs_of(folder)
+def compare_servers(folder: Path | None, added: Path | None = None) -> Payload:
+    """Every run with every fit that is for it, and the board (``board``) of all runs.
+
+    Args:
+        folder, added: See ``runs_of``.
+    """
+    runs = runs_of(folder, added)
     rows: list[dict[str, Any]] = []
     constants: dict[str, dict[str, Any]] = {}
     for fit in FITS:
-        own = [run for run in runs if run.name.startswith(fit.on or "-") and not run.held_out]
+        own = [run for run in runs if run.name.startswith(fit.on or "-") and not run.apart]
         if fit.on and not own:
             continue
-        found = fit_constants(own) if fit.on else ServerConstants()
-        constants[fit.name] = {"fitted_on": [run.name for run in own], **vars(found)}
-        shown = [run for run in runs if run.name.startswith(fit.to) and not (fit.on and run.held_out)]
+        found = fit_constants(own) if fit.on else None
+        constants[fit.name] = {"fitted_on": [run.name for run in own], **vars(found or ServerConstants())}
+        shown = [run for run in runs if run.name.startswith(fit.to) and not (fit.on and run.apart)]
         for run in track(shown, f"Simulating with {fit.name} fitted", len(shown)):
-            kind = HELD_OUT if run.held_out else "fitted" if run in own else "predicted"
+            kind = run.fact.get("class", "fitted" if run in own else "predicted")
             rows += _rows(run, fit.name, kind, run.simulated(found))
+    board = board_of(runs, rows)
+    classes = classes_of(board)
     return {
         "figure": FIGURE,
         "notes": facts()["notes"],
@@ -241,12 +280,44 @@ def compare_servers(folder: Path | None) -> Payload:
         "rows": rows,
         "summary": list(_summary(rows)),
         "targets": list(_targets(rows)),
+        "board": [row.as_dict() for row in board],
+        "classes": classes,
+        "peers": beside_peers(board),
+        "worsened": list(worsened(accepted(), classes)),
         "left_out": [fact["name"] for fact in facts()["runs"] if fact["name"] not in {run.name for run in runs}],
     }
 
 
+def board_of(runs: Sequence[ServerRun], rows: Sequence[Mapping[str, Any]]) -> list[BoardRow]:
+    """The board's row of each run.
+
+    Args:
+        rows: As ``compare_servers`` has them.
+    """
+    by_run: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["constants"] == "nothing":
+            by_run.setdefault(row["run"], []).append(row)
+    return [board_row(run.fact, run.settings, by_run[run.name]) for run in runs]
+
+
+def board_rows(folder: Path | None = None, added: Path | None = None) -> list[BoardRow]:
+    """All runs simulated with the shipped defaults: their classes and errors, from which coverage can be computed.
+
+    Args:
+        folder, added: See ``runs_of``.
+    """
+    runs = runs_of(folder, added)
+    return board_of(runs, [row for run in runs for row in _rows(run, "nothing", "", run.simulated(None))])
+
+
 def _rows(run: ServerRun, fit: str, kind: str, simulated: Figures) -> Iterator[dict[str, Any]]:
-    others = {f"published_{simulator}": _flat(figures) for simulator, figures in run.fact.get("published", {}).items()}
+    others = {
+        simulator: {
+            name: value / run.measured[name] - 1 for name, value in _flat(figures).items() if name in run.measured
+        }
+        for simulator, figures in run.fact.get("published", {}).items()
+    } | run.fact.get("published_errors", {})
     for metric, measured in run.measured.items():
         yield {
             "run": run.name,
@@ -257,7 +328,7 @@ def _rows(run: ServerRun, fit: str, kind: str, simulated: Figures) -> Iterator[d
             "measured": measured,
             "simulated": simulated[metric],
             "error": simulated[metric] / measured - 1,
-            **{f"{by}_error": figures[metric] / measured - 1 for by, figures in others.items() if metric in figures},
+            **{f"published_{by}_error": errors[metric] for by, errors in others.items() if metric in errors},
         }
 
 
@@ -309,14 +380,31 @@ def _figures(times: RequestTimes, end_ticks: int) -> Figures:
     return found
 
 
-def reproduce_servers(folder: Path | None, report: Report, out: OutputFolder | None) -> None:
+def reproduce_servers(
+    folder: Path | None,
+    report: Report,
+    out: OutputFolder | None,
+    added: Path | None = None,
+    accept_medians: bool = False,
+) -> None:
     """Simulate the runs, report the errors, and write the document into the folder.
 
+    Args:
+        folder, added: See ``runs_of``.
+        accept_medians: Store the medians by class; later runs of the command are compared with them.
+
     Raises:
-        UserError: A file of requests is missing or damaged; the folder cannot be written.
+        UserError: A file of requests is missing or damaged; the folder cannot be written; medians of other runs than those of the
+            package are to be stored.
     """
-    payload = compare_servers(folder)
+    if accept_medians and (folder is None or added is not None):
+        remedy = "stores medians over all runs of the package and no others; give --runs FOLDER, and leave --add out"
+        raise SettingError("accept_medians", True, remedy)
+    payload = compare_servers(folder, added)
     print_servers(payload, report)
+    if accept_medians:
+        write_whole(ACCEPTED, accepted_text(payload["classes"]))
+        report.point_to("Medians by class", ACCEPTED)
     if out is not None:
         out.write(f"{FIGURE}.json", as_json(payload))
     report.data(payload)
@@ -359,8 +447,41 @@ def print_servers(payload: Payload, report: Report) -> None:
         if found["fitted_on"]:
             values = f"{found['outside_ms']:.3g} ms outside of the engine, {found['step_us']:,.0f} us a step"
             report.print_line(f"{name}: {values}; fitted on {', '.join(found['fitted_on'])}.")
+    _print_board(payload, report)
     if payload["left_out"]:
         report.print_line(f"Left out without --runs: {', '.join(payload['left_out'])}.")
+
+
+def _print_board(payload: Payload, report: Report) -> None:
+    """Print the median errors by class, those of peers, and what is worse than accepted."""
+    report.print_line()
+    report.print_line("Median absolute error by class, without constants of a server", style="bold")
+    table = _error_table("class (card, attention, model, load)", "runs", *_HEADINGS)
+    for each in payload["classes"]:
+        errors = each["median_absolute_error"]
+        cells = (f"{errors[metric]:.1%}" if metric in errors else "-" for metric in METRICS)
+        table.add_row(each["class"], str(len(each["runs"])), *cells)
+    report.console.print(table)
+    report.print_line()
+    report.print_line("Median absolute error of other simulators, and ours of the same runs", style="bold")
+    table = _error_table("simulator", "metric", "runs", "theirs", "ours")
+    for each in payload["peers"]:
+        errors = f"{each['peer_median']:.1%}", f"{each['our_median']:.1%}"
+        table.add_row(each["peer"], each["metric"], str(each["runs"]), *errors)
+    report.console.print(table)
+    report.print_line()
+    for each in payload["worsened"]:
+        change = f"{each['accepted']:.1%} to {each['now']:.1%}"
+        report.print_line(f"worse: {each['class']}: median error of {each['metric']} from {change}")
+    if not payload["worsened"]:
+        report.print_line(f"No class is worse than accepted by {WORSE:.0%} or more.")
+
+
+def _error_table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(headings):
+        table.add_column(name, justify="right" if place else "left", no_wrap=bool(place))
+    return table
 
 
 def _print_groups(heading: str, groups: _Groups, report: Report) -> None:
@@ -369,10 +490,8 @@ def _print_groups(heading: str, groups: _Groups, report: Report) -> None:
     for (constants, kind), rows in groups.items():
         fitted = "No constants" if constants == "nothing" else f"Constants of {constants}"
         report.print_line(f"{fitted}, {kind}:")
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(heading, no_wrap=True, min_width=width)
-        for name in _HEADINGS:
-            table.add_column(name, justify="right", no_wrap=True)
+        table = _error_table(heading, *_HEADINGS)
+        table.columns[0].no_wrap, table.columns[0].min_width = True, width
         for name, cells in rows.items():
             table.add_row(name, *(cells.get(metric, "-") for metric in _SHOWN))
         report.console.print(table)
