@@ -13,7 +13,7 @@ from math import expm1, isfinite, log
 from typing import Any, NamedTuple, cast, get_args
 
 from ...sim import Settings, simulate
-from ...sim.cost import ServedCost, Server, ServerConstants, ServerFit, outside_ticks
+from ...sim.cost import ServedCost, Server, ServerConstants, ServerFit
 from ...sim.cost.server import Metric, OperationCost
 from ...sim.engine.replica import build, server_settings
 from ...sim.engine.unread import only_read
@@ -125,7 +125,7 @@ def fitted_to(benchmark: Benchmark, settings: Settings) -> ServerConstants:
 
 def _late_ms(benchmark: Benchmark, replayed: Replayed, tpot_ms: float) -> float | None:
     """Median of measured minus simulated TTFT, over the requests that waited for two steps at most."""
-    times, outside = replayed.times, outside_ticks(replayed.run.replica.cost)
+    times, outside = replayed.times, replayed.run.replica.outside_ticks
     waited_ms = (times.first_scheduled_ticks - times.arrival_ticks - outside) / ticks.PER_MS
     soon = waited_ms <= 2 * tpot_ms
     if not len(soon) or soon.mean() < LEAST_SHARE:

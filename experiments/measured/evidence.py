@@ -26,6 +26,7 @@ from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
 from ...sim.engine.settings import Settings
 from ...sim.engine.settings import settings as settings_of
+from ...sim.policy.options import VllmServeOptions
 from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
@@ -48,7 +49,7 @@ _LOAD_TEXT = {"light": "light load", "busy": "busy", "overload": "overload"}
 #: Settings of a finished run that its evidence depends on.
 READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
-    "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size",
+    "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms",
 )  # fmt: skip
 #: Policies of the measured runs; the second is vLLM's own scheduler.
 _MEASURED_POLICIES = ("vllm-v1", "vllm-real")
@@ -58,6 +59,7 @@ _PART_TEXT = dict(zip(PARTS, ("attention", "MLPs", "shared experts", "experts", 
 _INT4_GEMMS = (
     "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
 )
+_OUTSIDE = "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60)."
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; that of (\S+) with bandwidth times")
 
@@ -160,6 +162,7 @@ class Evidence:
         elsewhere: The measured runs of the model on other GPUs, if this one has none.
         experts: Experts of a shape without a table; None for all others.
         fit: The benchmark that the server's constants were fitted to; None without constants, or if their file does not record it.
+        outside_ms: Time of a request outside of the engine, as a setting; 0 where constants of a server have it.
         int4_gemms: Whether weights of GEMMs are 4-bit integers, for which a profile has the model of bf16.
         attention_backend, attention_table: The backend of softmax attention that vLLM takes by default, and that of the tables of its time; None
             where the time is not of a profile of the package.
@@ -173,6 +176,7 @@ class Evidence:
     elsewhere: Elsewhere | None = None
     experts: UnknownExperts | None = None
     fit: ServerFit | None = None
+    outside_ms: float = 0.0
     int4_gemms: bool = False
     attention_backend: str | None = None
     attention_table: str | None = None
@@ -180,6 +184,8 @@ class Evidence:
     def text(self) -> str:
         """One line."""
         parts = [f"Step times: {self.origin} (--cost {self.cost})."]
+        if self.outside_ms:
+            parts.append(_OUTSIDE.format(self.outside_ms))
         if self.basis == "a measured server":
             parts.append(_fit_text(self.fit))
         else:
@@ -212,6 +218,9 @@ def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
     """
     found = _evidence(settings, load)
     quantization = settings.quantization or model(settings.model).quantization
+    own_options = settings.policy_options
+    if isinstance(own_options, VllmServeOptions) and found.basis != "a measured server":
+        found = replace(found, outside_ms=own_options.outside_ms)
     return replace(found, int4_gemms=found.cost == "fitted" and _has_int4_gemms(quantization))
 
 
@@ -256,6 +265,8 @@ def recorded_text(settings: Mapping[str, Any], cost: object = None) -> str:
     if found.get("policy") not in POLICIES:
         # Other packages are not imported, so their policies are not named.
         found["policy"] = _MEASURED_POLICIES[0]
+    # Of a run before the setting, and of another package's policy, which has none.
+    found.setdefault("outside_ms", 0.0)
     try:
         return evidence(settings_of(**found)).text()
     except (UserError, OSError, ValueError):

@@ -3,7 +3,7 @@
     step_scale        factor on the step time; brings the median over requests of measured over simulated TPOT to 1, in a
                       few runs, because slower steps make larger batches
     num_gpu_blocks    the server's own pool size, if its metrics have it
-    ttft_offset_ms    time outside of the engine: measured minus simulated TTFT, as the mean of the middle half over the
+    ttft_offset_ms    time outside of the engine: its simulated value and measured minus simulated TTFT, as the mean of the middle half over the
                       quarter of requests that found the fewest requests running and so hardly waited; of a summary, the
                       difference of the medians
 
@@ -22,6 +22,8 @@ from typing import Any
 
 from ...sim import Settings
 from ...sim import settings as checked
+from ...sim.engine.replica import build
+from ...sim.policy.options import VllmServeOptions
 from ...sim.types import ticks
 from ...sim.types.bounds import LEAST_SCALE, MOST_SCALE
 from .replay import Benchmark, Replayed, compared, replay, total_error
@@ -76,7 +78,8 @@ def vary_knobs(benchmark: Benchmark, settings: Settings, base: Replayed) -> Iter
         sizes = base.run.replica.num_blocks, own.num_gpu_blocks_override
         yield finish("num_gpu_blocks", *sizes, _pool_advice(base, own), with_pool)
     offset, shifted = fitted_offset(benchmark, settings, base)
-    yield finish("ttft_offset_ms", 0.0, offset / ticks.PER_MS, _offset_advice(benchmark, base, offset), shifted)
+    was = base.run.replica.outside_ticks / ticks.PER_MS
+    yield finish("ttft_offset_ms", was, offset / ticks.PER_MS, _offset_advice(benchmark, base, offset), shifted)
     scale, scaled = fitted_scale(benchmark, own or settings, with_pool)
     offset, together = fitted_offset(benchmark, own or settings, scaled, scale)
     what = f"--step-scale {scale * _base_scale(base):.4g}, {with_pool.run.replica.num_blocks:,} KV blocks"
@@ -146,22 +149,33 @@ def _root(attempt: Callable[[float], Tried], first: Tried) -> Tried:
 def fitted_offset(
     benchmark: Benchmark, settings: Settings, replayed: Replayed, scale: float = 1.0
 ) -> tuple[int, Replayed]:
-    """The time outside of the engine, in ticks, and its replay; 0 if the simulated engine alone takes longer.
+    """The time outside of the engine, in ticks, and its replay; 0 if the simulated engine alone takes longer, and not less than
+    the constants of a server have.
 
     In a closed loop the offset also reduces the number of requests in the engine, so it is corrected a few times.
     Offsets that end within the same step of the engine have the same effect, because the request waits for the end of
     that step.
     """
-    offset_ticks = 0
+    inside = _without_outside(settings)
+    least = build(inside).outside_ticks
+    own = outside_ticks = replayed.run.replica.outside_ticks
     for _ in range(MOST_CORRECTIONS):
         late_ticks = _late_ticks(benchmark, replayed)
-        if abs(late_ticks) < _IN_TIME_TICKS or offset_ticks + late_ticks <= 0:
+        corrected = max(least, outside_ticks + late_ticks)
+        if abs(late_ticks) < _IN_TIME_TICKS or corrected == outside_ticks:
             break
-        offset_ticks += late_ticks
+        outside_ticks = corrected
         if benchmark.measured.max_concurrency is None:
-            return offset_ticks, replace(replayed, offset_ticks=offset_ticks)
-        replayed = replay(benchmark, settings, scale, offset_ticks)
-    return offset_ticks, replayed
+            return outside_ticks, replace(replayed, offset_ticks=outside_ticks - own)
+        replayed = replay(benchmark, inside, scale, outside_ticks - least)
+    return outside_ticks, replayed
+
+
+def _without_outside(settings: Settings) -> Settings:
+    """The settings without time outside of the engine, as far as it is a setting."""
+    if isinstance(settings.policy_options, VllmServeOptions):
+        return checked(**settings.as_dict() | {"outside_ms": 0.0})
+    return settings
 
 
 def _late_ticks(benchmark: Benchmark, replayed: Replayed) -> int:
@@ -222,4 +236,9 @@ def _offset_advice(benchmark: Benchmark, base: Replayed, offset_ticks: int) -> s
     way_ms = by_clients - inside * 1e3 if inside and by_clients is not None else 0
     if way_ms >= 1:
         text += f", {way_ms:.3g} ms of it between the clients and the server's own clock"
-    return f"{text}: no setting of the replica; plan for a TTFT objective that is lower by so much."
+    if not isinstance(base.run.settings.policy_options, VllmServeOptions):
+        return f"{text}: no setting of the replica; plan for a TTFT objective that is lower by so much."
+    known = base.run.replica.outside_ticks
+    if abs(offset_ticks - known) < _IN_TIME_TICKS:
+        return f"{text}, as simulated."
+    return f"{text}: give --outside-ms {offset_ms:.3g}; {known / ticks.PER_MS:g} are simulated."

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate
-from ...sim.cost import ScaledCost, outside_ticks
+from ...sim.cost import ScaledCost
 from ...sim.engine.replica import build
 from ...sim.engine.run import Run
 from ...sim.engine.unread import only_read
@@ -383,7 +383,7 @@ def _server_rows(metrics: ServerMetrics, replayed: Replayed) -> list[dict[str, A
     hits = run.replica.cache_log and pool.hit_rate
     inside_ms = 0.0
     if len(replayed.times.index):
-        inside_ms = float(replayed.times.ttft_ms.mean()) - outside_ticks(run.replica.cost) / ticks.PER_MS
+        inside_ms = float(replayed.times.ttft_ms.mean()) - run.replica.outside_ticks / ticks.PER_MS
     pairs = {
         "num_gpu_blocks": (run.replica.num_blocks, metrics.num_gpu_blocks),
         "mean_kv_cache_usage": (pool.mean_usage, metrics.kv_usage and metrics.kv_usage[0]),

@@ -22,9 +22,10 @@ from statistics import median
 from typing import Any, Literal
 
 from ...sim import Settings
+from ...sim.cost.backends import attention_backend
 from ...sim.spec import gpu, model
-from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.shape import ModelSpec
+from ...sim.spec.startup.launch import resolved_kv_dtype
 
 Standing = Literal["fitted", "seen", "unseen"]
 Loop = Literal["open loop", "closed loop", "at once"]
@@ -41,6 +42,11 @@ STEP_TIMES_CHANGED = "2026-11-28"
 WORSE = 0.02
 #: The medians of the last accepted state.
 ACCEPTED = Path(__file__).with_name("facts") / "server_classes.json"
+_SHORT = {
+    **{f"FLASH_ATTN {version}": f"FA{version}" for version in (2, 3, 4)},
+    "FLASHINFER": "FlashInfer",
+    "TRITON_ATTN": "Triton",
+}
 #: Digits of stored medians and of errors in rows.
 _DIGITS = 4
 
@@ -84,21 +90,13 @@ class BoardRow:
         return {**asdict(self), "class": self.group}
 
 
-def attention_backend(card: GpuSpec, shape: ModelSpec) -> str:
-    """The attention kernels that vLLM takes by default: FA2 and FA3 are FlashAttention 2 and 3, TRTLLM those of TensorRT-LLM.
-
-    Source: ``get_attn_backend_cls`` and the priorities in vLLM's ``platforms/cuda.py``. FlashAttention has sinks on Hopper alone.
-    """
-    capability = card.compute_capability
-    if capability is None:
-        return "ROCm"
+def backend_of(settings: Settings) -> str:
+    """The attention kernels that vLLM takes by default (``sim.cost.backends``), shortened: FA2 is FlashAttention 2."""
+    shape, card = model(settings.model), gpu(settings.gpu)
     if shape.latent:
-        return "FlashMLA sparse" if shape.indexer else "MLA"
-    if capability // 10 == 9:
-        return "FA3"
-    if capability // 10 == 10:
-        return "TRTLLM"
-    return "Triton" if shape.attention_sinks else "FA2"
+        return "MLA kernels, sparse" if shape.indexer else "MLA kernels"
+    kept = resolved_kv_dtype(shape, card, settings.kv_cache_dtype)
+    return _SHORT.get(name := attention_backend(shape, card, kept).name, name)
 
 
 def kind_of(settings: Settings, shape: ModelSpec) -> str:
@@ -130,7 +128,6 @@ def board_row(fact: Mapping[str, Any], settings: Settings, rows: Sequence[Mappin
         fact: Its entry of ``facts/servers.json``, or of the user's file.
         rows: Its errors by metric without constants of a server, as ``servers.compare_servers`` has them.
     """
-    shape, card = model(settings.model), gpu(settings.gpu)
     about = (settings.tensor_parallel_size, settings.data_parallel_size, settings.quantization, settings.kv_cache_dtype)
     lab = fact["source"].split(" at ")[0].split(",")[0].split(":")[0]
     peers: dict[str, dict[str, float]] = {}
@@ -141,8 +138,8 @@ def board_row(fact: Mapping[str, Any], settings: Settings, rows: Sequence[Mappin
         run=fact["name"],
         server="; ".join(map(str, (lab, settings.gpu, settings.model, *about, fact["settings"].get("vllm_release")))),
         gpu=settings.gpu,
-        backend=attention_backend(card, shape),
-        kind=kind_of(settings, shape),
+        backend=backend_of(settings),
+        kind=kind_of(settings, model(settings.model)),
         load=loop_of(fact),
         standing=standing_of(fact),
         first_used=fact.get("first_used"),

@@ -32,6 +32,7 @@ from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import OutputFolder
+from ...sim.policy.options import OUTSIDE_MS
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Measured, Trace
@@ -266,10 +267,15 @@ def compare_servers(folder: Path | None, added: Path | None = None) -> Payload:
         if fit.on and not own:
             continue
         found = fit_constants(own) if fit.on else None
-        constants[fit.name] = {"fitted_on": [run.name for run in own], **vars(found or ServerConstants())}
+        constants[fit.name] = {
+            "fitted_on": [run.name for run in own],
+            **vars(found or ServerConstants(outside_ms=OUTSIDE_MS)),
+        }
         shown = [run for run in runs if run.name.startswith(fit.to) and not (fit.on and run.apart)]
         for run in track(shown, f"Simulating with {fit.name} fitted", len(shown)):
-            kind = run.fact.get("class", "fitted" if run in own else "predicted")
+            # The defaults rest on some runs, too.
+            rests = run in own if fit.on else "fitted" in run.fact
+            kind = run.fact.get("class", "fitted" if rests else "predicted")
             rows += _rows(run, fit.name, kind, run.simulated(found))
     board = board_of(runs, rows)
     classes = classes_of(board)
@@ -455,7 +461,7 @@ def print_servers(payload: Payload, report: Report) -> None:
 def _print_board(payload: Payload, report: Report) -> None:
     """Print the median errors by class, those of peers, and what is worse than accepted."""
     report.print_line()
-    report.print_line("Median absolute error by class, without constants of a server", style="bold")
+    report.print_line("Median absolute error by class, with the shipped defaults", style="bold")
     table = _error_table("class (card, attention, model, load)", "runs", *_HEADINGS)
     for each in payload["classes"]:
         errors = each["median_absolute_error"]

@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...sim.cluster import ClusterRun, cluster_times
-from ...sim.cost import outside_ticks
 from ...sim.engine.run import Run
 from ...sim.engine.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
@@ -107,7 +106,7 @@ class ServedLoad:
         """
         one, replicas = (run.runs[0], len(run.runs)) if isinstance(run, ClusterRun) else (run, replicas)
         places = replicas * one.replica.policy.limits.max_num_seqs
-        return cls(work, times_of(run), places, outside_ticks(one.replica.cost))
+        return cls(work, times_of(run), places, one.replica.outside_ticks)
 
     @property
     def load_class(self) -> LoadClass:

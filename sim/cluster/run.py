@@ -21,7 +21,7 @@ import numpy as np
 import simpy
 from simpy.events import URGENT
 
-from ..cost import StepCost, outside_ticks
+from ..cost import StepCost
 from ..engine.core import CoreEngine, serves
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
@@ -384,8 +384,8 @@ def simulate_cluster(
     if schedule is not None:
         schedule = _changing(cluster, schedule)
     arriving = cluster.num_arriving if schedule is None else len(schedule.lifetimes)
-    step_cost = step_cost or build(settings).cost
-    outside = outside_ticks(step_cost)
+    one = build(settings, step_cost)
+    step_cost, outside = one.cost, one.outside_ticks
     asked, workload = workload, thinking(as_delivered(workload, outside))
     whole = workload.sequences.token_runs()
     sent = [Sent(workload.sequences, whole) for _ in range(arriving + (cluster.decode_replicas or 0))]

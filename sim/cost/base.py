@@ -121,9 +121,11 @@ class Peers(NamedTuple):
         return cls(padded * len(tokens), padded * (len(tokens) - 1), padded)
 
 
-def outside_ticks(cost: StepCost) -> int:
-    """Time that a request spends outside of the engine on the server of this cost model; 0 for most of them."""
-    return getattr(cost, "outside_ticks", 0)
+def outside_ticks(cost: StepCost) -> int | None:
+    """Time that a request spends outside of the engine on the server of this cost model; None of most models, which know no
+    server."""
+    found: int | None = getattr(cost, "outside_ticks", None)
+    return found
 
 
 def effective_context(cost: StepCost) -> Callable[[int, int], int] | None:

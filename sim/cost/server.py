@@ -174,8 +174,9 @@ class ServedCost:
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.effective_context = inner.copy_ticks, effective_context(inner)
         self._least = 1
+        self.outside_ticks: int | None = None
         if server is None:
-            self.outside_ticks, self._more = 0, -inner.host_ticks() if asynchronous else 0
+            self._more = -inner.host_ticks() if asynchronous else 0
             return
         constants, assumed = server.constants, inner.overhead_ticks()
         self.outside_ticks = round(constants.outside_ms * ticks.PER_MS)

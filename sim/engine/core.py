@@ -56,7 +56,7 @@ SETTINGS = frozenset(
         "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
         "enable_expert_parallel", "quantization", "kv_cache_dtype", "enforce_eager", "block_size", "num_gpu_blocks_override",
         "enable_prefix_caching", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cost", "server", "step_scale",
-        "window", "seed",
+        "window", "seed", "outside_ms",
     )
 )  # fmt: skip
 #: The policies that the core has: the memories of each, and its options that may have another value than their default.

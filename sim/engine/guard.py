@@ -269,7 +269,8 @@ class CheckedCost:
             if not hasattr(inner, name):
                 raise self._broken(name, "ticks", f"has no {name}; derive it from a cost, or define what StepCost has")
         self.name = inner.name
-        self._times(outside_ticks(inner), "outside_ticks", ())
+        if (outside := outside_ticks(inner)) is not None:
+            self._times(outside, "outside_ticks", ())
 
     def __getattr__(self, name: str) -> object:
         if name == "inner" or name.startswith("__"):

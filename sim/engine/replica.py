@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
-from ..cost import SpeculativeCost, StepCost, cost, default_cost, read_server
+from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import (
+    OUTSIDE_MS,
     KvGroupOptions,
     Options,
     VllmServeOptions,
@@ -34,6 +35,7 @@ from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
 from ..spec.startup.launch import checked_block_size, resolved_kv_dtype
 from ..spec.weights import weights_format
+from ..types import ticks
 from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
 from ..workload.content import PromptSource
@@ -60,6 +62,7 @@ class Replica:
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
         enforce_eager: Whether it runs without CUDA graphs.
+        outside_ticks: Time of a request outside of the engine.
         sources: Where each value of ``describe`` comes from.
     """
 
@@ -73,6 +76,7 @@ class Replica:
     page_bytes: int = 0
     caches_prefixes: bool = False
     enforce_eager: bool = True
+    outside_ticks: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -189,13 +193,15 @@ def build(
         seed=settings.seed,
     )
     memory = _memory_of(scheduler, pool) if settings.allocator is None else _own_memory(settings, pool, layout)
+    found = checked_cost(
+        step_cost or _cost(settings, shape, card, size, deployment, scheduler, memory.placement is None)
+    )
     return Replica(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
-        cost=checked_cost(
-            step_cost or _cost(settings, shape, card, size, deployment, scheduler, memory.placement is None)
-        ),
+        cost=found,
+        outside_ticks=_outside_ticks(found, options),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -205,6 +211,22 @@ def build(
         layout=layout,
         page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
     )
+
+
+def _outside_ticks(found: StepCost, options: Options) -> int:
+    """Time of a request outside of the engine: that of a cost which knows its server, else that of the API server of ``vllm serve``,
+    and none under the policies of papers and of other systems, as no measured run has their API servers.
+
+    Raises:
+        SettingError: Both are given.
+    """
+    known, given = outside_ticks(found), options.outside_ms if isinstance(options, VllmServeOptions) else 0.0
+    if known is None:
+        return round(given * ticks.PER_MS)
+    if given not in (0.0, OUTSIDE_MS):
+        remedy = f"the server's constants have {known / ticks.PER_MS:g} ms; leave one of them out"
+        raise SettingError("outside_ms", given, remedy)
+    return known
 
 
 def _sources(

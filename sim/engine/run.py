@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from ..cost import StepCost, outside_ticks
+from ..cost import StepCost
 from ..memory import Memory
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import Ledger
@@ -107,7 +107,7 @@ def simulate(
         replica, engine, source, needed = _start(settings, workload, grouped, step_cost, observers, looks)
         _run(engine, source, workload, progress, watch)
     if isinstance(source, ClosedLoop):
-        workload = replace(workload, arrival_ticks=source.sent() - outside_ticks(replica.cost))
+        workload = replace(workload, arrival_ticks=source.sent() - replica.outside_ticks)
     run = finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
     if isinstance(source, LimitedLoop):
         run = replace(run, rejected=source.rejected)
@@ -263,7 +263,7 @@ def _start(
     check_fits(workload, replica.max_model_len)
     needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks
-    outside = outside_ticks(replica.cost)
+    outside = replica.outside_ticks
     workload, sequences = as_delivered(workload, outside), as_delivered(sequences, outside)
     env = simpy.Environment(initial_time=0)
     observers = tuple(observers)

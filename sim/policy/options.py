@@ -66,6 +66,10 @@ class Options:
         return None
 
 
+#: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (``experiments.reproduce.servers``).
+OUTSIDE_MS = 7.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class WatermarkOptions(Options):
     """Of schedulers that keep a share of the pool free."""
@@ -142,8 +146,21 @@ class KvGroupOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class VllmServeOptions(WatermarkOptions, KvGroupOptions):
-    """Of policies with the pool of ``vllm serve``."""
+    """Of policies with the pool and the API server of ``vllm serve``."""
 
+    no_effect = {"watermark": 0, "outside_ms": 0}
+
+    outside_ms: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=60_000,
+            allow_inf_nan=False,
+            description="Time of a request outside of the engine, in ms: HTTP, tokenizer, detokenizer and network, part of TTFT and"
+            " of the end-to-end latency. The default is that of the completions endpoint, fitted to five runs of Llama 2 7B; on"
+            " the chat endpoint 47 to 60 ms were measured. A server's own constants (--server) replace it.",
+        ),
+    ] = OUTSIDE_MS
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0

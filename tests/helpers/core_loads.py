@@ -94,7 +94,12 @@ class Load:
         seqs = int(rng.choice([1, 2, 5, 64]))
         tokens = int(rng.choice([seqs, seqs + 3, length // 3 + seqs, 2560]))
         release = str(rng.choice(["0.20", "0.33", "0.33"]))
-        self.chosen |= {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "vllm_release": release}
+        self.chosen |= {
+            "max_num_seqs": seqs,
+            "max_num_batched_tokens": tokens,
+            "vllm_release": release,
+            "outside_ms": 0,
+        }
         if rng.random() < 0.7:
             more = rng.choice([0, 0, 5], len(self.work))
             room = length - self.work.prompt_tokens - self.work.output_tokens

@@ -76,10 +76,11 @@ def settings_of(
     Blocks of the host have the size of blocks of one KV group, unless ``host_block_bytes`` says otherwise.
 
     Of the limits those that the policy reads when it serves ``work``; all of them where that is None. As the oracle has it,
-    vllm-v1 decides a step after the one before it, and keeps no prefixes unless ``switches`` say so.
+    vllm-v1 decides a step after the one before it, spends no time outside of the engine, and keeps no prefixes unless ``switches``
+    say so.
     """
     if policy == "vllm-v1":
-        switches = {"async_scheduling": False, "enable_prefix_caching": False} | switches
+        switches = {"async_scheduling": False, "enable_prefix_caching": False, "outside_ms": 0} | switches
     tokens, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     if policy in ("vllm-v1", "sarathi", "fastgen"):
         # A budget below ``max_num_seqs`` is refused.

@@ -30,8 +30,8 @@ LIMITS = Limits(max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=64)
 FLAGS = (
     *("--model", "opt-13b", "--gpu", "a100-40gb", "--block-size", BLOCK_SIZE, "--num-gpu-blocks-override", BLOCKS),
     *("--max-num-seqs", LIMITS.max_num_seqs, "--max-num-batched-tokens", LIMITS.max_num_batched_tokens),
-    # The oracle decides a step after the one before it, and keeps no prefixes.
-    *("--cost", "paper", "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching"),
+    # The oracle decides a step after the one before it, keeps no prefixes, and is nothing but an engine.
+    *("--cost", "paper", "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching", "--outside-ms", 0),
 )
 EPOCH_S = 353_399.725848632
 
@@ -157,7 +157,7 @@ SENT = requests()
 CHOSEN = settings(
     policy="vllm-v1", model="opt-13b", gpu="a100-40gb", block_size=4, num_gpu_blocks_override=BLOCKS,
     max_num_seqs=LIMITS.max_num_seqs, max_num_batched_tokens=LIMITS.max_num_batched_tokens,
-    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True, cost="paper",
+    async_scheduling=False, enable_prefix_caching=False, enforce_eager=True, cost="paper", outside_ms=0,
 )  # fmt: skip
 
 

@@ -148,6 +148,8 @@ def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settin
             max_num_batched_tokens=case.max_num_batched_tokens,
             enable_prefix_caching=case.prefix_caching,
             async_scheduling=asynchronous,
+            # vLLM's engine alone.
+            outside_ms=0,
         )
         # Its kernels export states of Kimi delta attention.
         | ({"gpu": "h100-80gb"} if any(layer.kind == "ring" for layer in case.layers) else {})

@@ -13,7 +13,7 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.reports.data.results import read_result
 
 LINE = "Step times: a roofline from the data sheet of {} (--cost roofline). No measured run was simulated with them."
-SERVER = ["--policy", "vllm-v1", "--model", "toy-llama"]
+SERVER = ["--policy", "vllm-v1", "--model", "toy-llama", "--outside-ms", "0"]
 LOAD = ["--num-prompts", "4", "--request-rate", "4"]
 
 

@@ -84,6 +84,7 @@ FLAGS = {
     ),
     "enforce_eager": (["--no-enforce-eager"], False),
     "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
+    "outside_ms": (["--policy", "vllm-v1", "--outside-ms", "53"], 53.0),
     "max_num_active_seqs": (["--policy", "vllm-v1", "--max-num-active-seqs", "2"], 2),
     "scheduler_reserve_full_isl": (["--policy", "vllm-v1", "--no-scheduler-reserve-full-isl"], False),
     "long_prefill_token_threshold": (["--policy", "vllm-v1", "--long-prefill-token-threshold", "8"], 8),

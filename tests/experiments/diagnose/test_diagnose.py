@@ -335,14 +335,14 @@ class TestEvidence:
         assert "is not known" not in printed
 
     def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path, capsys):
-        """Of which all run in the simulation, in place of 8."""
+        """Of which all run in the simulation but for those outside of its engine, in place of 8."""
         (tmp_path / "metrics.txt").write_text(metrics(num_requests_waiting=12))
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         assert (found["load"]["request_rate"], found["load"]["max_concurrency"]) == (None, 20)
         printed = " ".join(capsys.readouterr().out.split())
         assert found["state"] == "contradicted"
         assert "in the server 12.0 requests wait in place of 0.0." in printed
-        assert "8.0 run and 12.0 wait in the server, and 20.0 run and 0.0 wait in the simulation" in printed
+        assert "8.0 run and 12.0 wait in the server, and 19.9 run and 0.0 wait in the simulation" in printed
         assert (
             "20 requests in flight, of clients that wait for answers (if they do not: --request-rate 2.2);" in printed
         )

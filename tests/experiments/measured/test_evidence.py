@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments.measured.evidence import evidence, evidence_lines
+from fragmeter.experiments.measured.evidence import evidence, evidence_lines, recorded_text
 from fragmeter.experiments.reproduce.servers import facts
 from fragmeter.sim.cost import default_cost, profile
 from fragmeter.sim.engine.settings import settings
@@ -33,11 +33,7 @@ def test_the_errors_are_those_of_the_page():
     cells = [
         line.split("|")[1:-1] for line in PAGE.read_text("utf-8").splitlines() if re.match(r"\| .* \| nothing \|", line)
     ]
-    page = {
-        cell[0].strip(): (cell[4].strip(), cell[7].strip(), cell[3].strip())
-        for cell in cells
-        if "fitted" not in cell[2]
-    }
+    page = {cell[0].strip(): (cell[4].strip(), cell[7].strip(), cell[3].strip()) for cell in cells}
     given = {fact["name"] for fact in facts()["runs"] if fact.get("class") == "given"}
     page = {name: errors for name, errors in page.items() if name not in given}
     assert len(page) == len(ROWS) == len(facts()["runs"]) - len(given)
@@ -170,7 +166,7 @@ def test_the_same_model_on_another_card_is_named():
     """With the runs of the same load, if there are some; never where the card itself has some."""
     found = of("busy", gpu="h200", model="qwen3-14b").elsewhere
     assert (found.gpus, found.runs, found.load) == ("l40s", 1, "busy")
-    assert found.errors["mean_ttft_ms"] == (-0.685, -0.685)
+    assert found.errors["mean_ttft_ms"] == (-0.672, -0.672)
     line = of("light", gpu="b300", model="qwen3-14b").text()
     assert (
         "No measured run was simulated with them. The same model was measured on h100-80gb, a100-80gb, l40s (10 runs"
@@ -194,7 +190,10 @@ def test_experts_of_an_unknown_shape_are_named():
 
 
 def test_a_line_of_each_cost_model():
-    lines = {cost: of(gpu="h100-80gb", model="llama-3.1-8b", cost=cost).text() for cost in ("fitted", "roofline")}
+    lines = {
+        cost: of(gpu="h100-80gb", model="llama-3.1-8b", cost=cost, outside_ms=0).text()
+        for cost in ("fitted", "roofline")
+    }
     assert lines["fitted"].startswith(
         "Step times: kernel times of h100-80gb from published tables (--cost fitted). Errors in"
     )
@@ -224,3 +223,23 @@ def test_several_runs_have_each_line_once():
         for name in ("h200", "l4", "a10", "mi300x", "mi355x", "rtx-5090")
     ]
     assert evidence_lines(many)[-1] == "There are 2 other kinds of step times."
+
+
+@pytest.mark.parametrize(
+    ("fields", "outside_ms"),
+    [
+        ({}, 7),
+        ({"outside_ms": 0}, None),
+        ({"outside_ms": 53}, 53),
+        ({"policy": "vllm-sosp23"}, None),
+        ({"policy": "sglang"}, None),
+    ],
+)
+def test_the_time_outside_of_the_engine_is_stated(fields, outside_ms):
+    """Also of a finished run; one that does not record it had none."""
+    chosen = {"policy": "vllm-v1", "gpu": "h100-80gb", "model": "qwen3-14b"} | fields
+    stated = "" if outside_ms is None else f"TTFT has {outside_ms} ms outside of the engine"
+    recorded = recorded_text(settings(**chosen).as_dict())
+    for text in (evidence(settings(**chosen)).text(), recorded):
+        assert (stated in text) if stated else ("outside of the engine" not in text)
+    assert "outside of the engine" not in recorded_text(chosen | {"outside_ms": None})

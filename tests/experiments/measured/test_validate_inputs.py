@@ -133,7 +133,7 @@ class TestReplica:
         line = "vllm serve facebook/opt-13b --max-num-seqs 16 --enforce-eager --max-model-len 512"
         line += " --no-async-scheduling --no-enable-prefix-caching"
         flags = ("--gpu", "a100-40gb", "--block-size", 4, "--num-gpu-blocks-override", BLOCKS)
-        flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16, "--cost", "paper")
+        flags += ("--max-num-batched-tokens", 64, "--max-num-seqs", 16, "--cost", "paper", "--outside-ms", 0)
         assert validate("--against", path, "--serve", line, *flags, "--json", tmp_path / "all.json") == DONE
         data = json.loads((tmp_path / "all.json").read_text())
         assert data["settings"]["max_model_len"] == 512

@@ -15,7 +15,7 @@ from fragmeter.experiments.reproduce.board import (
     STEP_TIMES_CHANGED,
     accepted,
     accepted_text,
-    attention_backend,
+    backend_of,
     beside_peers,
     classes_of,
     standing_of,
@@ -23,7 +23,7 @@ from fragmeter.experiments.reproduce.board import (
 )
 from fragmeter.experiments.reproduce.server_loads import random, sharegpt
 from fragmeter.experiments.reproduce.servers import board_rows, facts
-from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.engine.settings import settings
 
 MINE = {
     "name": "mine",
@@ -132,14 +132,14 @@ def test_every_run_of_the_package_has_the_day_of_its_first_use():
         ("rtx-pro-6000", "qwen3-32b", "FA2"),
         ("h100-80gb", "gpt-oss-120b", "FA3"),
         ("a100-80gb", "gpt-oss-20b", "Triton"),
-        ("b200", "gpt-oss-120b", "TRTLLM"),
-        ("h200", "deepseek-v3.2", "FlashMLA sparse"),
-        ("h200", "deepseek-v3", "MLA"),
-        ("mi300x", "qwen3-14b", "ROCm"),
+        ("b200", "gpt-oss-120b", "FlashInfer"),
+        ("h200", "deepseek-v3.2", "MLA kernels, sparse"),
+        ("h200", "deepseek-v3", "MLA kernels"),
+        ("mi300x", "qwen3-14b", "Triton"),
     ],
 )
 def test_attention_backends_are_those_of_vllm(card, name, backend):
-    assert attention_backend(gpu(card), model(name)) == backend
+    assert backend_of(settings(policy="vllm-v1", gpu=card, model=name)) == backend
 
 
 def test_loads_have_the_published_totals():

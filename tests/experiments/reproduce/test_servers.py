@@ -150,8 +150,8 @@ def test_the_command_says_what_is_fitted_and_what_is_predicted(tmp_path, monkeyp
     found = json.loads(target.read_text())
     kinds = {(row["run"], row["constants"]): row["kind"] for row in found["rows"]}
     assert kinds == {
-        (SHORT["name"], "nothing"): "predicted",
-        ("h100-80gb other 6/s", "nothing"): "predicted",
+        (SHORT["name"], "nothing"): "fitted",
+        ("h100-80gb other 6/s", "nothing"): "fitted",
         (SHORT["name"], "h100 llama-2-7b"): "fitted",
         ("h100-80gb other 6/s", "h100 llama-2-7b"): "predicted",
     }

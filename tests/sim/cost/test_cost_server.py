@@ -15,7 +15,10 @@ from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cost import CalibratedCost, ServedCost, Server, ServerConstants, cost, read_server
 from fragmeter.sim.cost.backends import PACKED_K
+from fragmeter.sim.engine import core
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.policy.registry import POLICIES
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.types.ticks import PER_MS, PER_US
@@ -158,7 +161,9 @@ class TestFile:
         one = cluster_summary(
             simulate_cluster(settings(**REPLICA, server=file(tmp_path)), WORK, Cluster(num_replicas=2))
         )
-        alone = cluster_summary(simulate_cluster(settings(**REPLICA, cost="fitted"), WORK, Cluster(num_replicas=2)))
+        alone = cluster_summary(
+            simulate_cluster(settings(**REPLICA, cost="fitted", outside_ms=0), WORK, Cluster(num_replicas=2))
+        )
         # 7.5 ms and 200 us a step more: the host's work is hidden in both.
         assert one["mean_ttft_ms"] - alone["mean_ttft_ms"] == pytest.approx(8, abs=1)
         assert one["mean_tpot_ms"] == pytest.approx(alone["mean_tpot_ms"] + 0.2, abs=0.02)
@@ -198,3 +203,35 @@ class TestFile:
         with pytest.raises(UserError) as error:
             read_server(str(tmp_path / "bad.json"))
         assert "\n" not in str(error.value) and "bad.json" in str(error.value)
+
+
+class TestByDefault:
+    """The API server of ``vllm serve``, without constants of it."""
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_policies_of_vllm_serve_alone_have_it(self, policy):
+        if policy == "vllm-real":
+            pytest.importorskip("vllm")
+        found = build(settings(policy=policy, model="opt-13b")).outside_ticks
+        assert found == (7 * PER_MS if policy in ("vllm-v1", "vllm-real") else 0)
+
+    def test_is_all_of_the_difference_in_an_open_loop(self):
+        default, none = (request_times(simulate(settings(**REPLICA, **more), WORK)) for more in ({}, {"outside_ms": 0}))
+        for name, more in (("ttft_ms", 7.0), ("e2el_ms", 7.0), ("tpot_ms", 0.0)):
+            assert getattr(default, name) - getattr(none, name) == pytest.approx(more, abs=1e-9)
+
+    def test_the_compiled_core_serves_it(self):
+        """It is a delay of the arrivals alone."""
+        for more in ({}, {"outside_ms": 0}, {"outside_ms": 53.0}):
+            chosen = settings(**REPLICA, **more)
+            assert core.compiled()[0] is None or core.serves(chosen, build(chosen))
+
+    def test_constants_of_a_server_replace_it(self, tmp_path):
+        assert build(settings(**REPLICA, server=file(tmp_path))).outside_ticks == round(7.5 * PER_MS)
+        with pytest.raises(SettingError, match="outside_ms = 9.0: the server's constants have 7.5 ms"):
+            build(settings(**REPLICA, server=file(tmp_path), outside_ms=9))
+
+    def test_is_refused_under_a_policy_without_it_but_for_none(self):
+        assert build(settings(policy="orca-max", outside_ms=0)).outside_ticks == 0
+        with pytest.raises(SettingError, match="outside_ms"):
+            simulate(settings(policy="orca-max", outside_ms=9), WORK)

@@ -48,7 +48,7 @@ def load(*rows: tuple[int, int, int], **columns) -> Workload:
 
 
 def serve(work: Workload, asynchronous: bool = False, leap: bool = True, **given):
-    plain = {"max_model_len": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4}
+    plain = {"outside_ms": 0, "max_model_len": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4}
     chosen = plain | {"num_gpu_blocks_override": 400} | given
     return simulate(settings(policy="vllm-v1", async_scheduling=asynchronous, leap=leap, **chosen), work, Constant())
 

@@ -47,6 +47,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "async_scheduling": (False,),
     "gpu_memory_utilization": (0.5,),
     "block_size": (8,),
+    "outside_ms": (53.0,),
     "page_size": (128,),
     "num_gpu_blocks_override": (150,),
     "enable_prefix_caching": (False, True),

@@ -60,7 +60,7 @@ def served(requests: list[Asked], **others: Any) -> tuple[Run, list[tuple[int, l
     columns = np.array(requests).T
     work = Workload("story", columns[3], columns[0], columns[1], max_tokens=columns[2])
     chosen = {"policy": "vllm-v1", "model": str(DATA / "config.json"), "block_size": 4, "num_gpu_blocks_override": 21}
-    chosen |= {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    chosen |= {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64, "outside_ms": 0}
     steps = Steps()
     run = simulate(settings(**chosen | others), work, TenTicks(), observers=[steps])
     return run, steps.log
@@ -162,6 +162,7 @@ def test_a_request_that_is_preempted_as_it_finishes_is_answered(users):
         max_num_seqs=2,
         max_num_batched_tokens=64,
         enable_prefix_caching=False,
+        outside_ms=0,
     )
     victims = Victims()
     run = simulate(chosen, work, TenTicks(), observers=[victims])

@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "max_num_queued_tokens": 100,
     "max_waiting_tokens": 5,
     "output_estimate": 0.5,
+    "outside_ms": 53.0,
     "page_size": 2048,
     "prefill_schedule_interval": 3,
     "shared_prefix_tokens": 16,

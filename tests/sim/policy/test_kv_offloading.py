@@ -81,7 +81,7 @@ class _Log(Observer):
 
 
 def _settings(pool: int, host_blocks: float, block_size: int = 4, **chosen: object) -> Settings:
-    given = {"async_scheduling": False, "max_model_len": 64, "model": LONG_MODEL} | chosen
+    given = {"async_scheduling": False, "outside_ms": 0, "max_model_len": 64, "model": LONG_MODEL} | chosen
     size = host_blocks * max(4096, block_size * _TOKEN_BYTES) / (1 << 30)
     return settings(
         policy="vllm-v1", num_gpu_blocks_override=pool, block_size=block_size, kv_offloading_size=size, **given
