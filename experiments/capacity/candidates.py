@@ -219,6 +219,8 @@ def _candidate(
     found = started(replace(line, flags=flags), axis_values["gpu"], model_name, log)
     if found.uncounted is not None:
         raise found.uncounted
+    if found.launch.speculative is not None:
+        found.launch.speculative.require_simulated(found.launch.model)
     refused = found.refusal()
     if refused is not None:
         return Candidate(axis_values, None, refused.text + _remedy(found), found)

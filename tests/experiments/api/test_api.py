@@ -160,7 +160,6 @@ class TestMistakes:
         [
             ({"prompt_tokens": [7, -1, 3]}, {}, "DataFrame, iloc 1: prompt_tokens = -1: must be 1 or more"),
             ({"prompt_tokens": [7, np.nan, 3]}, {}, "DataFrame, iloc 1: prompt_tokens = None"),
-            ({"arrival_s": [0.0, 2.0, 1.0]}, {}, "DataFrame, iloc 2: arrival_s = 1"),
             ({"output_tokens": ["a", 1, 2]}, {}, "column = 'output_tokens': holds values of several types"),
             ({"prompt_tokens": [7, 9000, 3]}, {}, "DataFrame, iloc 1: prompt_tokens + output_tokens = 9001"),
             ({"output_tokens": None}, {}, "no column output_tokens"),

@@ -114,7 +114,7 @@ class TestPlanted:
         assert times < 25 and (times > 5) == (prompts == 6000)
 
     def test_shared_prefixes_are_cached(self, tmp_path):
-        load = trace_of(tmp_path, 2000, 100, 13, shared=0.1)
+        load = trace_of(tmp_path, 2000, 100, 12, shared=0.8)
         found = diagnose(tmp_path, f"{LINE} --no-enable-prefix-caching", "h100-80gb", "--trace", load)
         assert (found["causes"], found["advised"]) == (["caching off"], {"enable-prefix-caching": True})
         assert found["prefix_caching"]["hit_rate"] > 0.7 and found["prefix_caching"]["value"] > 0.05
