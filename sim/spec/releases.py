@@ -136,7 +136,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (23, {"v2_model_types": _DENSE}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
     (25, {"v2_dense": True}),
-    (26, {"caches_states": True, "v2_sampler_bytes": 2}),
+    (26, {"caches_states": True, "keeps_in_flight": True, "v2_sampler_bytes": 2}),
     (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True, "mxfp4_width": 128}),
     (28, {"largest_batch": True, "v2_sampler_bytes": 2}),
     (29, {"v2_counts_graphs": True}),

@@ -173,3 +173,45 @@ def test_what_is_assumed_of_tokens_alone_is_said(capsys):
     assert not says(LINES["states"], f"{tokens}\nMaximum concurrency for 32,768 tokens per request: 8.88x")
     assert not says(LINES["states"], f"LLM engine (v0.33.0) with\n{tokens}")
     assert not says(LINES["one group"], tokens)
+
+
+GEMMA = "nvidia/Gemma-4-26B-A4B-NVFP4 --kv-cache-dtype fp8_e4m3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "gib", "sequences"),
+    [
+        # Public docker compose files with their logs, April and May 2026.
+        ("--max-model-len 98304", "0.19.2", 8.29, 6.73),
+        ("--max-model-len 256000 --max-num-seqs 2 --max-num-batched-tokens 16384", "0.20.2", 4.58, 1.12),
+    ],
+)
+def test_windows_of_running_servers_keep_one_step(flags, vllm, gib, sequences):
+    found = answer(f"{GEMMA} {flags}", "rtx-5090", f"Available KV cache memory: {gib} GiB", vllm)
+    assert found.refusal() is None
+    assert capacity(found.launch).max_concurrency == pytest.approx(sequences, rel=0.005)
+
+
+@pytest.mark.parametrize("model", ["gemma-4-31b", "gpt-oss-20b"])
+@pytest.mark.parametrize(
+    ("flags", "vllm", "steps"),
+    [
+        ("", "0.25", 1),
+        ("", "0.26", 2),
+        ("--no-async-scheduling", "0.26", 1),
+        ("-pp 2", "0.25", 1),
+        ("-pp 2", "0.29", 2),
+        ("-pp 2", "0.33", 3),
+        ("-pp 2 --no-async-scheduling", "0.33", 2),
+    ],
+)
+def test_windows_keep_the_steps_in_flight_since_0_26(model, flags, vllm, steps):
+    def needed(tokens: int) -> int:
+        line = f"{model} --max-model-len 131072 --max-num-batched-tokens {tokens} {flags}"
+        launch = started(replace(parse_serve(f"vllm serve {line}"), version=version(vllm)), "h200").launch
+        return launch.sequence_blocks(launch.max_model_len)
+
+    layout = started(parse_serve(f"vllm serve {model}"), "h200").launch.layout
+    sizes = [group.block_size for group in layout.config.groups if group.kind == "sliding"] if layout.config else None
+    per_step = sum(4096 // size for size in sizes) if sizes else layout.num_sliding * 4096 // 16
+    assert needed(8192) - needed(4096) == steps * per_step
