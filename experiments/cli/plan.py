@@ -148,7 +148,11 @@ def _start(
     print_flags(answer, report)
     report.data(
         facts(answer)
-        | {"outcome": judged.kind, "kv_cache_bytes_needed": judged.needed_bytes}
+        | {
+            "outcome": judged.kind,
+            "kv_cache_bytes_needed": judged.needed_bytes,
+            "free_bytes_needed": judged.needed_free_bytes,
+        }
         | data
         | {"contradictory_inputs": contradicted}
     )

@@ -42,7 +42,14 @@ _JSON = {
 
 def doubt(judged: Outcome) -> str:
     """What a start depends on."""
-    assert judged.kv_cache is not None and judged.open_part is not None and judged.needed_bytes is not None
+    assert judged.kv_cache is not None
+    if judged.free is not None and judged.needed_free_bytes is not None:
+        low, likely, high = map(gib, judged.free)
+        return (
+            f"It depends: it starts if {gib(judged.needed_free_bytes)} GiB of a GPU are free at the start, and of eight of ten servers like this"
+            f" {low} to {high} GiB are. With the likely {likely} GiB:"
+        )
+    assert judged.open_part is not None and judged.needed_bytes is not None
     low, likely, high = map(gib, judged.kv_cache)
     name, part = judged.open_part
     what = "memory outside of torch" if name == "non_torch" else _PARTS[name]

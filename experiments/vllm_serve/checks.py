@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
 from ...sim.spec.startup.capacity import (
+    StageMemory,
     capacity,
     capture_blocks,
     fits,
@@ -28,8 +29,8 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache", "KV cache" or
-            "states".
+        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache", "KV cache",
+            "KV memory" or "states".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -54,7 +55,9 @@ class Outcome:
     Attributes:
         refusal: vLLM's refusal with the likely memory; None if it starts with that.
         is_sure: Whether the answer is the same at both ends of the interval.
-        needed_bytes: The least KV cache memory of a GPU with which it starts; None if the answer is sure.
+        needed_bytes: The least KV cache memory of a GPU with which it starts; None if the answer does not depend on it.
+        needed_free_bytes: What must be free on a GPU at the start; None if the answer does not depend on it alone.
+        free: The interval of what is free then.
         kv_cache: The interval of that memory, on the GPU with the least room; None if ranks do not divide the model.
         open_part: The part of the memory with the widest interval: its name, and that interval.
     """
@@ -62,6 +65,8 @@ class Outcome:
     refusal: Refusal | None
     is_sure: bool
     needed_bytes: int | None = None
+    needed_free_bytes: int | None = None
+    free: Estimate | None = None
     kv_cache: Estimate | None = None
     open_part: tuple[str, Estimate] | None = None
 
@@ -85,15 +90,23 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     stage = capacity(launch).stage
     worst, best = refused(replace(launch, outlook="low")), refused(replace(launch, outlook="high"))
     if (worst is None) == (best is None):
-        return Outcome(likely, True, None, stage.kv_cache)
+        return Outcome(likely, True, kv_cache=stage.kv_cache)
     kv_cache = stage.kv_cache
 
     def starts(size: int) -> bool:
-        return refused(replace(launch, kv_cache_memory_bytes=size, correction_bytes=0)) is None
+        return refused(replace(sure, correction_bytes=launch.correction_bytes + size - kv_cache.likely)) is None
 
+    # The doubt of what is free is that of its own check.
+    sure = replace(launch, used_at_start_bytes=0)
+    if starts(kv_cache.low):
+        memory = _heaviest(launch)
+        used = used_at_start(launch)
+        free = Estimate(*(launch.gpu.memory_bytes - size for size in (used.high, used.likely, used.low)))
+        needed_free = max(memory.weights.likely, memory.requested_bytes)
+        return Outcome(likely, False, None, needed_free, free, kv_cache)
     needed = least(starts, kv_cache.low, kv_cache.high)
     name, part = max(stage.parts().items(), key=lambda item: item[1].high - item[1].low)
-    return Outcome(likely, False, needed, kv_cache, (name, part))
+    return Outcome(likely, False, needed, kv_cache=kv_cache, open_part=(name, part))
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
@@ -106,6 +119,7 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield _too_heavy(launch)
     yield _not_one_group(launch)
     yield _too_little_left(launch, any_length)
+    yield _too_large_cache(launch)
     yield too_few_states(launch)
 
 
@@ -170,8 +184,12 @@ def _too_long(launch: Launch) -> Refusal | None:
     return Refusal("length", f"{message} (max_position_embeddings={own}).")
 
 
+def _heaviest(launch: Launch) -> StageMemory:
+    return max(stage_memories(launch), key=lambda stage: stage.weights.likely)
+
+
 def _too_heavy(launch: Launch) -> Refusal | None:
-    memory = max(stage_memories(launch), key=lambda stage: stage.weights.likely)
+    memory = _heaviest(launch)
     # The least memory of the KV cache goes with the most that is in use before.
     used = used_at_start(launch)
     free = launch.gpu.memory_bytes - {"low": used.high, "likely": used.likely, "high": used.low}[launch.outlook]
@@ -183,6 +201,18 @@ def _too_heavy(launch: Launch) -> Refusal | None:
         on_device = f"Free memory on device cuda:0 ({gib(free)}/{gib(launch.gpu.memory_bytes)} GiB) on startup"
         return Refusal("free memory", f"{on_device} is less than desired GPU memory utilization ({share}).")
     return None
+
+
+def _too_large_cache(launch: Launch) -> Refusal | None:
+    """Out of memory where the user's KV cache is allocated, which vLLM does not check. Only what is sure is counted beside it."""
+    asked, used = launch.kv_cache_memory_bytes, used_at_start(launch).low
+    if asked is None or launch.known:
+        return None
+    left = min(stage.total_bytes - used - stage.weights.low for stage in stage_memories(launch))
+    if asked <= left:
+        return None
+    text = f"the KV cache takes {gib(asked)} GiB of each GPU and the weights leave {gib(left)} GiB"
+    return Refusal("KV memory", f"torch.OutOfMemoryError: CUDA out of memory; {text}.")
 
 
 def _not_one_group(launch: Launch) -> Refusal | None:

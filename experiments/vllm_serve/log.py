@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from ...sim.spec.startup.capacity import PARTS, capacity
 from ...sim.spec.startup.launch import Launch
+from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...sim.types.signatures import remedy
@@ -154,6 +155,14 @@ def corrected(launch: Launch, log: StartupLog) -> Launch:
     Without a size of the KV cache the parts that the log has replace the computed ones, and the others keep their intervals.
     """
     stage = capacity(launch).stage
+    if log.parts.free is not None and log.parts.total is not None:
+        # Two runs report a different total of the same card, so that the share counts.
+        share = 1 - log.parts.free / log.parts.total
+        launch = replace(launch, used_at_start_bytes=round(share * launch.gpu.memory_bytes))
+    elif log.has_kv_cache:
+        # What was asked for was free.
+        unasked = launch.gpu.memory_bytes - stage.requested_bytes
+        launch = replace(launch, used_at_start_bytes=min(used_at_start(launch).likely, unasked))
     if log.has_kv_cache:
         measured = log.kv_cache_bytes(launch) - stage.kv_cache_bytes
         return replace(launch, correction_bytes=measured, known=frozenset(PARTS))

@@ -28,7 +28,7 @@ _NUMBER = r"(-?\d{1,7}(?:\.\d*)?)"
 class LoggedParts:
     """Parts of the memory of one GPU in GiB; None for what a log does not say.
 
-    Of several ranks it is the largest of each, since the rank with the least room decides.
+    Of several ranks it is the largest of each, and the least that is free, since the rank with the least room decides.
 
     Attributes:
         total, free: Of the GPU, and free at the start of the worker.
@@ -129,5 +129,6 @@ def read_parts(text: str) -> LoggedParts:
             values = (groups,) if isinstance(groups, str) else groups
             for name, value in zip(names, values, strict=True):
                 if name is not None:
-                    found[name] = max(found.get(name, 0.0), float(value))
+                    least = min if name == "free" else max
+                    found[name] = least(found.get(name, float(value)), float(value))
     return LoggedParts(**found)

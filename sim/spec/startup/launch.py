@@ -90,6 +90,7 @@ class Launch:
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         correction_bytes: Added to the computed KV cache memory, from an engine's log.
         is_taken: Whether the model stands for another checkpoint of its shape, which may keep other layers in 16 bits.
+        used_at_start_bytes: In use on a GPU when a worker starts, from an engine's log; None is what other servers have.
         known: Parts of the memory that the log has (``capacity.PARTS``); they have no interval.
         outlook: Which size of the KV cache is taken: the likely one, or an end of its interval.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
@@ -116,6 +117,7 @@ class Launch:
     kv_cache_memory_bytes: int | None = None
     correction_bytes: int = 0
     is_taken: bool = False
+    used_at_start_bytes: int | None = None
     known: frozenset[str] = frozenset()
     outlook: Literal["low", "likely", "high"] = "likely"
     num_gpu_blocks_override: int | None = None

@@ -44,7 +44,9 @@ _RTX_BLACKWELL, _RTX_BLACKWELL_SIZES = 12, (0.27, 1.2, 1.9)
 
 
 def used_at_start(launch: Launch) -> Estimate:
-    """What is in use on each GPU before weights are loaded."""
+    """What is in use on each GPU before weights are loaded, as logged or by what logs of other servers have."""
+    if launch.used_at_start_bytes is not None:
+        return Estimate(*[launch.used_at_start_bytes] * 3)
     several = launch.num_gpus * launch.deployment.data_parallel > 1 and launch.release.since >= (0, 11)
     sizes = _UNIFIED if launch.gpu.unified_memory else _SEVERAL if several else _ONE
     low, likely, high = sizes

@@ -237,6 +237,9 @@ def test_defaults_depend_on_the_gpu():
         ("--gpu-memory-utilization 0.3 --max-model-len auto", None),
         ("--gpu-memory-utilization 0.2 --max-model-len -1", "no KV cache"),
         ("--gpu-memory-utilization 0.2 --kv-cache-memory-bytes 20G", None),
+        ("--kv-cache-memory-bytes 63G", None),
+        ("--kv-cache-memory-bytes 65G", "KV memory"),
+        ("-tp 2 --kv-cache-memory-bytes 65G", None),
     ],
 )
 def test_what_vllm_would_complain_of(flags, kind):
@@ -481,3 +484,16 @@ def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_no
     other = started(parse_serve(f"{line} --kv-offloading-backend lmcache"), "h100-80gb")
     assert other.settings().value("kv_offloading_size") == 0
     assert other.line.not_simulated == ["--kv-offloading-backend lmcache (a KV cache that is kept elsewhere)"]
+
+
+@pytest.mark.parametrize(
+    ("line", "gpu"),
+    [("llama-3.1-8b", "gb10"), ("llama-3.1-8b -pp 2 --max-model-len auto", "a10")],
+)
+def test_a_start_may_depend_on_what_is_free(line, gpu):
+    judged = started(parse_serve(f"vllm serve {line}"), gpu).outcome()
+    assert judged.kind == "depends" and judged.needed_bytes is None and judged.free is not None
+    assert judged.free.low < judged.needed_free_bytes <= judged.free.high
+    assert judged.needed_free_bytes == int(
+        0.92 * started(parse_serve(f"vllm serve {line}"), gpu).launch.gpu.memory_bytes
+    )

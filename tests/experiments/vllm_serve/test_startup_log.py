@@ -215,3 +215,28 @@ def test_windows_keep_the_steps_in_flight_since_0_26(model, flags, vllm, steps):
     sizes = [group.block_size for group in layout.config.groups if group.kind == "sliding"] if layout.config else None
     per_step = sum(4096 // size for size in sizes) if sizes else layout.num_sliding * 4096 // 16
     assert needed(8192) - needed(4096) == steps * per_step
+
+
+def test_what_was_free_decides_as_in_the_log():
+    # One RTX 5090 under WSL2, September 2026, which refuses 0.95 and runs with 0.94.
+    text = "Free memory on device cuda:0 (30.2/31.84 GiB) on startup is less than desired GPU memory utilization (0.95, 30.25 GiB)."
+    line = "nvidia/Qwen3.6-27B-NVFP4 --max-num-seqs 2 --max-model-len 65536 --gpu-memory-utilization"
+    refused = answer(f"{line} 0.95", "rtx-5090", text, "0.27").outcome()
+    assert refused.kind == "does not start" and refused.refusal.kind == "free memory"
+    unsaid = "Estimated CUDA graph memory: 0.44 GiB total"
+    assert answer(f"{line} 0.95", "rtx-5090", unsaid, "0.27").outcome().kind != "does not start"
+    assert answer(f"{line} 0.94", "rtx-5090", text, "0.27").outcome().kind == "starts"
+
+
+def test_the_rank_with_the_least_free_memory_decides():
+    ranks = [
+        f"Free memory on device cuda:{rank} ({free}/31.84 GiB) on startup." for rank, free in enumerate((31.2, 29.0))
+    ]
+    line = "llama-3.1-8b -tp 2 --max-model-len 8192 --gpu-memory-utilization 0.95"
+    assert answer(line, "rtx-5090", "\n".join(ranks)).outcome().kind == "does not start"
+
+
+def test_a_server_with_a_kv_cache_had_the_memory_free():
+    line = "llama-3.1-8b --max-model-len 8192"
+    assert answer(line, "gb10", "Model loading took 14.99 GiB").outcome().kind == "depends"
+    assert answer(line, "gb10", "Available KV cache memory: 90.12 GiB").outcome().kind == "starts"
