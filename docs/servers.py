@@ -150,8 +150,8 @@ NOTES = """\
 - The profiles of the two RTX cards are fitted to tables of single layers, measured on these cards in vLLM 0.19. The runs of these servers
   had no part in that.
 - Attention of steps that decode and prefill is prefill + k x decode, with k by the [attention backend](gpu.md#mixed-steps). The rule is tested on four tables of such
-  calls, of two cards with FlashAttention 2, and no coefficient of it is fitted to a server. No table is of an A100: there it follows from the source
-  of the kernel. The RTX profiles have the operation itself, `mixed_attention`, for models with the four query heads a KV head of their tables.
+  calls, of two cards with FlashAttention 2, and no coefficient of it is fitted to a server. No table is of an A100: which part of its
+  L2 cache counts, and that no reads are shared there, was chosen among variants after its bursts had been simulated. The RTX profiles have the operation itself, `mixed_attention`, for models with the four query heads a KV head of their tables.
 - The rule came after runs of Qwen3 14B on an A100 that are not on this page were seen 30 % too fast, where all requests arrive at once. Kernels that pack the query heads of a KV head (FlashAttention 3,
   Triton) take k = {packed:g}, which is assumed: their source says 1.
 - Models with one query head a KV head (Llama 2 7B) take k = 1. That was decided after the Llama 2 7B runs at 20

@@ -17,10 +17,11 @@ a decode is a tile of its own, of 64 rows of which one is needed. So the decodes
 
 ``blocks`` are the empty tiles: the grid of the call has, for each decode and query head, as many tiles as the longest prompt.
 
-None of these figures is fitted to a server. On the four published tables of mixed calls of LLMServingSim
+No coefficient is fitted to a server. On the four published tables of mixed calls of LLMServingSim
 (casys-kaist/LLMServingSim at 5daddb2, profiler/perf, MIT; vLLM 0.19 on an RTX 4090 and an RTX PRO 6000, 4 and 8 query heads a KV
 head) ``python -m fragmeter.gpu.calibrate.mixed_calls`` prints their errors. No such table is of an Ampere card, of Hopper, or of a
-data-centre Blackwell: what is computed for these follows from the source of the kernels alone.
+data-centre Blackwell. Which part of the A100's L2 counts, and that no reads are shared there, was chosen among variants after its bursts had been
+simulated; ``PACKED_K`` was taken after H100 servers had been, whose median error of TPOT hardly depends on it (2.6 % with 1, 2.3 % with 2).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Backend(NamedTuple):
 
 
 #: k of a kernel in which the heads of a KV head share a tile: between 1, which its source says, and 1.65, which the tables of Llama 3.1 8B in FlashAttention 2 have
-#: over all calls (1.93 and 1.42 in the median: RTX 4090, RTX PRO 6000), as a geometric mean. It is assumed, not measured.
+#: over all calls (1.93 and 1.42 in the median: RTX 4090, RTX PRO 6000), as a geometric mean. It is assumed, not measured, and servers do not decide it.
 PACKED_K = 1.3
 _BY_SOURCE = "by the source of the kernel; no table of mixed calls has this backend"
 #: The backends of which mixed calls are computed.
