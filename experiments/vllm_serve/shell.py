@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+
+from ...sim.types.user_files import json_value
 
 #: ``$NAME``, ``${NAME}``, ``${NAME:-default}``, and Kubernetes' ``$(NAME)``.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")
@@ -30,8 +31,8 @@ def line_words(text: str) -> list[str]:
         ValueError: A quote is left open.
     """
     try:
-        words = list(map(str, json.loads(text))) if text.lstrip().startswith("[") else split(text)
-    except json.JSONDecodeError:
+        words = list(map(str, json_value(text))) if text.lstrip().startswith("[") else split(text)
+    except ValueError:
         words = split(text)
     return [each for word in words for each in (split(word) if _is_script(word) else [word])]
 

@@ -35,7 +35,7 @@ SERVERS = [
     ("llama-3.1-8b", "mi300x", {}),
     ("llama-3.1-70b", "h100-80gb", {"pipeline_parallel_size": ["4"]}),
     ("gpt-oss-20b", "h100-80gb", {}),
-    ("gemma-3-27b", "h100-80gb", {}),
+    ("gemma-3-27b", "h100-80gb", {"max_model_len": ["32768"]}),
     ("deepseek-v3", "h200", {"tensor_parallel_size": ["8"]}),
 ]
 

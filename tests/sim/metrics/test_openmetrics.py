@@ -175,7 +175,7 @@ def test_a_prefix_cache_has_its_counters(run):
     count = 20
     content = PromptContent(np.arange(count + 1), np.zeros(count, dtype=np.int64), np.full(count, 48))
     work = Workload("shared", np.arange(count) * 10**12, np.full(count, 64), np.full(count, 4), content=content)
-    cached = simulate(settings(policy="vllm-v1", enable_prefix_caching=True, cost="roofline"), work)
+    cached = simulate(settings(policy="vllm-v1", enable_prefix_caching=True, cost="roofline", outside_ms=0), work)
     whole = summary(cached)["prefix_cache"]
     found = samples_of("".join(openmetrics([cached], "m", 1.0)))
     queries, hits = (found[f"prefix_cache_{name}_total", "engine=0"] for name in ("queries", "hits"))
@@ -229,7 +229,14 @@ def test_what_is_read_back_are_the_means_while_requests_arrive(
         zeros = np.zeros(300, dtype=np.int64)
         work = Workload("random", zeros, *lengths, users=Users(20, zeros))
     run = simulate(
-        settings(policy="vllm-v1", num_gpu_blocks_override=blocks, max_num_seqs=max_num_seqs, cost="roofline"), work
+        settings(
+            policy="vllm-v1",
+            num_gpu_blocks_override=blocks,
+            max_num_seqs=max_num_seqs,
+            cost="roofline",
+            outside_ms=0,
+        ),
+        work,
     )
     every_s = max(0.001, float(run.workload.arrival_ticks.max()) / 1e12 / 250)
     path = tmp_path_factory.mktemp("metrics") / "metrics.txt"
@@ -246,7 +253,7 @@ def test_what_is_read_back_are_the_means_while_requests_arrive(
 
 def test_gauges_by_hand():
     """Two requests of 16 tokens and 40 outputs at 0, on one place: the first runs and the second waits, then it runs alone."""
-    one = settings(policy="vllm-v1", max_num_seqs=1, num_gpu_blocks_override=101, cost="roofline")
+    one = settings(policy="vllm-v1", max_num_seqs=1, num_gpu_blocks_override=101, cost="roofline", outside_ms=0)
     run = simulate(one, Workload("two", np.zeros(2), np.full(2, 16), np.full(2, 40)))
     half = round(float(request_times(run).finish_ticks[0]) / 2e12, 3)
     found = samples_of("".join(openmetrics([run], "m", half)))

@@ -100,6 +100,7 @@ def test_a_residency_begins_with_the_first_chunk_of_its_prompt():
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=4,
+        outside_ms=0,
     )
     run = simulate(settings, Workload("one", np.array([7]), np.array([10]), np.array([3])))
     chunks = run.log.chunks["start_ticks"].tolist()

@@ -66,7 +66,7 @@ class Flat(LineCost):
 
 def chosen(drafting: dict[str, object] | None, **others: object) -> Settings:
     given = {"num_gpu_blocks_override": 100, "block_size": 4, "max_model_len": 64, "model": LONG_MODEL} | others
-    return settings(policy="vllm-v1", speculative_config=drafting, **given)
+    return settings(policy="vllm-v1", speculative_config=drafting, outside_ms=0, **given)
 
 
 @ahead
