@@ -190,9 +190,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def page(cases: list[dict[str, Any]]) -> str:
-    """docs/startups.md."""
-    answers = [compared(case) for case in cases]
+def page(answers: Sequence[Compared | str]) -> str:
+    """docs/startups.md, of the answers to all cases."""
     found = [each for each in answers if isinstance(each, Compared)]
     left_out = Counter(_short(each) for each in answers if isinstance(each, str))
     missing = [
@@ -302,6 +301,7 @@ def read_cases(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(page(read_cases([CASES])))
+        PAGE.write_text(page([*map(compared, read_cases([CASES]))]))
     else:
-        print(page(read_cases([Path(name) for name in sys.argv[1:]] or [CASES])), end="")
+        files = [Path(name) for name in sys.argv[1:]] or [CASES]
+        print(page([*map(compared, read_cases(files))]), end="")

@@ -23,13 +23,17 @@ def docs() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def found(docs: ModuleType) -> list:
-    answers = map(docs.compared, docs.read_cases([docs.CASES]))
+def answers(docs: ModuleType) -> list:
+    return [*map(docs.compared, docs.read_cases([docs.CASES]))]
+
+
+@pytest.fixture(scope="module")
+def found(docs: ModuleType, answers: list) -> list:
     return [each for each in answers if isinstance(each, docs.Compared)]
 
 
-def test_the_page_is_what_is_answered_now(docs):
-    assert docs.PAGE.read_text("utf-8") == docs.page(docs.read_cases([docs.CASES]))
+def test_the_page_is_what_is_answered_now(docs, answers):
+    assert docs.PAGE.read_text("utf-8") == docs.page(answers)
 
 
 def test_no_server_that_was_refused_starts(found):

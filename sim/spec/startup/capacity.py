@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..deployment import stages
 from .activations import activation_bytes
@@ -69,9 +70,17 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
     Raises:
         SettingError: The ranks or stages cannot divide the model.
     """
+    return [*_stage_memories(launch)]
+
+
+@lru_cache(maxsize=256)
+def _stage_memories(launch: Launch) -> tuple[StageMemory, ...]:
+    """Cached, because every check of a start, and every remedy that is tried, asks for the same."""
     weights = loaded_bytes(launch)
     layers = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
-    return [_stage(launch, each, weight, last=each is layers[-1]) for each, weight in zip(layers, weights, strict=True)]
+    return tuple(
+        _stage(launch, each, weight, last=each is layers[-1]) for each, weight in zip(layers, weights, strict=True)
+    )
 
 
 def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> StageMemory:
