@@ -48,6 +48,7 @@ PURPOSES = {
     "experiments/cli": "command line",
     "experiments/diagnose": "why a server is slow",
     "experiments/live": "a vLLM server on this CPU",
+    "experiments/llama_server": "llama-server lines, memory",
     "experiments/measured": "a real server and its simulation",
     "experiments/paper": "measurements of the paper",
     "experiments/reproduce": "figures and their page",

@@ -14,17 +14,19 @@ from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
-from ..capacity.questions import Flags, answers, questions_of, subject_of
+from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
 from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..capacity.service_checks import check_services
+from ..llama_server.line import read_llama
 from ..measured.statements import contradictions, of_line, of_log
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..vllm_serve.flags import Release
-from ..vllm_serve.line import ServeLine, read_serve, version
+from ..vllm_serve.line import ServeLine, pasted, read_serve, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started, started
+from .llama_answer import print_llama
 from .start_answer import doubt, facts, print_flags, print_refusal, print_start, users_of
 from .sweep import WORKERS
 
@@ -59,8 +61,8 @@ def plan(
 
     Args:
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
-            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai. With --goodput: the base line of all
-            candidates.
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ..., of which the
+            memory is reported. With --goodput: the base line of all candidates.
         gpu: Presets, or FILE.json of GPUs of your own, separated by commas or repeated.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
             line names a model by another name.
@@ -100,6 +102,12 @@ def plan(
         raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
+    llama = None if serve is None else read_llama(pasted(serve))
+    if llama is not None:
+        alone = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "ask": ask, "out": out}
+        _require_llama_alone(alone, load, aims, choices)
+        print_llama(llama, _one_gpu(gpu), model, report)
+        return
     log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model, None if vllm is None else version(vllm))
     gpus = values_of("gpu", gpu)
@@ -178,6 +186,23 @@ def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise SettingError("check", str(check), f"has the services, loads and objectives; leave out {flags}")
+
+
+def _require_llama_alone(alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:
+    """Refuse what is not answered for a llama-server line."""
+    given = [name for name, value in alone.items() if value is not None]
+    if given or load != NO_FLAGS or aims != Aims() or choices != Choices():
+        name = f"--{given[0].replace('_', '-')}" if given else "a load or objectives"
+        raise UserError(
+            f"serve: {name} is not read beside a llama-server line; simulate the command that its answer prints"
+        )
+
+
+def _one_gpu(names: list[str]) -> str:
+    gpus = values_of("gpu", names)
+    if len(gpus) > 1:
+        raise SettingError("gpu", ",".join(gpus), "a llama-server line is read for one GPU; name one")
+    return gpus[0]
 
 
 def _line(serve: str | None, model: str | None, release: Release | None) -> ServeLine:

@@ -116,7 +116,7 @@ def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None
     try:
         simulated = replace(only_read(settings), cost=cost)
         build(simulated)
-        report.line(f"As a simulation: {_simulate(simulated)}")
+        report.line(f"As a simulation: {simulate_command(simulated)}")
     except SettingError as error:
         report.line(f"Not simulated: {error}")
         refused.append(str(error))
@@ -211,8 +211,8 @@ def _memory_data(launch: Launch, stage: StageMemory, log: StartupLog | None) -> 
     }
 
 
-def _simulate(settings: Settings) -> str:
-    """The ``simulate`` command for the computed launch."""
+def simulate_command(settings: Settings) -> str:
+    """The ``simulate`` command with these settings."""
     words = ["fragmeter", "simulate"]
     for name, value in settings.given().items():
         flag = name.replace("_", "-")

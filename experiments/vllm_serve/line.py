@@ -188,7 +188,7 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
     if release is None and tag is not None:
         release = version(tag[1])
-    line = _Reader(_until_shell(words[start:]), release).line(environment, text)
+    line = _Reader(until_shell(words[start:]), release).line(environment, text)
     return replace(line, version=release, gpus=gpus, accelerator=accelerator)
 
 
@@ -253,7 +253,8 @@ def _start(words: Sequence[str]) -> int:
     raise SettingError("serve", _short(text), said)
 
 
-def _until_shell(words: Sequence[str]) -> list[str]:
+def until_shell(words: Sequence[str]) -> list[str]:
+    """The words up to the end of a command, or to a redirection."""
     found = []
     for word in words:
         if _SHELL_ENDS.fullmatch(word):

@@ -124,6 +124,7 @@ _UNPACK = "unpack it and give the file in it"
 _BESIDE = "as a model give the config.json that lies beside it"
 #: What may stand in front of a program's name.
 _BEFORE = r"^\s*(?:\S+=\S+ +|sudo +|exec +|nohup +|\$ +)*"
+_DOCKER = lines(r"^\s*(sudo +)?docker +run\s", "`docker run`")
 #: Names of prompt and output lengths in tables and logs of requests: of our own form, of the SOSP'23 pairs, of Mooncake, and of OpenAI's,
 #: Anthropic's, LiteLLM's and OpenTelemetry's logs, where they may be keys of ``usage``.
 PROMPT_NAMES = (
@@ -243,17 +244,41 @@ DEPLOYMENTS = (
         "a vllm serve line",
         either(
             lines(rf"{_BEFORE}(vllm +serve\s|python3? +-m +vllm\.entrypoints)", "a line with `vllm serve` or `-m vllm.entrypoints`"),
-            both(lines(r"^\s*(sudo +)?docker +run\s", "`docker run`"), lines(r"\bvllm/vllm-openai", "`vllm/vllm-openai`")),
+            both(_DOCKER, lines(r"\bvllm/vllm-openai", "`vllm/vllm-openai`")),
         ),
         "give it as --serve", "serve",
     ),
     _read(
-        "a command line of SGLang", lines(rf"{_BEFORE}(python3? +-m +sglang\.launch_server\b|sglang +serve\s)", "`sglang.launch_server`"),
+        "a command line of SGLang",
+        either(
+            lines(rf"{_BEFORE}(python3? +-m +sglang\.launch_server\b|sglang +serve\s)", "`sglang.launch_server`"),
+            both(_DOCKER, lines(r"\blmsysorg/sglang", "`lmsysorg/sglang`")),
+        ),
         "give its model and its flags to simulate --policy sglang",
     ),
     _read(
-        "a command line of TensorRT-LLM", lines(rf"{_BEFORE}trtllm-(serve|build)\s", "`trtllm-serve`"),
+        "a command line of TensorRT-LLM",
+        either(
+            lines(rf"{_BEFORE}trtllm-(serve|build)\s", "`trtllm-serve`"),
+            both(_DOCKER, lines(r"\btrtllm-serve\s", "`trtllm-serve`")),
+        ),
         _TRTLLM,
+    ),
+    _read(
+        "a command line of TGI",
+        either(
+            lines(rf"{_BEFORE}text-generation-launcher\s", "`text-generation-launcher`"),
+            both(_DOCKER, lines(r"/text-generation-inference:", "`text-generation-inference`")),
+        ),
+        "simulate --policy tgi with its model, --max-num-batched-tokens and --num-gpu-blocks-override",
+    ),
+    _read(
+        "a command line of llama.cpp's server",
+        either(
+            lines(rf"{_BEFORE}(\S*/)?llama-server(\.exe)?\s", "`llama-server`"),
+            both(_DOCKER, lines(r"/llama\.cpp:(server|full)|\sllama-server\s", "`llama.cpp:server`")),
+        ),
+        "give it as --serve to plan, which prints the command that simulates it",
     ),
 )  # fmt: skip
 
