@@ -23,7 +23,7 @@ LLAMA = ["--model", "llama-3.1-8b", "--gpu", "h100-80gb"]
 COMMANDS: dict[str, list[str]] = {
     "llama-cpp": ["simulate", "--policy", "llama-cpp", *SMALL],
     "orca": ["simulate", "--policy", "orca-pow2", *SMALL],
-    "windows": ["simulate", "--model", "gemma-3-27b", "--gpu", "h100-80gb", "--policy", "vllm-v1", *SMALL],
+    "windows": ["simulate", "--model", "gemma-3-27b", "--gpu", "h200", "--policy", "vllm-v1", *SMALL],
     "experts": ["simulate", "--model", "gpt-oss-20b", "--gpu", "h200", "--policy", "vllm-v1", "--cost", "roofline", *SMALL],
     "drafts": ["simulate", *LLAMA, "--policy", "vllm-v1", "--speculative-config", DRAFTS, *SMALL],
     "fleet": ["simulate", *LLAMA, "--policy", "vllm-v1", "--num-replicas", "2", *SMALL],
