@@ -113,6 +113,18 @@ def test_of_prompts_in_many_steps_hardly_more_run(name):
     assert not run_at_once(settings, fitting + 3, 3000)
 
 
+@pytest.mark.parametrize(
+    ("name", "tokens", "number", "at_once"),
+    [("gemma-3-1b", 8000, 4, 4), ("gemma-3-27b", 16_000, 4, 4), ("mistral-7b-v0.1", 16_000, 2, 2)],
+)
+def test_few_long_prompts_in_windows_wait_for_the_blocks_of_a_prompt(name, tokens, number, at_once):
+    # The pool holds one more sequence that decodes; its prompt, of which a window keeps all tokens in flight, finds too few blocks.
+    settings, fitting = pool(line_of(name, "", 32_768, tokens), "h200", tokens, number)
+    assert fitting == at_once
+    assert run_at_once(settings, fitting, tokens)
+    assert not run_at_once(settings, fitting + 1, tokens)
+
+
 @pytest.mark.parametrize("rates", ["[0.0, 0.0, 0.0]", "[1.0, 1.0, 1.0]"])
 def test_with_drafts(rates):
     flags = f"--speculative-config '{RATES % rates}'"
