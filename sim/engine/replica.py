@@ -323,7 +323,7 @@ def _layout(
         block_size=settings.block_size,
         enable_prefix_caching=caches,
     )
-    exports = shape.mixer.export_tokens(gpu(settings.gpu).architecture, _minor(options)) if shape.mixer else 0
+    exports = shape.mixer.export_tokens(gpu(settings.gpu).major, _minor(options)) if shape.mixer else 0
     layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports)
     require_one_block_size(shape, layout)
     return layout

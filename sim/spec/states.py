@@ -26,7 +26,8 @@ from .matrix import Matrix
 DELTA_CHUNK_TOKENS = 64
 #: Alignment of the states that FlashKDA's kernel for prefills exports.
 _FLASH_KDA_TOKENS = 16
-_HOPPER, _BLACKWELL = ("h100", "h200"), ("b200", "b300", "rtx-pro-6000")
+#: Major numbers of compute capabilities.
+_HOPPER, _BLACKWELL = 9, (10, 12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,12 @@ class StateMixer(ABC):
     def prefill_flops(self, ranks: int = 1) -> int:
         """Flops of the recurrence per token of a prompt on each rank, in chunks, without projections."""
 
-    def export_tokens(self, architecture: str, minor: int) -> int:
+    def export_tokens(self, major: int | None, minor: int) -> int:
         """Tokens of which blocks must be a multiple so that a prefill's kernel exports the state at an end of a block within its
         chunk, for prefix hits (``prefill_checkpoint_alignment`` of vLLM's ``MambaSpec``). 0 if it exports none.
 
         Args:
-            architecture: Of the GPU (``GpuSpec``), which decides the kernel.
+            major: Of the compute capability of the GPU (``GpuSpec.major``), which decides the kernel.
             minor: Minor version of vLLM, 0.``minor``.
         """
         return 0
@@ -256,7 +257,7 @@ class Mamba2(StateMixer):
         biases = self.conv_bias * self.conv_channels(ranks)
         return recurrence + biases + self.proj_bias * (self._projected(ranks) + hidden_size)
 
-    def export_tokens(self, architecture: str, minor: int) -> int:
+    def export_tokens(self, major: int | None, minor: int) -> int:
         """See ``StateMixer``: on every GPU, at any token (pull request 57329)."""
         return int(minor >= 32)
 
@@ -377,9 +378,9 @@ class GatedDelta(StateMixer):
         # A and the bias of the step size of every head; the norm of a head.
         return 2 * self.value_heads // ranks + self.value_dim
 
-    def export_tokens(self, architecture: str, minor: int) -> int:
+    def export_tokens(self, major: int | None, minor: int) -> int:
         """See ``StateMixer``: FlashInfer's kernel does, which vLLM takes on Hopper, and on Blackwell for keys of width 128."""
-        flashinfer = architecture in _HOPPER or (architecture in _BLACKWELL and self.key_dim == 128)
+        flashinfer = major == _HOPPER or (major in _BLACKWELL and self.key_dim == 128)
         return DELTA_CHUNK_TOKENS if flashinfer and minor >= 33 else 0
 
     @property
@@ -446,9 +447,9 @@ class KimiDelta(StateMixer):
         # A of every head, the bias of every channel's step size; the norm of a head.
         return self.heads // ranks + self.inner_size(ranks) + self.head_dim
 
-    def export_tokens(self, architecture: str, minor: int) -> int:
+    def export_tokens(self, major: int | None, minor: int) -> int:
         """See ``StateMixer``: FlashKDA does, which vLLM takes for Kimi K3 from Hopper on (pull request 52789)."""
-        flash = self.bounded_gate and self.head_dim == 128 and architecture in _HOPPER + _BLACKWELL
+        flash = self.bounded_gate and self.head_dim == 128 and major in (_HOPPER, *_BLACKWELL)
         return _FLASH_KDA_TOKENS if flash and minor >= 29 else 0
 
     @property

@@ -46,7 +46,7 @@ def answer(asked: Start) -> str | None:
 def pool(launch: Launch) -> KVCacheConfig:
     """The pool that vLLM forms in the memory that is left for it."""
     model, deployment = launch.model, launch.deployment
-    exports = model.mixer.export_tokens(launch.gpu.architecture, launch.release.since[1]) if model.mixer else 0
+    exports = model.mixer.export_tokens(launch.gpu.major, launch.release.since[1]) if model.mixer else 0
     settings = CacheSettings(
         max_model_len=launch.max_model_len,
         max_num_batched_tokens=launch.max_num_batched_tokens,

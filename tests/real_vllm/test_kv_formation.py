@@ -243,7 +243,7 @@ def _our_groups(config: KvCacheConfig) -> tuple[Group, ...]:
 
 
 def _export_tokens(spec: ModelSpec) -> int:
-    return spec.mixer.export_tokens("h200", 33) if spec.mixer else 0
+    return spec.mixer.export_tokens(9, 33) if spec.mixer else 0
 
 
 def _preset_cases() -> Iterable[tuple[str, Case]]:

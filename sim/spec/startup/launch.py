@@ -173,7 +173,7 @@ class Launch:
             )
             exports, mixer = self.export_tokens or 0, self.model.mixer
             if mixer and self.export_tokens is None:
-                exports = mixer.export_tokens(self.gpu.architecture, self.release.since[1])
+                exports = mixer.export_tokens(self.gpu.major, self.release.since[1])
             kv_dtype, ranks = self.deployment.kv_dtype, self.tensor_parallel
             return formed_layout(self.model, settings, kv_dtype, ranks, exports, drafter)
         return hybrid_layout(self.model, self.max_model_len) if self.hybrid else None

@@ -85,7 +85,7 @@ def check(name: str, card: str, flags: str) -> None:
 
 def exports_states(name: str, card: str) -> bool:
     mixer = model(name).mixer
-    return mixer is not None and mixer.export_tokens(gpu(card).architecture, LATEST.since[1]) > 0
+    return mixer is not None and mixer.export_tokens(gpu(card).major, LATEST.since[1]) > 0
 
 
 @pytest.mark.parametrize(("name", "card", "flags"), SAMPLE)

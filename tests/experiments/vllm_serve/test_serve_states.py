@@ -188,3 +188,12 @@ def test_blocks_of_a_line_are_those_that_the_check_counts():
     blocks = capacity(answer(line.format(1)).launch).num_blocks
     assert kind(answer(line.format(blocks))) is None
     assert kind(answer(line.format(blocks + 1))) == "states"
+
+
+@pytest.mark.parametrize(("card", "exports"), [("h200", True), ("rtx-5090", True), ("gb10", True), ("rtx-3090", False)])
+def test_kernels_export_states_by_the_compute_capability_of_a_card(card, exports):
+    """FlashInfer's kernel of gated delta nets runs on capabilities 9, 10 and 12, whatever the card is called."""
+    found = answer("vllm serve qwen3.6-27b -tp 2 --max-model-len 8192 --enable-prefix-caching", card, "0.33")
+    config = found.launch.layout.config
+    assert config.exports_states == exports
+    assert (config.block_size % 64 == 0) or not exports

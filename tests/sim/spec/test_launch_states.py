@@ -33,7 +33,7 @@ def test_blocks_are_those_that_vllm_forms_in_the_memory_that_is_left(name, cachi
     launch = replace(EIGHT, model=model(name), gpu=gpu(card), enable_prefix_caching=caching, tensor_parallel=ranks)
     found = capacity(launch)
     settings = CacheSettings(max_model_len=8192, max_num_batched_tokens=8192, enable_prefix_caching=caching)
-    exports = launch.model.mixer.export_tokens(launch.gpu.architecture, 33)
+    exports = launch.model.mixer.export_tokens(launch.gpu.major, 33)
     formed = form_kv_cache(cache_layers(model(name), "fp16", ranks, export_tokens=exports), settings)
     assert found.num_blocks == formed.num_blocks(found.stage.kv_cache_bytes)
     assert found.stage.block_bytes == formed.bytes_per_block
