@@ -14,7 +14,7 @@ from ...sim.engine.replica import build
 from ...sim.engine.settings import Settings
 from ...sim.engine.unread import only_read
 from ...sim.spec.pool import GIB
-from ...sim.spec.startup.capacity import StageMemory, capacity, longest_model_len, users
+from ...sim.spec.startup.capacity import KV_CACHE, StageMemory, capacity, longest_model_len, users
 from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError
@@ -160,22 +160,29 @@ def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) ->
     table.add_column("8 of 10 servers", justify="right")
     if log is not None:
         table.add_column("logged", justify="right")
-    kv_cache = stage.kv_cache if log is None or not log.has_kv_cache else None
+    computed = _computed(launch, stage)
     rows: list[tuple[str, str, int, Estimate | None]] = [
         ("total", "memory", stage.total_bytes, None),
         ("requested", f"asked for ({launch.gpu_memory_utilization:g})", stage.requested_bytes, None),
     ]
-    for name, part in stage.parts().items():
+    for name, part in computed.parts().items():
         missing = ", without those of the vision encoder" if uncounted and name == "weights" else ""
         rows.append((name, _PARTS[name] + missing, part.likely, part))
-    rows.append(("kv_cache", "KV cache", stage.kv_cache.likely - launch.correction_bytes, kv_cache))
+    rows.append((KV_CACHE, "KV cache", computed.kv_cache.likely, computed.kv_cache))
+    if launch.corrections and KV_CACHE not in dict(launch.corrections):
+        rows.append(("", "KV cache beside the logged parts", stage.kv_cache.likely, stage.kv_cache))
     for name, what, size, estimate in rows:
-        if not (size or name in logged):
+        if not size and logged.get(name) is None:
             continue
         is_open = estimate is not None and estimate.low < estimate.high
         interval = f"{gib(estimate.low)} to {gib(estimate.high)}" if estimate and is_open else ""
         table.add_row(what, gib(size), interval, *([] if log is None else [_text(logged.get(name))]))
     return table
+
+
+def _computed(launch: Launch, stage: StageMemory) -> StageMemory:
+    """The memory without the corrections of a log."""
+    return capacity(replace(launch, corrections=())).stage if launch.corrections else stage
 
 
 def _logged(log: StartupLog) -> dict[str, float | None]:
@@ -189,7 +196,7 @@ def _logged(log: StartupLog) -> dict[str, float | None]:
         "activations": parts.activations,
         "non_torch": parts.non_torch,
         "cuda_graphs": graphs,
-        "kv_cache": None if log.memory_bytes is None else log.memory_bytes / GIB,
+        KV_CACHE: None if log.memory_bytes is None else log.memory_bytes / GIB,
     }
 
 
@@ -198,14 +205,15 @@ def _text(size: float | None) -> str:
 
 
 def _memory_data(launch: Launch, stage: StageMemory, log: StartupLog | None) -> dict[str, Any]:
-    parts = stage.parts() | {"kv_cache": stage.kv_cache}
+    computed = _computed(launch, stage)
+    parts = computed.parts() | {KV_CACHE: stage.kv_cache}
     return {
         "total_bytes": stage.total_bytes,
         "requested_bytes": stage.requested_bytes,
-        **{_JSON[name]: part.likely for name, part in stage.parts().items()},
+        **{_JSON[name]: part.likely for name, part in computed.parts().items()},
         "kv_cache_bytes": stage.kv_cache_bytes,
         "block_bytes": stage.block_bytes,
-        "correction_bytes": launch.correction_bytes,
+        "correction_bytes": stage.kv_cache.likely - computed.kv_cache.likely,
         "intervals": {name: [part.low, part.high] for name, part in parts.items()},
         "logged_gib": {} if log is None else {name: size for name, size in _logged(log).items() if size is not None},
     }

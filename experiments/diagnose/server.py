@@ -75,7 +75,8 @@ class Server:
             found = started(replace(self.line, flags=flags), self.launch.gpu.setting, self.launch.model.name)
         except SettingError:
             return None
-        found = replace(found, launch=replace(found.launch, correction_bytes=self.launch.correction_bytes))
+        corrections, used = self.launch.corrections, self.launch.used_at_start_bytes
+        found = replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
         other = replace(self, started=found)
         if self.cost is not None and not prices_kv(self.cost, other.launch.deployment.kv_dtype):
             return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
 from ...sim.spec.startup.capacity import (
+    KV_CACHE,
     StageMemory,
     capacity,
     capture_blocks,
@@ -94,7 +95,9 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     kv_cache = stage.kv_cache
 
     def starts(size: int) -> bool:
-        return refused(replace(sure, correction_bytes=launch.correction_bytes + size - kv_cache.likely)) is None
+        more = dict(launch.corrections)
+        more[KV_CACHE] = more.get(KV_CACHE, 0) + size - kv_cache.likely
+        return refused(replace(sure, corrections=tuple(more.items()))) is None
 
     # The doubt of what is free is that of its own check.
     sure = replace(launch, used_at_start_bytes=0)
@@ -206,7 +209,7 @@ def _too_heavy(launch: Launch) -> Refusal | None:
 def _too_large_cache(launch: Launch) -> Refusal | None:
     """Out of memory where the user's KV cache is allocated, which vLLM does not check. Only what is sure is counted beside it."""
     asked, used = launch.kv_cache_memory_bytes, used_at_start(launch).low
-    if asked is None or launch.known:
+    if asked is None or KV_CACHE in dict(launch.corrections):
         return None
     left = min(stage.total_bytes - used - stage.weights.low for stage in stage_memories(launch))
     if asked <= left:

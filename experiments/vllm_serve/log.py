@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ...sim.spec.startup.capacity import PARTS, capacity
+from ...sim.spec.startup.capacity import KV_CACHE, capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.types.errors import SettingError
@@ -165,10 +165,10 @@ def corrected(launch: Launch, log: StartupLog) -> Launch:
         launch = replace(launch, used_at_start_bytes=min(used_at_start(launch).likely, unasked))
     if log.has_kv_cache:
         measured = log.kv_cache_bytes(launch) - stage.kv_cache_bytes
-        return replace(launch, correction_bytes=measured, known=frozenset(PARTS))
-    logged = log.parts.sizes()
-    more = sum(stage.parts()[name].likely - size for name, size in logged.items())
-    return replace(launch, correction_bytes=more, known=frozenset(logged))
+        return replace(launch, corrections=((KV_CACHE, measured),))
+    computed = stage.parts()
+    more = tuple((name, size - computed[name].likely) for name, size in log.parts.sizes().items())
+    return replace(launch, corrections=more)
 
 
 def _groups(launch: Launch) -> tuple[int, int]:

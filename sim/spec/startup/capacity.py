@@ -62,6 +62,8 @@ class StageMemory:
 
 #: Parts of the requested memory beside the KV cache.
 PARTS = ("weights", "activations", "non_torch", "cuda_graphs")
+#: The name of what they leave, in ``Launch.corrections``.
+KV_CACHE = "kv_cache"
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
@@ -91,10 +93,13 @@ def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> Stag
         "non_torch": non_torch_bytes(launch),
         "cuda_graphs": cuda_graph_bytes(launch, layers),
     }
-    parts = {name: exactly(part.likely) if name in launch.known else part for name, part in parts.items()}
-    kv_cache = rest(requested + launch.correction_bytes, [*parts.values()])
+    more = dict(launch.corrections)
+    parts = {name: exactly(part.likely + more[name]) if name in more else part for name, part in parts.items()}
+    kv_cache = rest(requested, [*parts.values()])
     if launch.kv_cache_memory_bytes is not None:
-        kv_cache = exactly(launch.kv_cache_memory_bytes + launch.correction_bytes)
+        kv_cache = exactly(launch.kv_cache_memory_bytes)
+    if KV_CACHE in more:
+        kv_cache = exactly(kv_cache.likely + more[KV_CACHE])
     return StageMemory(
         total_bytes=launch.gpu.memory_bytes,
         requested_bytes=requested,

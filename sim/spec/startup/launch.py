@@ -88,10 +88,10 @@ class Launch:
         release: Release of vLLM.
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
-        correction_bytes: Added to the computed KV cache memory, from an engine's log.
+        corrections: Bytes to add to what is computed, from an engine's log, as pairs of a name and a number: of parts of the memory
+            (``capacity.PARTS``), or of "kv_cache". What is corrected has no interval.
         is_taken: Whether the model stands for another checkpoint of its shape, which may keep other layers in 16 bits.
         used_at_start_bytes: In use on a GPU when a worker starts, from an engine's log; None is what other servers have.
-        known: Parts of the memory that the log has (``capacity.PARTS``); they have no interval.
         outlook: Which size of the KV cache is taken: the likely one, or an end of its interval.
         num_gpu_blocks_override: Number of blocks, independent of the memory.
         speculative: The drafter, if any: its weights take memory, and its layers are in the blocks.
@@ -115,10 +115,9 @@ class Launch:
     release: Release = LATEST
     export_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
-    correction_bytes: int = 0
+    corrections: tuple[tuple[str, int], ...] = ()
     is_taken: bool = False
     used_at_start_bytes: int | None = None
-    known: frozenset[str] = frozenset()
     outlook: Literal["low", "likely", "high"] = "likely"
     num_gpu_blocks_override: int | None = None
     speculative: SpeculativeConfig | None = None

@@ -36,7 +36,7 @@ def link(gpu: GpuSpec, ranks: int) -> str:
 #: GiB by which programs of the CPU change what a profile finds in unified memory, either way: nine starts on DGX Sparks.
 _SHARED = 3.5
 #: GiB that are in use when a worker starts: the driver and CUDA's context, with several ranks NCCL's (since 0.11), of unified memory the
-#: operating system's. A GeForce may show a desktop (30.2 to 30.5 of 31.4 to 31.8 GiB are free on RTX 5090).
+#: operating system's. A GeForce or an RTX PRO may show a desktop (30.2 to 30.5 of 31.4 to 31.8 GiB are free on RTX 5090).
 _ONE, _SEVERAL, _UNIFIED = (0.3, 0.51, 0.65), (0.5, 1.55, 2.2), (4.0, 9.4, 17.0)
 _MOST_BESIDE_A_DESKTOP = 1.7
 #: On a single RTX Blackwell since 0.27: five of six starts on RTX 5090 consume 1.3 to 1.9 GiB beside the weights, one 0.46; why is not known.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.log import corrected, read_log
 from fragmeter.experiments.vllm_serve.log_parts import LoggedParts, read_parts
 from fragmeter.experiments.vllm_serve.start import started
-from fragmeter.sim.spec.startup.capacity import PARTS, capacity
+from fragmeter.sim.spec.startup.capacity import capacity
 
 GIB = 1 << 30
 #: Formats of ``worker.py`` of 0.6 (V0), of ``gpu_worker.py`` and ``mem_utils.py`` of 0.10.2, 0.19.1 and 0.28, and of a refusal.
@@ -89,7 +92,7 @@ def test_parts_replace_the_computed_ones_where_a_log_has_no_kv_cache():
     log = read_log("Model loading took 16.99 GiB memory and 3 seconds")
     after = capacity(corrected(launch(), log)).stage
     assert before.kv_cache.likely - after.kv_cache.likely == round(16.99 * GIB) - before.weights.likely
-    assert after.weights.low == after.weights.high and after.activations == before.activations
+    assert after.weights == (round(16.99 * GIB),) * 3 and after.activations == before.activations
     # Only the weights are known: the interval gets narrower, and no point.
     assert 0 < after.kv_cache.high - after.kv_cache.low < before.kv_cache.high - before.kv_cache.low
 
@@ -98,7 +101,26 @@ def test_a_kv_cache_in_a_log_leaves_no_interval_and_moves_with_a_change():
     log = read_log(LOGS["0.6"][0])
     found = corrected(launch(), log)
     assert capacity(found).stage.kv_cache == (int(54.91 * GIB),) * 3
-    assert found.known == frozenset(PARTS)
+    assert [name for name, _ in found.corrections] == ["kv_cache"]
     more = capacity(replace(found, gpu_memory_utilization=0.95)).stage.kv_cache
     assert more.low == more.high == more.likely
     assert more.likely - capacity(found).stage.kv_cache.likely == pytest.approx(0.05 * found.gpu.memory_bytes, abs=1)
+
+
+def test_the_table_and_the_data_have_both_sizes(tmp_path, capsys):
+    """What is computed, and what follows with the logged parts in their place; the answer is the second."""
+    file, log = tmp_path / "plan.json", "Model loading took 16.99 GiB memory and 3 seconds"
+    line = ["--gpu", "h100-80gb", "--vllm", "0.16", "--serve", "vllm serve llama-3.1-8b --max-model-len 8192"]
+    sizes = {}
+    for name, more in (("computed", []), ("logged", ["--startup-log", log])):
+        assert status(["plan", *line, *more, "--json", str(file)]) == DONE
+        sizes[name] = json.loads(file.read_text())["memory"], capsys.readouterr().out
+    (computed, _), (logged, text) = sizes["computed"], sizes["logged"]
+    assert logged["weight_bytes"] == computed["weight_bytes"] and logged["logged_gib"]["weights"] == 16.99
+    assert logged["kv_cache_bytes"] - computed["kv_cache_bytes"] == logged["correction_bytes"] < 0
+    low, high = logged["intervals"]["kv_cache"]
+    assert low < logged["kv_cache_bytes"] < high < computed["intervals"]["kv_cache"][1]
+    rows = dict(re.findall(r"^(KV cache[a-z ]*?)  +(\d+\.\d\d)", text, re.MULTILINE))
+    assert [round(float(each), 2) for each in rows.values()] == [
+        round(each["kv_cache_bytes"] / GIB, 2) for each in (computed, logged)
+    ]
