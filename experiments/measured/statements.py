@@ -37,6 +37,8 @@ LINE = "the line"
 _GPU, _WEIGHTS = "GiB of a GPU", "GiB of weights"
 #: Share by which a size may differ: cards of one name by their reserved memory, weights by their padding.
 _NEARLY = {_GPU: 0.03, _WEIGHTS: 0.1}
+#: What a log says of the KV cache twice, and by how many GiB four rounded parts and another program on the card may differ.
+_KV_CACHE, _ROUNDED = "GiB of KV cache", 0.1
 #: Value of a setting that a source leaves at its default, whatever that is.
 DEFAULT = "the default"
 #: Arguments that a log names where they are no defaults, and that the line has or leaves out, by the names of their statements. vLLM
@@ -120,6 +122,9 @@ def _agree(one: Statement, other: Statement) -> bool:
         return float(str(other.value)) <= float(str(one.value))
     if one.name == "gpus" and other.source in _VISIBLE:
         return int(str(other.value)) >= int(str(one.value))
+    if one.name == _KV_CACHE:
+        sizes = [[float(str(size)) for size in (each.value, *each.also)] for each in (one, other)]
+        return any(abs(first - second) <= _ROUNDED for first in sizes[0] for second in sizes[1])
     if one.name in _NEARLY:
         return abs(float(str(other.value)) / float(str(one.value)) - 1) <= _NEARLY[one.name]
     if one.name == "gpu":
@@ -277,6 +282,7 @@ def of_log(given: str) -> Iterator[Statement]:
     for name, size in ((_GPU, log.parts.total), (_WEIGHTS, log.parts.weights)):
         if size is not None:
             yield Statement(source, name, size)
+    yield from _twice(log)
     if log.parts.utilization is not None:
         yield Statement(source, _ARGUMENTS["gpu_memory_utilization"], log.parts.utilization)
     config, arguments = _CONFIG.search(text), _GIVEN.search(text)
@@ -290,6 +296,15 @@ def of_log(given: str) -> Iterator[Statement]:
             yield Statement(source, name, value)
         elif named:
             yield Statement(source, name, DEFAULT)
+
+
+def _twice(log: StartupLog) -> Iterator[Statement]:
+    """The KV cache that the parts of a log leave, with and without its estimate of CUDA graphs, and the one that it states."""
+    left = log.parts.left()
+    if left is not None and log.memory_bytes is not None:
+        less = round(left - (log.parts.graphs_estimated or 0.0), 2)
+        yield Statement("the parts of the start-up log", _KV_CACHE, round(left, 2), also=(less,))
+        yield Statement("its line with the KV cache", _KV_CACHE, round(log.memory_bytes / GIB, 2))
 
 
 def _configured(config: str, given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

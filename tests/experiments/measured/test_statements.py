@@ -247,7 +247,7 @@ def test_validate_names_a_benchmark_of_another_model(tmp_path, capsys):
 
 
 LLAMA_LOG = (
-    "Model loading took {weights} GiB memory and 3 seconds\nAvailable KV cache memory: 54.91 GiB\nFree memory on device (78.68/{total} GiB)"
+    "Model loading took {weights} GiB memory and 3 seconds\nAvailable KV cache memory: {cache} GiB\nFree memory on device (78.68/{total} GiB)"
     " on startup. Desired GPU memory utilization is ({share}, 71.27 GiB). Actual usage is {weights} GiB for weight, 1.23 GiB for peak"
     " activation, 0.13 GiB for non-torch memory, and 0.55 GiB for CUDAGraph memory."
 )
@@ -258,11 +258,18 @@ LLAMA_LOG = (
     [
         ({}, []),
         ({"total": 139.8}, ["GiB of a GPU is 79.19 by --gpu, 139.8 by the start-up log."]),
-        ({"weights": 8.49}, ["GiB of weights is 14.99 by the line (computed), 8.49 by the start-up log."]),
+        (
+            {"weights": 8.49, "cache": 61.41},
+            ["GiB of weights is 14.99 by the line (computed), 8.49 by the start-up log."],
+        ),
+        (
+            {"cache": 44.91},
+            ["GiB of KV cache is 54.92 by the parts of the start-up log, 44.91 by its line with the KV cache."],
+        ),
         ({"share": 0.5}, ["gpu_memory_utilization is 0.9 by the line, 0.5 by the start-up log."]),
     ],
 )
 def test_sizes_of_a_log_are_compared_with_card_and_checkpoint(changed, named):
-    log = LLAMA_LOG.format(**{"weights": 14.99, "total": 79.19, "share": 0.9} | changed)
+    log = LLAMA_LOG.format(**{"weights": 14.99, "total": 79.19, "share": 0.9, "cache": 54.91} | changed)
     answer = started(parse_serve("vllm serve llama-3.1-8b --gpu-memory-utilization 0.9"), "h100-80gb")
     assert contradictions([*of_line(answer), *of_log(log)]) == [f"Contradiction: {each}" for each in named]
