@@ -135,6 +135,7 @@ class Compared:
 
 
 def card_of(case: dict[str, Any]) -> GpuSpec | None:
+    """The GPU of a case with the memory that its log has; None if it is none that ``CARDS`` stands in for."""
     if case.get("gpu"):
         found = gpu(case["gpu"])
         total = case["logged"].get("total_gib")
@@ -221,6 +222,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def row(each: Compared) -> str:
+    """A row of the table, by ``COLUMNS``."""
     case, stage = each.case, each.stage
     words = case["serve"].split()
     name = words[words.index("serve") + 1].split("/")[-1]
@@ -251,6 +253,7 @@ def _part(size: float, logged: float | None) -> str:
 
 
 def summary(found: list[Compared]) -> Iterator[str]:
+    """How many answers are right, sizes near and intervals wide enough, beside what a constant answer would score."""
     judged = [each for each in found if each.is_right is not None]
     bad = sum(each.outcome.kind == "starts" and not each.started for each in judged)
     sized = [each for each in found if each.error is not None]

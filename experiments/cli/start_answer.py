@@ -60,6 +60,7 @@ def doubt(judged: Outcome) -> str:
 
 
 def facts(answer: Started) -> dict[str, Any]:
+    """The server and its flags, for ``--json``."""
     launch = answer.launch
     return {
         "model": launch.model.name,
@@ -90,6 +91,11 @@ def users_of(launch: Launch, tokens: int) -> int:
 
 
 def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
+    """Print the KV cache of a line that starts, its memory and the command that simulates it; the same as data.
+
+    Raises:
+        SettingError: ``mean_tokens`` is more than the longest sequence.
+    """
     launch = answer.launch
     if mean_tokens is not None and mean_tokens > launch.max_model_len:
         raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
@@ -229,6 +235,7 @@ def simulate_command(settings: Settings) -> str:
 
 
 def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, report: Report) -> dict[str, Any]:
+    """Print vLLM's refusal, the memory, and single changes with which the line starts; the same as data."""
     # A change is named that starts with the least memory that is likely.
     found = remedies(replace(answer.launch, outlook="low"), answer.fits_length)
     stage = None if refused.kind == "parallel" else capacity(answer.launch).stage

@@ -298,7 +298,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class Served(Client):
-    """The benchmark's requests, from the tables of a run.
+    """Client-side latencies of the benchmark's requests in a simulated run.
 
     Attributes:
         times: Times of the served requests; ``index`` are rows of the benchmark's trace.

@@ -104,7 +104,7 @@ class ServeLine:
         return list(dict.fromkeys(text.split(" ")[0].split("=")[0] for text in self.uncounted))
 
     def text(self, name: str, default: str) -> str:
-        """The value of a flag as written."""
+        """A flag's value as text, as the line has it; ``default`` if the line does not have the flag."""
         return str(self.flags.get(name, default))
 
     def switch(self, name: str, default: bool = False) -> bool:

@@ -180,7 +180,7 @@ class Fleet:
         return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
 
     def _sequences_of(self, row: int) -> range:
-        """Rows of a request's sequences among all sequences."""
+        """Indices of the sequences of the request at ``row``; a request with ``n`` samples has ``n`` of them."""
         return range(self._first[row], self._first[row] + self._counts[row])
 
     def _arrive_at(self, engines: Engines, choose: Router) -> None:

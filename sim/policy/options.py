@@ -50,7 +50,7 @@ class Replica(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Options:
-    """The options of a policy that has none; others derive from it."""
+    """Base class of the options of policies. A policy without options of its own uses it as it is."""
 
     #: Values besides the default that ask for nothing, so that they may be given to any policy.
     no_effect: ClassVar[Mapping[str, object]] = {}
@@ -128,7 +128,7 @@ class KvGroupOptions(Options):
     ] = False
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
-        """See ``Options``; for models without windows, and for sequences that share blocks."""
+        """See ``Options``. The option has no effect on models without windows, nor where sequences share blocks."""
         if name != "disable_hybrid_kv_cache_manager":
             return super().why_unread(name, replica, workload)
         shape = model(replica.model)

@@ -51,27 +51,27 @@ class Mark:
 
 
 def begins(*magic: bytes, words: str, at: int = 0) -> Mark:
-    """The first bytes, or those at an offset."""
+    """The file has one of these byte strings at its beginning, or at offset ``at``."""
     return Mark(words, lambda head: head.content[at:].startswith(magic))
 
 
 def named(*endings: str) -> Mark:
-    """The end of the name."""
+    """The file's name ends with one of these."""
     return Mark(" or ".join(f"`{ending}`" for ending in endings), lambda head: head.name.lower().endswith(endings))
 
 
 def columns(*names: str) -> Mark:
-    """Columns of a CSV, all of them."""
+    """The first line of a CSV has all of these columns."""
     return Mark(", ".join(f"`{name}`" for name in names), lambda head: head.columns.issuperset(names))
 
 
 def keys(*paths: str) -> Mark:
-    """Keys of the first JSON object, all of them; ``a.b`` is within ``a``."""
+    """The first JSON object has all of these keys; ``a.b`` is the key ``b`` within ``a``."""
     return Mark(", ".join(f"`{path}`" for path in paths), lambda head: head.keys.issuperset(paths))
 
 
 def lines(pattern: str, words: str) -> Mark:
-    """A pattern in a text that is no JSON; ``^`` is the beginning of a line."""
+    """A text that is no JSON matches a regular expression; ``^`` is the beginning of a line."""
     found = re.compile(pattern, re.MULTILINE)
     return Mark(words, lambda head: not head.is_json and found.search(head.text) is not None)
 

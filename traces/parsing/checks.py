@@ -310,7 +310,7 @@ def _counts(table: Table, field: str, what: str) -> np.ndarray:
 
 
 def _arrivals(table: Table, field: str, before: Before, in_order: bool) -> tuple[np.ndarray, Before]:
-    """Ticks (int64 [n]) from the first row of the file to each of these; negative for an earlier time.
+    """Arrival times of the table's rows in ticks, int64 [n], relative to the first row of the file; negative if a row is earlier than it.
 
     Args:
         in_order: Whether each row has to be at or after the row above.

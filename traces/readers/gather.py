@@ -82,7 +82,7 @@ class Gathering:
             raise TraceError(self._path, int(line), name, None, remedy, table.unit)
 
     def _numbered(self, names: np.ndarray) -> np.ndarray:
-        """The session of each row as a number; sessions are numbered in order of their first row."""
+        """Session numbers of the rows, int64 [n]: 1, 2, ... in the order in which names first occur in the file; ``NO_SESSION`` without one."""
         numbers = self._sessions
         return np.array([numbers.setdefault(name, len(numbers)) for name in names.tolist()], dtype=np.int64)
 

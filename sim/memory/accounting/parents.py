@@ -47,7 +47,7 @@ class Parents(Generic[Kept]):
         return parent in self._running and self._running[parent].held_tokens(decode_step) >= tokens
 
     def _release_kept(self, parent: int) -> object:
-        """Release what is kept of a parent."""
+        """Release what is kept of a parent, which each memory that mixes this in does in its own way."""
         raise NotImplementedError
 
     def _forget_child(self, parent: int) -> None:
