@@ -10,7 +10,8 @@ from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.diagnose.causes import CAUSES, Case
 from fragmeter.experiments.diagnose.server import server_of
 from fragmeter.experiments.vllm_serve.line import parse_serve
-from fragmeter.sim.spec.startup.capacity import capture_blocks, users
+from fragmeter.experiments.vllm_serve.log import read_log
+from fragmeter.sim.spec.startup.capacity import capacity, capture_blocks, users
 
 LOAD = ("--input-len", "1024", "--output-len", "256", "--max-concurrency", "16")
 #: A sequence of 1,280 tokens has 2 blocks of 1,040 tokens in the layers with attention, and up to 12 states.
@@ -49,3 +50,15 @@ def test_without_states_blocks_are_no_bound():
     server = server_of(parse_serve("vllm serve llama-3.1-8b --max-num-seqs 100"), "h100-80gb", None, None)
     few = next(cause for cause in CAUSES if cause.name == "max-num-seqs too low")
     assert [each["max-num-seqs"] for each in few.changes(Case(server, None, None, None))] == ["200", "400", "800"]
+
+
+def test_a_change_asks_for_no_memory_that_the_log_has_in_use():
+    log = read_log(
+        "Free memory on device (70.00/79.19 GiB) on startup. Desired GPU memory utilization is (0.85, 67.31 GiB).\n"
+        "Available KV cache memory: 48.00 GiB"
+    )
+    line = parse_serve("vllm serve llama-3.1-8b --max-model-len 8192 --gpu-memory-utilization 0.85")
+    server = server_of(line, "h100-80gb", None, log)
+    more, too_much = (server.changed({"gpu-memory-utilization": share}) for share in ("0.88", "0.92"))
+    assert more is not None and capacity(more.launch).num_blocks > capacity(server.launch).num_blocks
+    assert too_much is None

@@ -273,3 +273,14 @@ def test_sizes_of_a_log_are_compared_with_card_and_checkpoint(changed, named):
     log = LLAMA_LOG.format(**{"weights": 14.99, "total": 79.19, "share": 0.9, "cache": 54.91} | changed)
     answer = started(parse_serve("vllm serve llama-3.1-8b --gpu-memory-utilization 0.9"), "h100-80gb")
     assert contradictions([*of_line(answer), *of_log(log)]) == [f"Contradiction: {each}" for each in named]
+
+
+@pytest.mark.parametrize(("cache", "agrees"), [(54.92, True), (54.21, True), (53.5, False)])
+def test_an_estimate_of_graphs_may_be_subtracted_from_what_the_parts_leave(cache, agrees):
+    """Whether it is, depends on the release and a variable of its environment."""
+    log = (
+        LLAMA_LOG.format(weights=14.99, total=79.19, share=0.9, cache=cache)
+        + "\nEstimated CUDA graph memory: 0.71 GiB total"
+    )
+    answer = started(parse_serve("vllm serve llama-3.1-8b --gpu-memory-utilization 0.9"), "h100-80gb")
+    assert (contradictions([*of_line(answer), *of_log(log)]) == []) == agrees
