@@ -103,8 +103,8 @@ class Candidate:
 
     Attributes:
         axis_values: Its value on each axis, the GPU first.
-        settings: Settings of its simulation; None if it does not start.
-        refused: vLLM's refusal to start, and a remedy.
+        settings: Settings of its simulation; None if it does not start, or is too short for the load.
+        refused: vLLM's refusal to start with a remedy, or the load's request that is too long.
         started: The line with every default that vLLM fills in.
         name: The GPU, and the values in which the candidates differ.
     """
@@ -114,6 +114,11 @@ class Candidate:
     refused: str | None
     started: Started
     name: str = ""
+
+    @property
+    def refused_in_short(self) -> str:
+        """The kind of ``refused``."""
+        return "does not start" if self.started.refusal() is not None else "too short for the load"
 
     @property
     def router(self) -> str:

@@ -203,7 +203,7 @@ def _check(
     service: Service, candidate: Candidate, load: Load, goal: Goal, wanted: float, workers: Workers, seed: int
 ) -> Checked:
     if candidate.settings is None:
-        return Checked(service, wanted, f"does not start: {candidate.refused}")
+        return Checked(service, wanted, f"{candidate.refused_in_short}: {candidate.refused}")
     seeds = range(seed, seed + DEFAULT_FLEET_SEEDS)
     found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
     if isinstance(found, str):

@@ -503,7 +503,7 @@ def _rate_cell(answer: Answer) -> str:
 
 def _none_in_short(answer: Answer) -> str:
     if answer.candidate.refused:
-        return "does not start"
+        return answer.candidate.refused_in_short
     if answer.error:
         return "too many replicas" if answer.is_too_large else "cannot be simulated"
     return "every rate meets" if answer.every_rate_meets else "no rate meets"
@@ -516,7 +516,7 @@ def _limit_in_short(limit: dict[str, Any]) -> str:
 def why_none(answer: Answer, goal: Goal) -> str:
     """One line: the reason why a candidate has no rate or no price."""
     if answer.candidate.refused:
-        return f"does not start: {answer.candidate.refused}"
+        return f"{answer.candidate.refused_in_short}: {answer.candidate.refused}"
     if answer.error:
         return answer.error if answer.is_too_large else f"cannot be simulated: {answer.error}"
     if answer.every_rate_meets:

@@ -212,7 +212,10 @@ class TestCommand:
         arguments = ["--gpu", "h200", "--max-model-len", "1000,2000", "--trace", str(trace), "--request-rate", "3"]
         plan = planned(capsys, *LLAMA, *arguments)
         assert plan["recommended"]["max_model_len"] == "2000"
-        assert "longest request has 1,100 tokens, and max_model_len is 1000" in plan["explained"][0]
+        assert (
+            "too short for the load: The load's longest request has 1,100 tokens, and max_model_len is 1000"
+            in plan["explained"][0]
+        )
 
 
 def _candidates(out: Path) -> list[dict]:
