@@ -6,10 +6,13 @@ import gc
 import os
 import signal
 import sys
+from copy import copy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import cyclopts
 import hypothesis
 import pytest
 
@@ -54,6 +57,30 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays to the end: collections of garbage need not look through these half a million objects."""
     gc.collect()
     gc.freeze()
+
+
+_assemble = cyclopts.App.assemble_argument_collection
+_assembled: dict[tuple[int, bool], Any] = {}
+
+
+def _assemble_once(app: cyclopts.App, *, parse_docstring: bool = False, **others: Any) -> Any:
+    """The flags of a command, which take longer to assemble than most of what tests ask of a command: copies of the first ones."""
+    key = id(app), parse_docstring
+    if others or key not in _assembled:
+        found = _assemble(app, parse_docstring=parse_docstring, **others)
+        if others:
+            return found
+        # The command stays alive, so that no other one has its id.
+        _assembled[key] = app, found
+    first = _assembled[key][1]
+    copies = {id(argument): copy(argument) for argument in first}
+    for argument in copies.values():
+        argument.tokens = []
+        argument.children = type(first)(copies[id(child)] for child in argument.children)
+    return type(first)(copies.values())
+
+
+cyclopts.App.assemble_argument_collection = _assemble_once
 
 
 @pytest.fixture
