@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from ...sim.spec.context_parallel import broken_rule, has_windows
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
+    AtCapture,
     StageMemory,
+    at_capture,
     capacity,
     capture_blocks,
     fits,
@@ -31,7 +33,7 @@ class Refusal:
 
     Attributes:
         kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache", "KV cache",
-            "KV memory" or "states".
+            "KV memory", "states" or "CUDA graphs".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -59,6 +61,7 @@ class Outcome:
         needed_bytes: The least KV cache memory of a GPU with which it starts; None if the answer does not depend on it.
         needed_free_bytes: What must be free on a GPU at the start; None if the answer does not depend on it alone.
         free: The interval of what is free then.
+        captured: The memory at the capture of CUDA graphs; None if the answer does not depend on it alone.
         kv_cache: The interval of that memory, on the GPU with the least room; None if ranks do not divide the model.
         open_part: The part of the memory with the widest interval: its name, and that interval.
     """
@@ -68,6 +71,7 @@ class Outcome:
     needed_bytes: int | None = None
     needed_free_bytes: int | None = None
     free: Estimate | None = None
+    captured: AtCapture | None = None
     kv_cache: Estimate | None = None
     open_part: tuple[str, Estimate] | None = None
 
@@ -93,6 +97,8 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     if (worst is None) == (best is None):
         return Outcome(likely, True, kv_cache=stage.kv_cache)
     kv_cache = stage.kv_cache
+    if worst is not None and worst.kind == _CUDA_GRAPHS:
+        return Outcome(likely, False, captured=at_capture(launch), kv_cache=kv_cache)
 
     def starts(size: int) -> bool:
         more = dict(launch.corrections)
@@ -106,7 +112,7 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
         used = used_at_start(launch)
         free = Estimate(*(launch.gpu.memory_bytes - size for size in (used.high, used.likely, used.low)))
         needed_free = max(memory.weights.likely, memory.requested_bytes)
-        return Outcome(likely, False, None, needed_free, free, kv_cache)
+        return Outcome(likely, False, needed_free_bytes=needed_free, free=free, kv_cache=kv_cache)
     needed = least(starts, kv_cache.low, kv_cache.high)
     name, part = max(stage.parts().items(), key=lambda item: item[1].high - item[1].low)
     return Outcome(likely, False, needed, kv_cache=kv_cache, open_part=(name, part))
@@ -124,8 +130,11 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield _too_little_left(launch, any_length)
     yield _too_large_cache(launch)
     yield too_few_states(launch)
+    yield too_large_graphs(launch)
 
 
+#: The kind of the last check.
+_CUDA_GRAPHS = "CUDA graphs"
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
 
@@ -254,6 +263,17 @@ def too_few_states(launch: Launch) -> Refusal | None:
         f"max_num_seqs ({seqs}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires one Mamba cache block, so"
         f" CUDA graph capture cannot proceed. Please lower max_num_seqs to at most {blocks} or increase gpu_memory_utilization.",
     )
+
+
+def too_large_graphs(launch: Launch) -> Refusal | None:
+    """Out of memory while CUDA graphs are captured, beside the KV cache; not where a log has the KV cache of a server that started."""
+    if launch.captures.largest == 0 or KV_CACHE in dict(launch.corrections):
+        return None
+    found = at_capture(launch)
+    if getattr(found.room, launch.outlook) >= 0:
+        return None
+    taken = f"CUDA graphs take {gib(found.graphs.likely)} GiB of each GPU and the KV cache leaves {gib(found.left.likely)} GiB"
+    return Refusal(_CUDA_GRAPHS, f"torch.OutOfMemoryError: CUDA out of memory; {taken}.")
 
 
 def gib(count_bytes: int) -> str:

@@ -9,7 +9,7 @@ from ...sim.spec.context_parallel import is_simulated
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
-from .checks import refusal, too_few_states, too_few_tokens, undivided
+from .checks import refusal, too_few_states, too_few_tokens, too_large_graphs, undivided
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -109,10 +109,10 @@ def _sequences(launch: Launch) -> Candidates:
 
 
 def _graphs(launch: Launch) -> Candidates:
-    if undivided(launch) is None and too_few_states(launch):
+    if undivided(launch) is None and (too_few_states(launch) or too_large_graphs(launch)):
         yield "PIECEWISE", replace(launch, graphs=replace(launch.graphs, mode="PIECEWISE"))
 
 
 def _no_graphs(launch: Launch) -> Candidates:
-    if undivided(launch) is None and too_few_states(launch):
+    if undivided(launch) is None and (too_few_states(launch) or too_large_graphs(launch)):
         yield "", replace(launch, deployment=replace(launch.deployment, cuda_graphs=False))

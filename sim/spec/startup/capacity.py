@@ -18,11 +18,11 @@ from functools import lru_cache
 
 from ..deployment import stages
 from .activations import activation_bytes
-from .cuda_graphs import cuda_graph_bytes
+from .cuda_graphs import captured_bytes, cuda_graph_bytes, shape_of
 from .estimate import Estimate, exactly, rest
 from .launch import Launch
 from .loading import loaded_bytes
-from .non_torch import non_torch_bytes
+from .non_torch import non_torch_bytes, used_at_start
 
 #: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
 #: of ``capture_blocks`` while they profiled, in a pool with as many blocks as the largest graph has tokens; no release does.
@@ -120,6 +120,38 @@ def _block_bytes(launch: Launch, layers: range) -> int:
     if launch.speculative is not None:
         kept += launch.speculative.drafter_slot_bytes(launch.model, ranks, launch.deployment)
     return launch.block_size * kept
+
+
+@dataclass(frozen=True, slots=True)
+class AtCapture:
+    """Memory of a GPU when vLLM captures CUDA graphs, after it allocated the KV cache.
+
+    Attributes:
+        left: What is free: neither in use by others nor weights, memory outside of torch and KV cache. The profiled step's tensors are gone.
+        graphs: What capture takes.
+        room: What is left then; an estimate below 0 is out of memory.
+    """
+
+    left: Estimate
+    graphs: Estimate
+    room: Estimate
+
+
+def at_capture(launch: Launch) -> AtCapture:
+    """Of the stage with the least room.
+
+    Raises:
+        SettingError: The ranks or stages cannot divide the model.
+    """
+    used, blocks = used_at_start(launch), launch.num_gpu_blocks_override
+    found = []
+    layers = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
+    for own, stage in zip(layers, stage_memories(launch), strict=True):
+        kv_cache = blocks * stage.block_bytes if blocks else max(0, stage.kv_cache.likely)
+        left = stage.total_bytes - stage.weights.likely - stage.non_torch.likely - kv_cache
+        graphs = captured_bytes(launch.captures, shape_of(launch, own))
+        found.append(AtCapture(rest(left, [used]), graphs, rest(left, [used, graphs])))
+    return min(found, key=lambda each: each.room.likely)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ def link(gpu: GpuSpec, ranks: int) -> str:
 
 #: GiB by which programs of the CPU change what a profile finds in unified memory, either way: nine starts on DGX Sparks.
 _SHARED = 3.5
-#: GiB that are in use when a worker starts: the driver and CUDA's context, with several ranks NCCL's (since 0.11), of unified memory the
-#: operating system's. A GeForce or an RTX PRO may show a desktop (30.2 to 30.5 of 31.4 to 31.8 GiB are free on RTX 5090).
-_ONE, _SEVERAL, _UNIFIED = (0.3, 0.51, 0.65), (0.5, 1.55, 2.2), (4.0, 9.4, 17.0)
+#: GiB that are in use when a worker starts: the driver and CUDA's context, with several ranks NCCL's (since 0.11; the logs on PCIe are of two
+#: servers of four RTX PRO 6000), of unified memory the operating system's. A GeForce or an RTX PRO may show a desktop (30.2 to 30.5 of 31.4 to 31.8 GiB are free on RTX 5090).
+_ONE, _SEVERAL_PCIE, _SEVERAL, _UNIFIED = (0.17, 0.51, 0.65), (0.5, 0.99, 1.2), (0.5, 1.55, 2.2), (4.0, 9.4, 17.0)
 _MOST_BESIDE_A_DESKTOP = 1.7
 #: On a single RTX Blackwell since 0.27: five of six starts on RTX 5090 consume 1.3 to 1.9 GiB beside the weights, one 0.46; why is not known.
 _RTX_BLACKWELL, _RTX_BLACKWELL_SIZES = 12, (0.27, 1.2, 1.9)
@@ -47,8 +47,11 @@ def used_at_start(launch: Launch) -> Estimate:
     """What is in use on each GPU before weights are loaded, as logged or by what logs of other servers have."""
     if launch.used_at_start_bytes is not None:
         return Estimate(*[launch.used_at_start_bytes] * 3)
-    several = launch.num_gpus * launch.deployment.data_parallel > 1 and launch.release.since >= (0, 11)
-    sizes = _UNIFIED if launch.gpu.unified_memory else _SEVERAL if several else _ONE
+    ranks, sizes = launch.num_gpus * launch.deployment.data_parallel, _ONE
+    if launch.gpu.unified_memory:
+        sizes = _UNIFIED
+    elif ranks > 1 and launch.release.since >= (0, 11):
+        sizes = _SEVERAL_PCIE if link(launch.gpu, ranks) == _PCIE else _SEVERAL
     low, likely, high = sizes
     if launch.gpu.name.startswith("rtx-"):
         high = max(high, _MOST_BESIDE_A_DESKTOP)

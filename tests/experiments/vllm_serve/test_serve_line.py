@@ -237,7 +237,8 @@ def test_defaults_depend_on_the_gpu():
         ("--gpu-memory-utilization 0.3 --max-model-len auto", None),
         ("--gpu-memory-utilization 0.2 --max-model-len -1", "no KV cache"),
         ("--gpu-memory-utilization 0.2 --kv-cache-memory-bytes 20G", None),
-        ("--kv-cache-memory-bytes 63G", None),
+        ("--kv-cache-memory-bytes 62G", None),
+        ("--kv-cache-memory-bytes 63G", "CUDA graphs"),
         ("--kv-cache-memory-bytes 65G", "KV memory"),
         ("-tp 2 --kv-cache-memory-bytes 65G", None),
     ],
@@ -488,7 +489,7 @@ def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_no
 
 @pytest.mark.parametrize(
     ("line", "gpu"),
-    [("llama-3.1-8b", "gb10"), ("llama-3.1-8b -pp 2 --max-model-len auto", "a10")],
+    [("llama-3.1-8b", "gb10"), ("llama-3.1-8b -pp 2 --max-model-len auto --gpu-memory-utilization 0.95", "a10")],
 )
 def test_a_start_may_depend_on_what_is_free(line, gpu):
     judged = started(parse_serve(f"vllm serve {line}"), gpu).outcome()

@@ -1,0 +1,60 @@
+"""CUDA graphs are captured after the KV cache is allocated: a line that asks for too much of the card runs out of memory there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fragmeter.experiments.vllm_serve.checks import Outcome, outcome
+from fragmeter.experiments.vllm_serve.line import parse_serve, version
+from fragmeter.experiments.vllm_serve.remedies import remedies
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec import gpu
+from fragmeter.sim.spec.startup.capacity import at_capture, capacity
+from fragmeter.sim.spec.startup.launch import Launch
+
+GIB = 1 << 30
+LINE = "vllm serve Qwen/Qwen2.5-72B-Instruct --tensor-parallel-size 4 --max-model-len 8192 --gpu-memory-utilization "
+
+
+def launch(share: float, more: str = "", release: str = "0.19.0") -> Launch:
+    return started(parse_serve(f"{LINE}{share} {more}", version(release)), gpu("l40s")).launch
+
+
+def judged(share: float, **changed: object) -> Outcome:
+    return outcome(replace(launch(share), used_at_start_bytes=int(1.2 * GIB), **changed))
+
+
+def test_a_larger_share_leaves_too_little():
+    """0.19 does not count the graphs, whose 2.55 GiB (2.62 in a log of this line) have to fit beside the share."""
+    kinds = [judged(share).kind for share in (0.85, 0.9, 0.92, 0.96)]
+    assert kinds == ["starts", "starts", "depends", "does not start"]
+    refused = judged(0.96).refusal
+    assert refused is not None and refused.kind == "CUDA graphs"
+
+
+def test_what_is_left_is_all_but_the_share_and_what_the_profiled_step_gave_back():
+    line = launch(0.9)
+    stage, found = capacity(line).stage, at_capture(replace(line, used_at_start_bytes=GIB))
+    assert found.left.likely == stage.total_bytes - GIB - (stage.requested_bytes - stage.activations.likely)
+    assert found.room.likely == found.left.likely - found.graphs.likely
+
+
+def test_a_release_that_counts_the_graphs_leaves_them_their_room():
+    before, since = (launch(0.9, release=release) for release in ("0.19.0", "0.22.0"))
+    more = at_capture(since).room.likely - at_capture(before).room.likely
+    assert more == pytest.approx(capacity(since).stage.cuda_graphs.likely, abs=0.3 * GIB)
+
+
+def test_the_users_own_pool_counts():
+    stage = capacity(launch(0.9)).stage
+    blocks = (stage.total_bytes - stage.weights.likely - 3 * GIB) // stage.block_bytes
+    assert judged(0.9, num_gpu_blocks_override=blocks).kind == "does not start"
+    assert judged(0.9, num_gpu_blocks_override=blocks // 2).kind == "starts"
+
+
+def test_without_graphs_it_starts():
+    assert outcome(replace(launch(0.95, "--enforce-eager"), used_at_start_bytes=int(1.2 * GIB))).kind == "starts"
+    found = {remedy.flag for remedy in remedies(replace(launch(0.95), outlook="low"))}
+    assert {"--gpu-memory-utilization", "--enforce-eager"} <= found
