@@ -27,7 +27,7 @@ def judged(share: float, **changed: object) -> Outcome:
 
 
 def test_a_larger_share_leaves_too_little():
-    """0.19 does not count the graphs, whose 2.55 GiB (2.62 in a log of this line) have to fit beside the share."""
+    """0.19 does not count the graphs: their 2.55 GiB (2.62 in a log of this line) have to fit beside the share."""
     kinds = [judged(share).kind for share in (0.85, 0.9, 0.92, 0.96)]
     assert kinds == ["starts", "starts", "depends", "does not start"]
     refused = judged(0.96).refusal
