@@ -411,7 +411,6 @@ def _shown(value: object) -> str:
 def _whole(value: object) -> int | None:
     """A whole number as Python's integer; None for anything else."""
     try:
-        return index(value) if isinstance(value, SupportsIndex) else None
+        return index(cast(SupportsIndex, value))
     except TypeError:
-        # An array of several numbers.
         return None
