@@ -13,8 +13,8 @@ from ...sim.spec.startup.capacity import (
     at_capture,
     capacity,
     capture_blocks,
-    fits,
     least,
+    length_check,
     longest_model_len,
     stage_memories,
 )
@@ -158,6 +158,13 @@ def undivided(launch: Launch) -> Refusal | None:
     if model.num_heads % ranks:
         heads = f"Total number of attention heads ({model.num_heads})"
         return Refusal("parallel", f"{heads} must be divisible by tensor parallel size ({ranks}).")
+    if launch.layer_partition is not None:
+        layers, stages = launch.layer_partition, launch.deployment.pipeline_parallel
+        if len(layers) != stages:
+            return Refusal("parallel", f"len(partitions)={len(layers)} does not match pp_size={stages}.")
+        if sum(layers) != model.num_layers:
+            sums = f"sum(partitions)={sum(layers)} does not match num_hidden_layers={model.num_layers}."
+            return Refusal("parallel", sums)
     try:
         require_divisible(model, ranks)
         stage_memories(launch)
@@ -216,12 +223,18 @@ def _too_heavy(launch: Launch) -> Refusal | None:
 
 
 def _too_large_cache(launch: Launch) -> Refusal | None:
-    """Out of memory where the user's KV cache is allocated, which vLLM does not check. Only what is sure is counted beside it."""
-    asked, used = launch.kv_cache_memory_bytes, used_at_start(launch).low
-    if asked is None or KV_CACHE in dict(launch.corrections):
+    """Out of memory where the user's KV cache is allocated, in bytes or blocks, which vLLM does not check. Only what is sure is counted
+    beside it."""
+    override, used = launch.num_gpu_blocks_override, used_at_start(launch).low
+    if KV_CACHE in dict(launch.corrections):
         return None
-    left = min(stage.total_bytes - used - stage.weights.low for stage in stage_memories(launch))
-    if asked <= left:
+    given = launch.kv_cache_memory_bytes or 0
+    sizes = (
+        (override * stage.block_bytes if override else given, stage.total_bytes - used - stage.weights.low)
+        for stage in stage_memories(launch)
+    )
+    asked, left = max(sizes, key=lambda each: each[0] - each[1])
+    if not asked or asked <= left:
         return None
     text = f"the KV cache takes {gib(asked)} GiB of each GPU and the weights leave {gib(left)} GiB"
     return Refusal("KV memory", f"torch.OutOfMemoryError: CUDA out of memory; {text}.")
@@ -234,21 +247,20 @@ def _not_one_group(launch: Launch) -> Refusal | None:
 
 
 def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:
-    left = min(memory.kv_cache_bytes for memory in stage_memories(launch))
-    if left > 0 and fits(replace(launch, max_model_len=1) if any_length else launch):
+    check = length_check(replace(launch, max_model_len=1) if any_length else launch)
+    if check.passes:
         return None
-    longest = longest_model_len(launch)
+    left, longest = check.available, longest_model_len(launch)
     if left <= 0 or any_length:
         return Refusal(
             "no KV cache",
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the"
             f" engine. (Available KV cache memory: {gib(left)} GiB)",
         )
-    needed = launch.sequence_blocks(launch.max_model_len) * capacity(launch).stage.block_bytes
     estimate = f" Based on the available memory, the estimated maximum model length is {longest}." if longest else ""
     return Refusal(
         "KV cache",
-        f"To serve at least one request with the model's max seq len ({launch.max_model_len}), ({gib(needed)} GiB KV"
+        f"To serve at least one request with the model's max seq len ({launch.max_model_len}), ({gib(check.needed)} GiB KV"
         f" cache is needed, which is larger than the available KV cache memory ({gib(left)} GiB).{estimate}",
     )
 

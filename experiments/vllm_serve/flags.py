@@ -147,11 +147,10 @@ UNCHANGED = {
 #: Environment variables that are simulated, and those that are not and change the answer, by reason.
 READ_VARIABLES = frozenset(
     """
-    VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_MXFP4_USE_MARLIN VLLM_USE_V1
+    VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_MXFP4_USE_MARLIN VLLM_PP_LAYER_PARTITION VLLM_USE_V1
     """.split()
 )
 _VARIABLES = {
-    "stages with other layers": "VLLM_PP_LAYER_PARTITION",
     "a KV cache of whole heads in place of latent vectors": "VLLM_MLA_DISABLE",
     "a server on a CPU": "VLLM_CPU_KVCACHE_SPACE VLLM_TARGET_DEVICE",
     "another model runner": "VLLM_USE_V2_MODEL_RUNNER",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import is_simulated
-from ...sim.spec.startup.capacity import capture_blocks, longest_model_len
+from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
 from .checks import refusal, too_few_states, too_few_tokens, too_large_graphs, undivided
@@ -26,7 +26,7 @@ class Remedy:
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
     """Changes with which the line starts: most sequences, fewest ranks, fewest ranks that divide sequences, longest sequence, fp8
-    KV cache, fp8 weights, nearest utilization, tokens, graphs without whole decode steps, no graphs.
+    KV cache, fp8 weights, other layers of the pipeline stages, nearest utilization, tokens, graphs without whole decode steps, no graphs.
     """
     found = [
         _first("--max-num-seqs", _sequences(launch), any_length),
@@ -35,6 +35,7 @@ def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
         _first("--max-model-len", _lengths(launch), any_length),
         _first("--kv-cache-dtype", _fp8_kv(launch), any_length),
         _first("--quantization", _fp8_weights(launch), any_length),
+        _first("VLLM_PP_LAYER_PARTITION", _partitions(launch), any_length),
         _first("--gpu-memory-utilization", _utilizations(launch), any_length),
         _first("--max-num-batched-tokens", _tokens(launch), any_length),
         _first("-cc.cudagraph_mode", _graphs(launch), any_length),
@@ -85,6 +86,26 @@ def _fp8_kv(launch: Launch) -> Candidates:
 def _fp8_weights(launch: Launch) -> Candidates:
     if launch.deployment.quantization is None:
         yield "fp8", replace(launch, deployment=replace(launch.deployment, quantization="fp8"))
+
+
+def _partitions(launch: Launch) -> Candidates:
+    """Layers of the pipeline stages: as vLLM divides them, then one after another moved from the stage with the least KV cache memory
+    to that with the most."""
+    own = replace(launch, layer_partition=None)
+    if (launch.layer_partition is None and len(own.stages) == 1) or undivided(own) is not None:
+        return
+    sizes = [len(stage) for stage in own.stages]
+    given = launch.layer_partition or tuple(sizes)
+    for _ in range(launch.model.num_layers):
+        moved = replace(launch, layer_partition=tuple(sizes))
+        if moved.layer_partition != given:
+            yield ",".join(map(str, sizes)), moved
+        left = [stage.kv_cache_bytes for stage in stage_memories(moved)]
+        least = left.index(min(left))
+        if sizes[least] == 1:
+            return
+        sizes[least] -= 1
+        sizes[left.index(max(left))] += 1
 
 
 def _utilizations(launch: Launch) -> Candidates:

@@ -44,6 +44,8 @@ _KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m
 #: The first release that can estimate the memory of CUDA graphs.
 _FIRST_ESTIMATE = (0, 18)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
+#: Layers of the pipeline stages.
+_PARTITION = "VLLM_PP_LAYER_PARTITION"
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
 
@@ -181,6 +183,7 @@ def started(
         async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
         cpu_offload_bytes=line.gib_as_bytes("cpu-offload-gb"),
         lora=_lora(line),
+        layer_partition=_partition(line),
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
@@ -232,6 +235,8 @@ def _not_simulated(
         yield "--enable-lora (adapters take time; their memory is counted)"
     if line.gib_as_bytes("cpu-offload-gb"):
         yield "--cpu-offload-gb (steps read weights from the host; the memory that it frees is counted)"
+    if line.whole("pipeline-parallel-size", 1) > 1 and _PARTITION in line.environment:
+        yield f"{_PARTITION} (steps take the time of vLLM's own division; its memory is counted)"
     if uncounted is not None:
         yield f"--speculative-config ({uncounted.value} {uncounted.reason}; its memory is not counted)"
     elif speculative is not None and not speculative.acceptance_rates:
@@ -243,6 +248,17 @@ def _lora(line: ServeLine) -> Lora | None:
     if not line.switch("enable-lora"):
         return None
     return Lora(line.whole("max-loras", MAX_LORAS), line.whole("max-lora-rank", MAX_LORA_RANK))
+
+
+def _partition(line: ServeLine) -> tuple[int, ...] | None:
+    """Layers of the pipeline stages, where a variable in front of the line divides them."""
+    text = line.environment.get(_PARTITION)
+    if text is None:
+        return None
+    sizes = text.split(",")
+    if not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise SettingError(_PARTITION, text, "must be the number of layers of each stage, as 20,12")
+    return tuple(map(int, sizes))
 
 
 def _kv_setting(launch: Launch) -> str:

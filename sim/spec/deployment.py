@@ -8,6 +8,7 @@ A larger batch runs without a graph and without padding.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..types.errors import SettingError
@@ -88,16 +89,25 @@ class Deployment:
 _IF_GIVEN = {"data_parallel": 1, "expert_parallel": False, "decode_context_parallel": 1}
 
 
-def stages(num_layers: int, pipeline_parallel: int = 1) -> list[range]:
+def stages(num_layers: int, pipeline_parallel: int = 1, partition: tuple[int, ...] | None = None) -> list[range]:
     """The layers of each stage, as vLLM's ``get_pp_indices`` divides them (0.6.4 and later).
 
     If the number of stages does not divide the layers, the remaining layers go one each to the stages
     from the last but one backwards, because the last stage has the output head. 61 layers on 4 stages: 15,
     15, 16, 15.
 
+    Args:
+        partition: Layers of each stage, as the user divides them (``VLLM_PP_LAYER_PARTITION``).
+
     Raises:
-        SettingError: A stage would be empty.
+        SettingError: A stage would be empty, or the partition is not one of these layers into as many stages.
     """
+    if partition is not None:
+        if len(partition) != pipeline_parallel or sum(partition) != num_layers or min(partition) < 1:
+            remedy = f"must be the layers of {pipeline_parallel} stages, at least one each, of {num_layers}"
+            raise SettingError("layer_partition", partition, remedy)
+        ends = [*accumulate(partition)]
+        return [range(end - size, end) for size, end in zip(partition, ends, strict=True)]
     if not 1 <= pipeline_parallel <= num_layers:
         raise SettingError("pipeline_parallel", pipeline_parallel, f"must be from 1 to the {num_layers} layers")
     each, left = divmod(num_layers, pipeline_parallel)

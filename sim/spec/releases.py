@@ -37,6 +37,10 @@ and those of an A100 are those of small GPUs since 0.9 (``get_batch_defaults`` i
 Blocks of windows are freed on processed tokens since 0.26, so that each step in flight keeps its own (``max_in_flight_tokens`` in the wheels
 of 0.25 and 0.26).
 
+Of the check for one sequence of max_model_len (``get_kv_cache_configs`` in the wheels of 0.11 to 0.33): from 0.14 to 0.16 the least memory of
+any worker is compared with the groups of all pipeline stages, before and after with those of the worker's own; since 0.20.1
+``--num-gpu-blocks-override`` replaces the memory in it; since 0.29 the null block is taken off.
+
 FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256, and since 0.27 of 128
 (``mxfp4_round_up_hidden_size_and_intermediate_size`` in the wheels of 0.19 to 0.30 and 0.33, ``create_weights`` before). On Hopper the
 wheels up to 0.11 have no Triton kernels, so that Marlin's run (two logs of 0.11 have its weights, 65.97 GiB of gpt-oss 120B; an image
@@ -83,6 +87,9 @@ class Release:
         large_a100: Whether an A100 of 80 GB has the default batch of a large GPU.
         largest_batch: Whether GPUs from 160 GiB on have a larger default batch.
         keeps_in_flight: Whether a window keeps the tokens of all steps in flight, not of one.
+        checks_all_stages: Whether each pipeline stage must hold the longest sequence's KV cache of all stages.
+        checks_override: Whether ``--num-gpu-blocks-override`` must hold the longest sequence.
+        reserves_null_block: Whether the null block is not available for the longest sequence.
     """
 
     since: tuple[int, int] = (0, 0)
@@ -107,6 +114,9 @@ class Release:
     large_a100: bool = True
     largest_batch: bool = False
     keeps_in_flight: bool = False
+    checks_all_stages: bool = False
+    checks_override: bool = False
+    reserves_null_block: bool = False
 
     def second_runner(self, model: ModelSpec, quantized: bool) -> bool:
         """Whether a model runs on the second model runner."""
@@ -128,10 +138,19 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (11, {"profiles_context": True}),
     (12, {"mxfp4_hopper": (1, 64)}),
     (13, {}),
-    (14, {"async_scheduling": True}),
-    (17, {"sampler_bytes": 14, "sampler_rows": True, "keeps_workspace": True, "mxfp4_hopper": (128, 64)}),
+    (14, {"async_scheduling": True, "checks_all_stages": True}),
+    (
+        17,
+        {
+            "checks_all_stages": False,
+            "sampler_bytes": 14,
+            "sampler_rows": True,
+            "keeps_workspace": True,
+            "mxfp4_hopper": (128, 64),
+        },
+    ),
     (18, {}),
-    (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True}),
+    (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True, "checks_override": True}),
     (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_hopper": (1, 64)}),
     (23, {"v2_model_types": _DENSE}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
@@ -139,7 +158,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (26, {"caches_states": True, "keeps_in_flight": True, "v2_sampler_bytes": 2}),
     (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True, "mxfp4_width": 128}),
     (28, {"largest_batch": True, "v2_sampler_bytes": 2}),
-    (29, {"v2_counts_graphs": True}),
+    (29, {"v2_counts_graphs": True, "reserves_null_block": True}),
     (
         30,
         {

@@ -226,11 +226,13 @@ def stage_bytes(
     pipeline_parallel: int = 1,
     quantization: str | None = None,
     expert_ranks: ExpertRanks | None = None,
+    partition: tuple[int, ...] | None = None,
 ) -> list[int]:
     """Bytes of the weights on each rank, by pipeline stage; embedding and norms are always 16 bit.
 
     Args:
         expert_ranks: As for ``layer_matrices``.
+        partition: As for ``stages``.
 
     Raises:
         SettingError: A stage would be empty, or layers of several stages would share weights.
@@ -241,7 +243,7 @@ def stage_bytes(
         )
         raise SettingError("pipeline_parallel", pipeline_parallel, remedy)
     found = []
-    for number, layers in enumerate(stages(model.num_layers, pipeline_parallel)):
+    for number, layers in enumerate(stages(model.num_layers, pipeline_parallel, partition)):
         first, last = number == 0, number == pipeline_parallel - 1
         params = first * model.head_params(tensor_parallel) + last * _last_vectors(model)
         params += first * model.learned_positions * model.hidden_size

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
-from ..deployment import stages
 from .activations import activation_bytes
 from .cuda_graphs import captured_bytes, cuda_graph_bytes, shape_of
 from .estimate import Estimate, exactly, rest
@@ -79,7 +79,7 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
 def _stage_memories(launch: Launch) -> tuple[StageMemory, ...]:
     """Cached, because every check of a start, and every remedy that is tried, asks for the same."""
     weights = loaded_bytes(launch)
-    layers = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
+    layers = launch.stages
     return tuple(
         _stage(launch, each, weight, last=each is layers[-1]) for each, weight in zip(layers, weights, strict=True)
     )
@@ -117,7 +117,7 @@ def _block_bytes(launch: Launch, layers: range) -> int:
     groups = (layout.largest(layers),) if layout else launch.model.kv_groups(layers)
     dtype, ranks = launch.deployment.kv_dtype, launch.tensor_parallel
     kept = sum(launch.model.group_slot_bytes(group, dtype, ranks) for group in groups)
-    if launch.speculative is not None:
+    if launch.speculative is not None and launch.model.num_layers - 1 in layers:
         kept += launch.speculative.drafter_slot_bytes(launch.model, ranks, launch.deployment)
     return launch.block_size * kept
 
@@ -214,13 +214,38 @@ def _passing(launch: Launch, prompt: int) -> int:
     return (1 + launch.async_scheduling) * -(-launch.max_num_batched_tokens // chunk)
 
 
-def fits(launch: Launch) -> bool:
-    """Whether every GPU has room for one sequence of max_model_len: vLLM's ``check_enough_kv_cache_memory``.
+class LengthCheck(NamedTuple):
+    """What vLLM compares before it serves sequences of max_model_len, in bytes of a GPU."""
 
-    For models with states it also needs the null block, as in vLLM 0.33.
+    available: int
+    needed: int
+
+    @property
+    def passes(self) -> bool:
+        return self.available > 0 and self.available >= self.needed > 0
+
+
+def length_check(launch: Launch) -> LengthCheck:
+    """vLLM's ``check_enough_kv_cache_memory`` on the GPU with the least room.
+
+    Since 0.29 the null block is not available, and since 0.20.1 ``--num-gpu-blocks-override`` counts in place of the memory. From 0.14 to
+    0.16 a sequence needs its bytes of all pipeline stages on each of them.
     """
-    needed = launch.sequence_blocks(launch.max_model_len) + (launch.model.mixer is not None)
-    return all(memory.kv_cache_bytes >= needed * memory.block_bytes > 0 for memory in stage_memories(launch))
+    blocks, override = launch.sequence_blocks(launch.max_model_len), launch.num_gpu_blocks_override
+    memories = stage_memories(launch)
+    whole = _block_bytes(launch, range(launch.model.num_layers)) if launch.release.checks_all_stages else 0
+    checks = []
+    for memory in memories:
+        counts = override is not None and launch.release.checks_override
+        available = override * memory.block_bytes if override and counts else memory.kv_cache_bytes
+        available -= launch.release.reserves_null_block * memory.block_bytes
+        checks.append(LengthCheck(available, blocks * (whole or memory.block_bytes)))
+    return min(checks, key=lambda check: check.available - check.needed)
+
+
+def fits(launch: Launch) -> bool:
+    """Whether every GPU has room for one sequence of max_model_len."""
+    return length_check(launch).passes
 
 
 def capture_blocks(launch: Launch) -> int | None:

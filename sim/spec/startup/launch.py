@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...types.errors import SettingError
 from ..attention import FP8_DS_MLA
-from ..deployment import DTYPE_BITS, Deployment
+from ..deployment import DTYPE_BITS, Deployment, stages
 from ..gpu import GpuSpec
 from ..hybrid import HybridLayout, formed_layout, hybrid_layout
 from ..kv_cache import CacheSettings
@@ -98,6 +98,7 @@ class Launch:
         async_scheduling: Whether a step is decided while the step before it runs; both have drafts.
         cpu_offload_bytes: Weights that each rank keeps in memory of the host (``--cpu-offload-gb``).
         lora: LoRA adapters, if any.
+        layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
     """
 
     model: ModelSpec
@@ -124,10 +125,20 @@ class Launch:
     async_scheduling: bool = True
     cpu_offload_bytes: int = 0
     lora: Lora | None = None
+    layer_partition: tuple[int, ...] | None = None
 
     @property
     def num_gpus(self) -> int:
         return self.tensor_parallel * self.deployment.pipeline_parallel
+
+    @property
+    def stages(self) -> list[range]:
+        """The layers of each pipeline stage.
+
+        Raises:
+            SettingError: They cannot be divided so.
+        """
+        return stages(self.model.num_layers, self.deployment.pipeline_parallel, self.layer_partition)
 
     @property
     def second_runner(self) -> bool:
@@ -153,8 +164,8 @@ class Launch:
         """Steps of which a window keeps the tokens beside its own (``max_in_flight_tokens`` of vLLM's ``VllmConfig``); up to 0.25 one."""
         if not self.release.keeps_in_flight:
             return 1
-        stages = self.deployment.pipeline_parallel
-        return stages + (self.async_scheduling and (stages == 1 or self.release.since >= _FIRST_AHEAD_IN_STAGES))
+        ranks = self.deployment.pipeline_parallel
+        return ranks + (self.async_scheduling and (ranks == 1 or self.release.since >= _FIRST_AHEAD_IN_STAGES))
 
     @property
     def layout(self) -> HybridLayout | None:

@@ -14,7 +14,7 @@ Sources: the wheels of 0.10 to 0.30; torch's ``CUDACachingAllocator.cpp``.
 from __future__ import annotations
 
 from ...types.errors import SettingError
-from ..deployment import Deployment, stages
+from ..deployment import Deployment
 from ..matrix import QUANTIZATIONS, WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
@@ -60,14 +60,21 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
     require_divisible(launch.model, launch.tensor_parallel, launch.deployment)
     deployment, model = launch.deployment, launch.model
     ranks = deployment.expert_ranks(launch.tensor_parallel)
-    stored = stage_bytes(model, launch.tensor_parallel, deployment.pipeline_parallel, deployment.quantization, ranks)
+    stored = stage_bytes(
+        model,
+        launch.tensor_parallel,
+        deployment.pipeline_parallel,
+        deployment.quantization,
+        ranks,
+        launch.layer_partition,
+    )
     common = _rotary_bytes(model)
     if launch.speculative is not None:
-        common += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment)
+        stored[-1] += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment)
     stored[0] += _deep_stack_bytes(launch)
     below, above = _errors(launch)
     found = []
-    for layers, weights in zip(stages(model.num_layers, deployment.pipeline_parallel), stored, strict=True):
+    for layers, weights in zip(launch.stages, stored, strict=True):
         copies, ends = (sum(part(launch, layer) for layer in layers) for part in (_copied_bytes, _segment_ends))
         tensors = weights + common + copies + _padding_bytes(launch, layers)
         kept = Estimate(round(tensors * (1 - below)), tensors + ends, round((tensors + ends) * (1 + above)))

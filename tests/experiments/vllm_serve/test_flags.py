@@ -146,18 +146,20 @@ def test_images_of_other_projects_say_nothing_of_the_release():
 
 
 def test_what_is_not_counted_stands_in_the_first_line(capsys):
-    serve = "VLLM_PP_LAYER_PARTITION=20,20 vllm serve opt-13b --enable-sleep-mode --no-enable-eplb --attention-backend FLASHINFER"
+    serve = (
+        "VLLM_REPLICATE_EMBED=1 vllm serve opt-13b --enable-sleep-mode --no-enable-eplb --attention-backend FLASHINFER"
+    )
     assert status(["plan", "--gpu", "h100-80gb", "--serve", serve]) == DONE
     shown = capsys.readouterr().out
     first, *rest = " ".join(shown.split()).split(" starts: ")
-    assert first == "Without --enable-sleep-mode, VLLM_PP_LAYER_PARTITION, not counted, it"
-    assert "VLLM_PP_LAYER_PARTITION=20,20 (stages with other layers)" in rest[0]
+    assert first == "Without --enable-sleep-mode, VLLM_REPLICATE_EMBED, not counted, it"
+    assert "VLLM_REPLICATE_EMBED=1 (embeddings on every rank)" in rest[0]
     plan = ["--goodput", "ttft:5000", "--request-rate", "1", "--num-prompts", "100", "--seeds", "1"]
     assert status(["plan", "--gpu", "h100-80gb", "--serve", serve, *plan]) == DONE
-    assert capsys.readouterr().out.startswith("Without --enable-sleep-mode, VLLM_PP_LAYER_PARTITION, not counted:\n")
+    assert capsys.readouterr().out.startswith("Without --enable-sleep-mode, VLLM_REPLICATE_EMBED, not counted:\n")
     load = ["--request-rate", "1", "--num-prompts", "50", "--seeds", "1"]
     assert status(["diagnose", "--gpu", "h100-80gb", "--serve", serve, *load]) == DONE
-    assert capsys.readouterr().out.startswith("Without --enable-sleep-mode, VLLM_PP_LAYER_PARTITION, not counted: ")
+    assert capsys.readouterr().out.startswith("Without --enable-sleep-mode, VLLM_REPLICATE_EMBED, not counted: ")
 
 
 def test_without_any_the_first_line_is_the_answer(capsys):

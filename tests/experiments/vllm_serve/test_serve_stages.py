@@ -1,0 +1,135 @@
+"""Pipeline stages with other layers (``VLLM_PP_LAYER_PARTITION``), and the checks of memory that depend on stages, blocks and release."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fragmeter.experiments.vllm_serve.checks import refusal
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.remedies import remedies
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec.releases import release
+from fragmeter.sim.spec.startup.capacity import (
+    capacity,
+    capture_blocks,
+    fits,
+    length_check,
+    longest_model_len,
+    stage_memories,
+)
+from fragmeter.sim.types.errors import SettingError
+
+#: Llama 3.1 8B: bytes of a layer, and of a token in a layer's K and V.
+LAYER = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336 + 2 * 4096)
+SLOT = 2 * 8 * 128 * 2
+
+
+def launched(line: str, gpu: str = "rtx-3090", version: tuple[int, int] | None = None, name: str | None = None):
+    return started(parse_serve(line, version), gpu, name).launch
+
+
+def test_the_stage_with_the_fewest_blocks_decides():
+    launch = launched("VLLM_PP_LAYER_PARTITION=20,12 vllm serve llama-3.1-8b -pp 2 --max-model-len 8K")
+    even = launched("vllm serve llama-3.1-8b -pp 2 --max-model-len 8K")
+    found, before = stage_memories(launch), stage_memories(even)
+    for stage, other, count in zip(found, before, (20, 12)):
+        assert stage.block_bytes == 16 * count * SLOT
+        assert stage.weights.likely - other.weights.likely == pytest.approx((count - 16) * LAYER, rel=0.01)
+    blocks = [stage.kv_cache_bytes // stage.block_bytes for stage in found]
+    assert capacity(launch).num_blocks == blocks[0] < blocks[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "stages", "text"),
+    [
+        ("20,13", 2, "sum(partitions)=33 does not match num_hidden_layers=32."),
+        ("16,16", 1, "len(partitions)=2 does not match pp_size=1."),
+        ("8,8,16", 4, "len(partitions)=3 does not match pp_size=4."),
+    ],
+)
+def test_a_partition_that_is_none_of_the_model_is_refused_as_by_vllm(given, stages, text):
+    launch = launched(f"VLLM_PP_LAYER_PARTITION={given} vllm serve llama-3.1-8b -pp {stages} --max-model-len 8K")
+    refused = refusal(launch)
+    assert (refused.kind, refused.text) == ("parallel", text)
+    # vLLM's own division starts.
+    own = next(each for each in remedies(launch) if each.flag == "VLLM_PP_LAYER_PARTITION")
+    assert own.value == ",".join([str(32 // stages)] * stages) and refusal(own.launch) is None
+
+
+@pytest.mark.parametrize("given", ["20,a", "0,32", "33,-1", ""])
+def test_a_partition_that_is_no_list_of_layers_is_a_mistake(given):
+    with pytest.raises(SettingError, match="VLLM_PP_LAYER_PARTITION"):
+        launched(f"VLLM_PP_LAYER_PARTITION={given} vllm serve llama-3.1-8b -pp 2")
+
+
+def test_layers_that_move_to_the_other_stage_are_a_remedy():
+    launch = launched(
+        "VLLM_PP_LAYER_PARTITION=28,4 vllm serve llama-3.1-8b -pp 2 --max-model-len 8K -q none --gpu-memory-utilization 0.6"
+    )
+    assert refusal(launch).kind in ("KV cache", "no KV cache")
+    moved = next(each for each in remedies(launch) if each.flag == "VLLM_PP_LAYER_PARTITION")
+    assert moved.value == "16,16" and refusal(moved.launch) is None
+
+
+def test_a_drafter_is_on_the_last_stage():
+    line = "vllm serve llama-3.1-8b -pp 2 --max-model-len 8K"
+    drafts = """ --speculative-config '{"method": "eagle3", "model": "x", "num_speculative_tokens": 2}'"""
+    first, last = (stage_memories(launched(line + each)) for each in ("", drafts))
+    assert last[0].weights == first[0].weights and last[0].block_bytes == first[0].block_bytes
+    assert last[1].weights.likely > first[1].weights.likely + LAYER / 2
+    assert last[1].block_bytes == 16 * 17 * SLOT
+
+
+def test_releases_in_which_each_stage_needs_the_kv_cache_of_all():
+    """vllm-project/vllm#32105: GLM-4.7 FP8 in 8 stages on A100s, 28.57 GiB of KV cache, refused with 71.16 GiB."""
+    line = (
+        "vllm serve zai-org/GLM-4.7-FP8 -q fp8 --pipeline-parallel-size 8 --max-num-seqs 128 --gpu-memory-utilization 0.925"
+        " --max-model-len 202752"
+    )
+    found = {}
+    for minor in (13, 14, 15, 16, 17):
+        launch = launched(line, "a100-80gb", (0, minor), "zai-org/GLM-4.7")
+        found[minor] = refusal(launch)
+    assert [minor for minor, refused in found.items() if refused] == [14, 15, 16]
+    assert "max seq len (202752), (71.16 GiB KV cache is needed" in found[15].text
+
+
+def test_the_null_block_is_not_for_the_longest_sequence_since_0_29():
+    launch = launched("vllm serve llama-3.1-8b --max-model-len 8K")
+    block = 16 * 32 * SLOT
+    for minor, blocks in ((28, 512), (29, 513), (33, 513)):
+        exact = replace(launch, release=release((0, minor)), kv_cache_memory_bytes=blocks * block)
+        assert fits(exact) and longest_model_len(exact) == 8192
+        short = replace(exact, kv_cache_memory_bytes=blocks * block - 1)
+        assert not fits(short) and longest_model_len(short) == 8192 - 16
+        assert length_check(short).available == 512 * block - 1
+
+
+def test_too_few_blocks_by_the_user_are_refused_since_0_20():
+    """One sequence of 8,192 tokens takes 512 blocks, and the null block is one more."""
+    line = "vllm serve llama-3.1-8b --max-model-len 8K --num-gpu-blocks-override {}"
+    few = launched(line.format(512))
+    refused = refusal(few)
+    assert refused.kind == "KV cache" and "estimated maximum model length is 8176." in refused.text
+    assert "(1.00 GiB KV cache is needed, which is larger than the available KV cache memory (1.00 GiB)" in refused.text
+    assert refusal(launched(line.format(513))) is None
+    assert refusal(launched(line.format(512), version=(0, 28))) is None
+    assert refusal(launched(line.format(100), version=(0, 20))).kind == "KV cache"
+    assert refusal(launched(line.format(100), version=(0, 19))) is None
+
+
+def test_more_blocks_than_the_weights_leave_are_out_of_memory():
+    line = "vllm serve llama-3.1-8b --max-model-len 8K --num-gpu-blocks-override {}"
+    # 2 MiB a block; 24 GiB less 15 of weights leave room for 4,600.
+    refused = refusal(launched(line.format(5000)))
+    assert refused.kind == "KV memory" and "the KV cache takes 9.77 GiB of each GPU" in refused.text
+    assert refusal(launched(line.format(4000))) is None
+
+
+def test_the_states_of_a_pool_by_the_user_are_its_blocks():
+    line = "vllm serve qwen3.6-27b -q fp8 --max-model-len 8K --max-num-seqs 300 --num-gpu-blocks-override {}"
+    assert refusal(launched(line.format(300), "h100-80gb")) is None
+    few = launched(line.format(299), "h100-80gb")
+    assert refusal(few).kind == "states" and capture_blocks(few) == 299
