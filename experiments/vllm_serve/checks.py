@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
+from ...sim.spec.matrix import Matrix, format_of
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
     AtCapture,
@@ -121,6 +122,7 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
     yield _no_kernels(launch)
     yield undivided(launch)
+    yield unbalanced(launch)
     yield _undivided_sequences(launch)
     yield too_few_tokens(launch)
     if not allow_long:
@@ -172,6 +174,38 @@ def undivided(launch: Launch) -> Refusal | None:
         raise
     except SettingError as error:
         return Refusal("parallel", str(error))
+    return None
+
+
+#: Kernels of experts that cannot be balanced, by number format, as 0.33 names them (``supports_eplb``).
+_FIXED = {
+    "awq": "AutoAWQMoEMethod", "gptq": "AutoGPTQMoEMethod",
+    "w4a16": "CompressedTensorsWNA16MoEMethod", "w4a16-g32": "CompressedTensorsWNA16MoEMethod",
+}  # fmt: skip
+
+
+def unbalanced(launch: Launch) -> Refusal | None:
+    """The failed check of experts that cannot be balanced (``ParallelConfig``, and the layers with experts)."""
+    eplb, experts, deployment = launch.eplb, launch.model.experts, launch.deployment
+    if eplb is None or experts is None:
+        return None
+    number, engines = eplb.num_redundant_experts, deployment.data_parallel
+    if not eplb.is_enabled:
+        either = "Either enable EPLB or unset num_redundant_experts."
+        return Refusal("parallel", f"num_redundant_experts is set to {number} but EPLB is not enabled. {either}")
+    if launch.tensor_parallel * engines == 1:
+        got = f"TP={launch.tensor_parallel}, PCP=1, DP={engines}"
+        return Refusal("parallel", f"EPLB requires tensor, prefill-context, or data parallelism, but got {got}.")
+    if not deployment.expert_parallel:
+        return Refusal("parallel", "enable_expert_parallel must be True to use EPLB.")
+    form = format_of(Matrix(1, 1, part="expert"), deployment.quantization)
+    if form in _FIXED:
+        return Refusal("parallel", f"EPLB is not supported {_FIXED[form]}.")
+    copies, ranks = experts.count + number, launch.expert_ranks.holders
+    if copies % ranks:
+        got = f"Got {copies} experts and {ranks} EP ranks."
+        text = f"EPLB currently only supports even distribution of experts across ranks. {got}"
+        return Refusal("parallel", text)
     return None
 
 

@@ -20,10 +20,11 @@ FILE = Path(__file__).with_name("facts") / "flags.json"
 READ = frozenset(
     """
     async-scheduling block-size cpu-offload-gb data-parallel-size decode-context-parallel-size disable-hybrid-kv-cache-manager dtype
-    enable-chunked-prefill enable-expert-parallel enable-lora enable-prefix-caching enforce-eager gpu-memory-utilization hf-config-path
+    enable-chunked-prefill enable-eplb enable-expert-parallel enable-lora enable-prefix-caching enforce-eager eplb-config eplb-window-size gpu-memory-utilization
+    hf-config-path
     kv-cache-dtype kv-cache-memory-bytes kv-offloading-backend kv-offloading-size language-model-only
     long-prefill-token-threshold long-prefill-token-threshold-adaptive max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
-    max-num-seqs model num-gpu-blocks-override pipeline-parallel-size prefill-schedule-interval quantization
+    max-num-seqs model num-gpu-blocks-override num-redundant-experts pipeline-parallel-size prefill-schedule-interval quantization
     scheduler-reserve-full-isl spec-method spec-model spec-tokens speculative-config tensor-parallel-size watermark
     """.split()
 )
@@ -54,8 +55,6 @@ _CHANGES_MEMORY = {
     "pooling models": """runner task convert pooler-config override-pooler-config use-gpu-for-pooling-score
         enable-flash-late-interaction""",
     "diffusion models": "diffusion-config",
-    "copies of experts take memory": """enable-eplb num-redundant-experts eplb-config eplb-log-balancedness eplb-step-interval
-        eplb-window-size""",
     "tables of n-grams take memory": "engram-config",
     "an allocator of its own": """enable-sleep-mode enable-cumem-allocator enable-nccl-comm-suspend sleep-mode-backend
         sleep-mode-offload-cudagraph sleep-preserve-parameter-names""",
@@ -111,7 +110,7 @@ IGNORED = frozenset(
     enable-mfu-metrics enable-mm-embeds enable-offline-docs enable-per-request-metrics enable-prompt-embeds
     enable-prompt-tokens-details enable-reasoning enable-request-id-headers enable-return-routed-experts enable-scale-out enable-server-load-tracking enable-ssl-refresh
     enable-tokenizer-info-endpoint exclude-tools-when-tool-choice-none expand-tools-even-if-tool-choice-none
-    expert-placement-strategy fail-on-environ-validation fault-tolerance-config fingerprint-mode fingerprint-value
+    eplb-log-balancedness eplb-step-interval expert-placement-strategy fail-on-environ-validation fault-tolerance-config fingerprint-mode fingerprint-value
     generation-config grpc grpc-port guided-decoding-backend guided-decoding-disable-additional-properties
     guided-decoding-disable-any-whitespace guided-decoding-disable-fallback h11-max-header-count
     h11-max-incomplete-event-size headless hf-token host ignore-patterns interleave-mm-strings io-processor-plugin

@@ -40,7 +40,7 @@ from .flags import (
 from .shell import ASSIGNMENT, assigned, filled, first_argument, line_words
 
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
-_OBJECTS = ("speculative-config", "compilation-config")
+_OBJECTS = ("speculative-config", "compilation-config", "eplb-config")
 #: Flags without a simulated effect that decide whether a server starts (``graphs``).
 _DECIDE = frozenset(
     """

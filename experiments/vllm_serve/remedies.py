@@ -25,12 +25,13 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: most sequences, fewest ranks, fewest ranks that divide sequences, longest sequence, fp8
+    """Changes with which the line starts: most sequences, fewest ranks, redundant experts, fewest ranks that divide sequences, longest sequence, fp8
     KV cache, fp8 weights, other layers of the pipeline stages, nearest utilization, tokens, graphs without whole decode steps, no graphs.
     """
     found = [
         _first("--max-num-seqs", _sequences(launch), any_length),
         _first("--tensor-parallel-size", _ranks(launch), any_length),
+        _first("--eplb-config.num_redundant_experts", _copies(launch), any_length),
         _first("--decode-context-parallel-size", _context_ranks(launch), any_length),
         _first("--max-model-len", _lengths(launch), any_length),
         _first("--kv-cache-dtype", _fp8_kv(launch), any_length),
@@ -57,6 +58,17 @@ def _ranks(launch: Launch) -> Candidates:
     least = 1 if undivided(launch) else launch.tensor_parallel + 1
     for ranks in range(least, _MOST_RANKS + 1):
         yield ranks, replace(launch, tensor_parallel=ranks)
+
+
+def _copies(launch: Launch) -> Candidates:
+    """Other numbers of redundant experts that ranks divide evenly, the nearest first."""
+    eplb, experts = launch.eplb, launch.model.experts
+    if eplb is None or experts is None:
+        return
+    given = eplb.num_redundant_experts
+    for number in sorted(range(given + launch.expert_ranks.holders), key=lambda number: abs(number - given)):
+        if number != given:
+            yield number, replace(launch, eplb=eplb._replace(num_redundant_experts=number))
 
 
 def _context_ranks(launch: Launch) -> Candidates:

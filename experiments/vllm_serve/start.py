@@ -24,10 +24,12 @@ from ...sim.spec.releases import (
 )
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.startup.capacity import capacity, longest_model_len
+from ...sim.spec.startup.eplb import WINDOW_SIZE, Eplb
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
+from ...sim.types.user_files import json_value
 from .checks import Outcome, Refusal, outcome, refusal, undivided
 from .graphs import graph_settings
 from .line import ServeLine
@@ -46,6 +48,7 @@ _FIRST_ESTIMATE = (0, 18)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
+_EPLB = "eplb-config"
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
 
@@ -183,6 +186,7 @@ def started(
         async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
         cpu_offload_bytes=line.gib_as_bytes("cpu-offload-gb"),
         lora=_lora(line),
+        eplb=_eplb(line) if shape.experts else None,
         layer_partition=_partition(line),
     )
     if log is not None and undivided(launch) is None:
@@ -233,6 +237,8 @@ def _not_simulated(
         yield f"the V0 engine of vLLM {major}.{minor} (defaults, memory and scheduler are V1's; --policy vllm-v0 has V0's scheduler)"
     if line.switch("enable-lora"):
         yield "--enable-lora (adapters take time; their memory is counted)"
+    if line.switch("enable-eplb"):
+        yield "--enable-eplb (experts are as busy as without copies, and none moves; its memory is counted)"
     if line.gib_as_bytes("cpu-offload-gb"):
         yield "--cpu-offload-gb (steps read weights from the host; the memory that it frees is counted)"
     if line.whole("pipeline-parallel-size", 1) > 1 and _PARTITION in line.environment:
@@ -248,6 +254,31 @@ def _lora(line: ServeLine) -> Lora | None:
     if not line.switch("enable-lora"):
         return None
     return Lora(line.whole("max-loras", MAX_LORAS), line.whole("max-lora-rank", MAX_LORA_RANK))
+
+
+def _eplb(line: ServeLine) -> Eplb | None:
+    """The balancing of experts. Up to 0.11 its settings are flags, later keys of an object."""
+    text = line.text(_EPLB, "{}")
+    try:
+        config = json_value(text)
+    except ValueError as error:
+        raise SettingError(f"--{_EPLB}", text[:60], f"is not readable JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise SettingError(f"--{_EPLB}", text[:60], "must be a JSON object")
+
+    def number(key: str, flag: str, default: int) -> int:
+        given = str(config.get(key, line.text(flag, str(default))))
+        if not given.isdecimal():
+            raise SettingError(f"--{_EPLB}.{key}", given, "must be a whole number")
+        return int(given)
+
+    found = Eplb(
+        number("num_redundant_experts", "num-redundant-experts", 0),
+        number("window_size", "eplb-window-size", WINDOW_SIZE),
+        config.get("communicator"),
+        line.switch("enable-eplb"),
+    )
+    return found if found.is_enabled or found.num_redundant_experts else None
 
 
 def _partition(line: ServeLine) -> tuple[int, ...] | None:

@@ -34,11 +34,17 @@ class ExpertRanks(NamedTuple):
         holders: Parts of the experts, each held by other GPUs.
         slices: GPUs that divide the matrices of each expert.
         engines: Engines that send their tokens to these experts.
+        redundant: Experts that are held a second time.
     """
 
     holders: int = 1
     slices: int = 1
     engines: int = 1
+    redundant: int = 0
+
+    def held(self, count: int) -> int:
+        """Experts of a layer on each GPU, whole or in slices, of ``count`` in all."""
+        return -(-(count + self.redundant) // self.holders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,12 @@ def format_of(matrix: Matrix, quantization: str | None) -> str | None:
     return None if quantization is None else formats_by_part(quantization).get(matrix.part)
 
 
+def value_bytes(matrix: Matrix, quantization: str | None = None) -> int:
+    """Bytes of a matrix on each rank without its scales, which are a tensor of their own."""
+    form = format_of(matrix, quantization)
+    return matrix.params * (WEIGHT_BITS if form is None else QUANTIZATIONS[form].bits) // 8
+
+
 def matrix_bytes(matrix: Matrix, quantization: str | None = None) -> int:
     """Bytes of a matrix on each rank: quantised if the format covers it, else in 16 bits."""
     form = format_of(matrix, quantization)

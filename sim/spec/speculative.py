@@ -24,7 +24,7 @@ from typing import Any
 from ..types.errors import NotSimulated, SettingError
 from ..types.user_files import json_value
 from .attention import FULL
-from .deployment import Deployment
+from .deployment import Deployment, ExpertRanks
 from .matrix import WEIGHT_BITS
 from .model import model as model_of
 from .shape import ModelSpec
@@ -125,7 +125,9 @@ class SpeculativeConfig:
             return deployment.quantization
         return drafter.quantization if self.method == "draft_model" else None
 
-    def drafter_bytes(self, target: ModelSpec, tensor_parallel: int, deployment: Deployment) -> int:
+    def drafter_bytes(
+        self, target: ModelSpec, tensor_parallel: int, deployment: Deployment, expert_ranks: ExpertRanks | None = None
+    ) -> int:
         """Bytes of the drafter's weights on each rank. EAGLE and MTP share the target's embedding and head."""
         drafter = self.drafter(target)
         if drafter is None:
@@ -134,7 +136,7 @@ class SpeculativeConfig:
             return stage_bytes(drafter, tensor_parallel, 1, self.quantization(drafter, deployment))[0]
         quantization = self.quantization(drafter, deployment)
         projection = _PROJECTED[self.method] * target.hidden_size**2 * WEIGHT_BITS // 8
-        return layers_bytes(drafter, range(1), tensor_parallel, quantization) + projection
+        return layers_bytes(drafter, range(1), tensor_parallel, quantization, expert_ranks) + projection
 
     def drafter_slot_bytes(self, target: ModelSpec, tensor_parallel: int, deployment: Deployment) -> int:
         """Bytes that the drafter's layers keep of a token on each rank, in the blocks of the target's."""

@@ -60,7 +60,7 @@ def _all_matrices(
         return mixer + (_mlp(model, model.mlp_size(layer), tensor_parallel) if model.has_mlp(layer) else ())
     router = Matrix(model.hidden_size, experts.count + experts.shared_gate, part="router")
     divided = expert_ranks or ExpertRanks(slices=tensor_parallel)
-    held = -(-experts.count // divided.holders)
+    held = divided.held(experts.count)
     hidden = experts.latent_size or model.hidden_size
     used = min(experts.used, held)
     routed = _mlp(model, experts.intermediate_size, divided.slices, held, used, "expert", hidden)

@@ -1,6 +1,6 @@
 """Peak of the step that vLLM profiles at its start (``profile_run`` of its model runners), as tensors on one GPU.
 
-    max(compilation, cuBLAS + max(encoder, outputs of the encoder + workspace + max(forward, sampler)))
+    max(compilation, cuBLAS + max(encoder, outputs of the encoder + workspace + max(forward, sampler, balancing)))
 
 All are bytes in torch's allocator at the moment when most are allocated; the phases follow one another. Terms:
 
@@ -17,6 +17,7 @@ All are bytes in torch's allocator at the moment when most are allocated; the ph
                  metadata, since 0.11; logs leave no room for it in sparse attention
     workspace    of experts, by their kernels (``workspace_shapes``), kept in logs since 0.17 but not in one of 0.13, else part of the
                  forward; and of an indexer
+    balancing    of experts (``eplb``), beside the hidden states of all tokens
     cuBLAS       32 MiB on compute capabilities 9 and 10, else 8.1 MiB
 
 A profile computes neither attention nor states (``attn_metadata`` is None), so that the tensors of their kernels are not in it.
@@ -35,6 +36,7 @@ from typing import NamedTuple
 from ..encoders import Encoder, Item
 from ..gpu import GpuSpec
 from ..shape import ModelSpec
+from .eplb import profile_bytes
 from .estimate import Estimate
 from .launch import Launch
 
@@ -74,11 +76,12 @@ class Phases(NamedTuple):
     workspace: int
     forward: int
     sampler: int
+    balancing: int = 0
 
     @property
     def peak(self) -> int:
         """The most that is allocated at once."""
-        step = self.outputs + self.workspace + max(self.forward, self.sampler)
+        step = self.outputs + self.workspace + max(self.forward, self.sampler, self.balancing)
         return max(self.compilation, self.cublas + max(self.encoder, step))
 
 
@@ -106,6 +109,7 @@ def phases(launch: Launch, layers: range, last: bool, bound: int = 1) -> Phases:
         workspace=kept + _indexer_bytes(launch, kept),
         forward=_forward_bytes(launch, layers, bound, experts - kept),
         sampler=_sampler_bytes(launch, bound) if last else 0,
+        balancing=_balancing_bytes(launch, layers, bound),
     )
 
 
@@ -125,6 +129,11 @@ def _sampler_bytes(launch: Launch, bound: int) -> int:
         logits = max(logits, 2 * sampled * model.vocab_size * (2 * ranks + 1) // ranks)
     rows = min(_processors(launch.gpu), sampled) if release.sampler_rows and not launch.second_runner else 0
     return logits + 4 * rows * model.vocab_size + 2 * (tokens + 2 * sampled) * model.hidden_size
+
+
+def _balancing_bytes(launch: Launch, layers: range, bound: int) -> int:
+    moved = profile_bytes(launch, layers, bound)
+    return moved and moved + 2 * launch.max_num_batched_tokens * launch.model.hidden_size
 
 
 def _processors(gpu: GpuSpec) -> int:
@@ -213,7 +222,7 @@ def _workspace_bytes(launch: Launch, layers: range, bound: int) -> int:
     model, experts = launch.model, launch.model.experts
     if not experts or not set(layers) & set(experts.layers):
         return 0
-    ranks = launch.deployment.expert_ranks(launch.tensor_parallel)
+    ranks = launch.expert_ranks
     gathered = launch.max_num_batched_tokens * ranks.engines
     width, hidden = experts.intermediate_size // ranks.slices, experts.latent_size or model.hidden_size
     both = 2 * gathered * experts.used * (max(width, hidden) + max(2 * width, hidden))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...types.errors import SettingError
 from ..attention import FP8_DS_MLA
-from ..deployment import DTYPE_BITS, Deployment, stages
+from ..deployment import DTYPE_BITS, Deployment, ExpertRanks, stages
 from ..gpu import GpuSpec
 from ..hybrid import HybridLayout, formed_layout, hybrid_layout
 from ..kv_cache import CacheSettings
@@ -16,6 +16,7 @@ from ..releases import LATEST, Release
 from ..shape import ModelSpec
 from ..speculative import SpeculativeConfig
 from .cuda_graphs import Captures, GraphSettings, batch_of, captures
+from .eplb import Eplb
 from .lora import Lora
 
 BLOCK_SIZE = 16
@@ -98,6 +99,7 @@ class Launch:
         async_scheduling: Whether a step is decided while the step before it runs; both have drafts.
         cpu_offload_bytes: Weights that each rank keeps in memory of the host (``--cpu-offload-gb``).
         lora: LoRA adapters, if any.
+        eplb: Balancing of experts, if any.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
     """
 
@@ -125,11 +127,18 @@ class Launch:
     async_scheduling: bool = True
     cpu_offload_bytes: int = 0
     lora: Lora | None = None
+    eplb: Eplb | None = None
     layer_partition: tuple[int, ...] | None = None
 
     @property
     def num_gpus(self) -> int:
         return self.tensor_parallel * self.deployment.pipeline_parallel
+
+    @property
+    def expert_ranks(self) -> ExpertRanks:
+        """The division of the experts among the GPUs of a stage, copies included."""
+        ranks = self.deployment.expert_ranks(self.tensor_parallel)
+        return ranks if self.eplb is None else ranks._replace(redundant=self.eplb.num_redundant_experts)
 
     @property
     def stages(self) -> list[range]:

@@ -4,6 +4,7 @@ The log's "Model loading took" is ``torch.cuda.max_memory_allocated``. Beside th
 
     rotary tables     one for each width of a head that layers have; ``MRotaryEmbedding`` has four times the positions
     padding           of experts in mxfp4, by the kernels that a release chooses for a card
+    balancing         of experts (``eplb``)
     latent attention  a copy of the up projection in 16 bits, where the checkpoint's has fewer (``MLAAttention``)
     deep stack        inputs of Qwen3-VL's first layers for a whole step (``deepstack_input_embeds``)
     ends of segments  torch takes memory for a tensor from 10 MiB on in multiples of 2 MiB, and leaves the end unused
@@ -15,10 +16,11 @@ from __future__ import annotations
 
 from ...types.errors import SettingError
 from ..deployment import Deployment
-from ..matrix import QUANTIZATIONS, WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes
+from ..matrix import WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes, value_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
 from ..weights import layer_matrices, layers_bytes, stage_bytes
+from .eplb import kept_bytes
 from .estimate import Estimate, exactly
 from .launch import Launch
 
@@ -59,7 +61,7 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
     """
     require_divisible(launch.model, launch.tensor_parallel, launch.deployment)
     deployment, model = launch.deployment, launch.model
-    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    ranks = launch.expert_ranks
     stored = stage_bytes(
         model,
         launch.tensor_parallel,
@@ -70,17 +72,20 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
     )
     common = _rotary_bytes(model)
     if launch.speculative is not None:
-        stored[-1] += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment)
+        stored[-1] += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment, ranks)
     stored[0] += _deep_stack_bytes(launch)
     below, above = _errors(launch)
     found = []
+    drafter = None if launch.speculative is None else launch.speculative.drafter(model)
+    if drafter is not None:
+        stored[-1] += kept_bytes(launch, drafter, range(1))
     for layers, weights in zip(launch.stages, stored, strict=True):
         copies, ends = (sum(part(launch, layer) for layer in layers) for part in (_copied_bytes, _segment_ends))
         tensors = weights + common + copies + _padding_bytes(launch, layers)
         kept = Estimate(round(tensors * (1 - below)), tensors + ends, round((tensors + ends) * (1 + above)))
-        moved, buffers = _offloaded(launch, layers), 0
+        moved, buffers = _offloaded(launch, layers), kept_bytes(launch, model, layers)
         if launch.lora is not None:
-            buffers = launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
+            buffers += launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
         found.append(Estimate(*(size - off + buffers for size, off in zip(kept, reversed(moved), strict=True))))
     return found
 
@@ -91,7 +96,7 @@ def _offloaded(launch: Launch, layers: range) -> Estimate:
     if not launch.cpu_offload_bytes:
         return exactly(0)
     deployment = launch.deployment
-    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    ranks = launch.expert_ranks
     whole = layers_bytes(launch.model, layers, launch.tensor_parallel, deployment.quantization, ranks)
     largest = max(
         matrix_bytes(matrix, deployment.quantization)
@@ -133,19 +138,13 @@ def _segment_ends(launch: Launch, layer: int) -> int:
     if launch.model.shares_weights(layer):
         return 0
     deployment = launch.deployment
-    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    ranks = launch.expert_ranks
     sizes = [
-        _value_bytes(matrix, deployment.quantization)
+        value_bytes(matrix, deployment.quantization)
         for matrix in layer_matrices(launch.model, layer, launch.tensor_parallel, ranks)
         if matrix.part in ("mlp", "shared", "expert") and format_of(matrix, deployment.quantization) != "mxfp4"
     ]
     return sum(-size % _SEGMENT for size in sizes if size >= _LARGE)
-
-
-def _value_bytes(matrix: Matrix, quantization: str | None) -> int:
-    """Bytes of a matrix without its scales, which are a tensor of their own."""
-    form = format_of(matrix, quantization)
-    return matrix.params * (WEIGHT_BITS if form is None else QUANTIZATIONS[form].bits) // 8
 
 
 def _deep_stack_bytes(launch: Launch) -> int:
@@ -159,12 +158,12 @@ def _padding_bytes(launch: Launch, layers: range) -> int:
     model, deployment, experts = launch.model, launch.deployment, launch.model.experts
     if experts is None or deployment.quantization != "mxfp4":
         return 0
-    ranks = deployment.expert_ranks(launch.tensor_parallel)
+    ranks = launch.expert_ranks
     hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices
     multiples = _mxfp4_multiples(launch)
     padded = (-(-size // multiple) * multiple for size, multiple in zip((hidden_size, width), multiples, strict=True))
     added = _expert_bytes(next(padded), next(padded), experts.bias) - _expert_bytes(hidden_size, width, experts.bias)
-    return len(set(layers) & set(experts.layers)) * -(-experts.count // ranks.holders) * added
+    return len(set(layers) & set(experts.layers)) * ranks.held(experts.count) * added
 
 
 def _mxfp4_multiples(launch: Launch) -> tuple[int, int]:

@@ -66,8 +66,8 @@ def test_a_flag_with_a_value_takes_it():
 @pytest.mark.parametrize(
     "written",
     [
-        "--no-enable-eplb",
-        "--enable-eplb=false",
+        "--no-enable-sleep-mode",
+        "--enable-sleep-mode=false",
         "--runner generate",
         "--mm-processor-cache-gb 0",
     ],
@@ -146,9 +146,7 @@ def test_images_of_other_projects_say_nothing_of_the_release():
 
 
 def test_what_is_not_counted_stands_in_the_first_line(capsys):
-    serve = (
-        "VLLM_REPLICATE_EMBED=1 vllm serve opt-13b --enable-sleep-mode --no-enable-eplb --attention-backend FLASHINFER"
-    )
+    serve = "VLLM_REPLICATE_EMBED=1 vllm serve opt-13b --enable-sleep-mode --attention-backend FLASHINFER"
     assert status(["plan", "--gpu", "h100-80gb", "--serve", serve]) == DONE
     shown = capsys.readouterr().out
     first, *rest = " ".join(shown.split()).split(" starts: ")
