@@ -226,6 +226,7 @@ def _candidate(
         raise found.uncounted
     if found.launch.speculative is not None:
         found.launch.speculative.require_simulated(found.launch.model)
+    found.require_simulated()
     refused = found.refusal()
     if refused is not None:
         return Candidate(axis_values, None, refused.text + _remedy(found), found)

@@ -142,6 +142,8 @@ def _start(
     refused = judged.refusal
     if refused is None:
         # Before any output, because the load may be refused.
+        if questions:
+            answer.require_simulated()
         fitting = None if mean_tokens is None else users_of(answer.launch, mean_tokens)
         about = subject_of(answer.settings(), mean_tokens, fitting, load)
     for text in contradicted:

@@ -126,6 +126,7 @@ def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None
     cost = settings.cost or default_cost(launch.model, launch.gpu, launch.deployment.quantization)
     refused: list[str] = []
     try:
+        answer.require_simulated()
         simulated = replace(only_read(settings), cost=cost)
         build(simulated)
         report.line(f"As a simulation: {simulate_command(simulated)}")

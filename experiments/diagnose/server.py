@@ -104,6 +104,7 @@ def server_of(line: ServeLine, gpu: str, model: str | None, log: StartupLog | No
         raise UserError(f"serve: it does not start: {text} {remedy}")
     if server.started.replicas > 1:
         raise SettingError("--data-parallel-size", server.started.replicas, "one engine is diagnosed; leave it out")
+    server.started.require_simulated()
     settings(**server.settings().as_dict())
     return server
 

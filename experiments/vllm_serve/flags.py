@@ -23,7 +23,8 @@ READ = frozenset(
     enable-chunked-prefill enable-eplb enable-expert-parallel enable-lora enable-prefix-caching enforce-eager eplb-config eplb-window-size gpu-memory-utilization
     hf-config-path
     kv-cache-dtype kv-cache-memory-bytes kv-offloading-backend kv-offloading-size language-model-only
-    long-prefill-token-threshold long-prefill-token-threshold-adaptive max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
+    long-prefill-token-threshold long-prefill-token-threshold-adaptive mamba-block-size mamba-cache-dtype mamba-cache-mode
+    mamba-ssm-cache-dtype max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
     max-num-seqs model num-gpu-blocks-override num-redundant-experts pipeline-parallel-size prefill-schedule-interval quantization
     scheduler-reserve-full-isl spec-method spec-model spec-tokens speculative-config tensor-parallel-size watermark
     """.split()
@@ -49,8 +50,7 @@ _CHANGES_MEMORY = {
     "longer positions; give --max-model-len": "rope-scaling rope-theta",
     "layers with a KV cache of 16 bit": "kv-cache-dtype-skip-layers",
     "number formats of weights by layer": "quantization-config",
-    "states in other number formats than the model's own": "mamba-cache-dtype mamba-ssm-cache-dtype",
-    "states kept at other ends of blocks": """mamba-block-size mamba-cache-mode enable-mamba-fine-grained-prefix-cache
+    "states kept at other ends of blocks": """enable-mamba-fine-grained-prefix-cache
         enable-mamba-shared-prefix-checkpoint prefix-cache-retention-interval use-replayssm replayssm-buffer-len""",
     "pooling models": """runner task convert pooler-config override-pooler-config use-gpu-for-pooling-score
         enable-flash-late-interaction""",
@@ -140,7 +140,7 @@ CHANGES_MEMORY = frozenset(name for names in _CHANGES_MEMORY.values() for name i
 #: Values with which one of them changes nothing.
 UNCHANGED = {
     "runner": ("auto", "generate"), "task": ("auto", "generate"), "convert": ("auto", "none"),
-    "performance-mode": ("balanced",), "mamba-cache-dtype": ("auto",), "mamba-ssm-cache-dtype": ("auto",),
+    "performance-mode": ("balanced",),
 }  # fmt: skip
 
 #: Environment variables that are simulated, and those that are not and change the answer, by reason.

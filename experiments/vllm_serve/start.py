@@ -34,6 +34,7 @@ from .checks import Outcome, Refusal, outcome, refusal, undivided
 from .graphs import graph_settings
 from .line import ServeLine
 from .log import StartupLog, corrected
+from .states import caching, require_simulated, with_formats
 
 _WEIGHTS = {
     "awq_marlin": "awq", "gptq_marlin": "gptq", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
@@ -83,6 +84,11 @@ class Started:
     @property
     def _allows_long(self) -> bool:
         return self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+
+    def require_simulated(self) -> None:
+        """Raise NotSimulated for states of which ``settings`` would have other blocks."""
+        launch = self.launch
+        require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
 
     def settings(self) -> Settings:
         """The line as settings of ``fragmeter simulate``, with the computed pool."""
@@ -151,13 +157,14 @@ def started(
     """
     if line.version is None and log is not None and log.version is not None:
         line = replace(line, version=log.version[:2])
-    shape = _shape(line, model_name)
+    vllm = _release(line)
+    shape = with_formats(line, _shape(line, model_name), vllm)
+    caches, state_chunk_tokens = caching(line, shape, vllm, line.switch("enable-prefix-caching", _caches(shape, vllm)))
     speculative, uncounted = _drafter(line, shape)
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
     line = replace(line, not_simulated=[*line.not_simulated, *left_out], uncounted=[*drafts, *line.uncounted])
     card = gpu(gpu_name) if isinstance(gpu_name, str) else gpu_name
-    vllm = _release(line)
     tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
@@ -177,7 +184,8 @@ def started(
         block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
         hybrid=not line.switch(_ONE_GROUP),
         graphs=graph_settings(line, vllm),
-        enable_prefix_caching=line.switch("enable-prefix-caching", _caches(shape, vllm)),
+        enable_prefix_caching=caches,
+        state_chunk_tokens=state_chunk_tokens,
         release=vllm,
         is_taken=_is_taken(line, model_name),
         kv_cache_memory_bytes=line.whole("kv-cache-memory-bytes"),

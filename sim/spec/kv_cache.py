@@ -55,6 +55,8 @@ class CacheSettings:
         max_num_batched_tokens: Maximum number of tokens in a step.
         block_size: Tokens per attention block, before it is raised for states; None is 16.
         enable_prefix_caching: Also sets ``mamba_cache_mode``.
+        state_chunk_tokens: Of which blocks are a multiple where states at all ends of blocks are kept (``mamba_cache_mode`` all of 0.12 to 0.31); None
+            keeps some.
         max_concurrent_batches: Steps in flight: 2 with async scheduling, 1 without; with pipeline stages the number
             of stages, one more with async scheduling.
         disable_hybrid_kv_cache_manager: Keep all tokens in layers with windows and chunks. vLLM sets it for models with
@@ -69,6 +71,7 @@ class CacheSettings:
     max_num_batched_tokens: int
     block_size: int | None = None
     enable_prefix_caching: bool = True
+    state_chunk_tokens: int | None = None
     max_concurrent_batches: int = 2
     disable_hybrid_kv_cache_manager: bool = False
     num_gpu_blocks_override: int | None = None
@@ -187,10 +190,11 @@ class KvCacheConfig:
     def mamba_cache_mode(self) -> str:
         """States that are kept: "none", only the current one; "align", also some at the ends of blocks, for prefix hits.
 
-        Follows ``enable_prefix_caching``. The third mode of earlier releases, "all", does not exist in 0.33.
+        Follows ``enable_prefix_caching``. "all" is a mode of earlier releases, in which a sequence may need a state for each of its blocks.
         """
-        aligned = self.settings.enable_prefix_caching and self.mamba_block_size is not None
-        return "align" if aligned else "none"
+        if not self.settings.enable_prefix_caching or self.mamba_block_size is None:
+            return "none"
+        return "align" if self.settings.state_chunk_tokens is None else "all"
 
     @property
     def export_tokens(self) -> int:
@@ -235,6 +239,8 @@ class KvCacheConfig:
     def _group_blocks(self, group: KvCacheGroup, tokens: int) -> int:
         window, in_flight = group.span.tokens, self.settings.max_in_flight_tokens
         if group.kind == "state":
+            if self.mamba_cache_mode == "all":
+                return -(-tokens // group.block_size) + self.settings.num_speculative_blocks
             own = 2 + self.exports_states if self.mamba_cache_mode == "align" else 1
             return own + self.settings.num_speculative_blocks
         if group.kind == "ring":
@@ -266,7 +272,7 @@ class KvCacheConfig:
 
     def _kept_before(self, group: KvCacheGroup, tokens: int) -> int:
         """States of the block before, in the step that enters another one."""
-        return int(self.mamba_cache_mode == "align" and tokens > group.block_size)
+        return int(self.mamba_cache_mode != "none" and tokens > group.block_size)
 
     def prompt_blocks(self, tokens: int) -> int:
         """Blocks that the admission of a prompt of ``tokens`` asks for, over all groups.
@@ -277,7 +283,9 @@ class KvCacheConfig:
 
     def _prompt_blocks(self, group: KvCacheGroup, tokens: int) -> int:
         if group.kind == "state":
-            own = min(1 + self.exports_states, -(-tokens // group.block_size))
+            own = -(-tokens // group.block_size)
+            if self.mamba_cache_mode != "all":
+                own = min(1 + self.exports_states, own)
             return own + self.settings.num_speculative_blocks
         return min(self._group_blocks(group, self.settings.max_model_len), -(-tokens // group.block_size))
 
@@ -397,7 +405,7 @@ def _align(layers: Sequence[Layer], settings: CacheSettings) -> _Blocks:
         step = max(kernel, block_size, _MLA_ALIGNMENT_TOKENS if first.latent else 0)
         if settings.enable_prefix_caching:
             # Exported states are those at ends of blocks.
-            step = lcm(step, *(layer.export_tokens or 1 for layer in states))
+            step = lcm(step, settings.state_chunk_tokens or 1, *(layer.export_tokens or 1 for layer in states))
         raised = step * -(-state_bytes // (step * token_bytes))
         block_size = max(block_size, _round_down(raised + kernel - 1, kernel))
         padded = block_size * token_bytes

@@ -26,8 +26,8 @@ Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefi
 (pull request 48017), which 0.28 undid (pull request 51482). Releases before 0.9 free tables in another order.
 
 Kernels export states from within a prefill (``StateMixer.export_tokens``) since 0.29 in Kimi K3, 0.32 in Mamba-2 and 0.33 in
-gated delta nets, as the wheels of 0.28 to 0.33 say. Entries without a change are there for it, and for the list of CUDA graphs
-(``startup.cuda_graphs``).
+gated delta nets, as the wheels of 0.28 to 0.33 say. Entries without a change are there for it, for the list of CUDA graphs
+(``startup.cuda_graphs``), and for the modes of states (``experiments.vllm_serve.states``).
 
 A model with states does not start since 0.20 where max_num_seqs exceeds the blocks of the pool (pull request 38270): the wheels of 0.20
 to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs instead. Prefixes of such models are cached by default since
@@ -139,6 +139,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (12, {"mxfp4_hopper": (1, 64)}),
     (13, {}),
     (14, {"async_scheduling": True, "checks_all_stages": True}),
+    (15, {}),
     (
         17,
         {

@@ -37,10 +37,12 @@ class StateMixer(ABC):
     Attributes:
         conv_kernel: Tokens in the window of the convolution; the state keeps all but the newest of them.
         state_dtype: Default number format of the matrices; "auto" is the format of the convolution's inputs.
+        conv_dtype: Default number format of the convolution's inputs; "auto" is the model's.
     """
 
     conv_kernel: int
     state_dtype: str = "auto"
+    conv_dtype: str = "auto"
 
     @property
     @abstractmethod
@@ -102,7 +104,7 @@ class StateMixer(ABC):
             conv_dtype: ``--mamba-cache-dtype``.
             state_dtype: ``--mamba-ssm-cache-dtype``.
         """
-        conv = dtype if conv_dtype == "auto" else conv_dtype
+        conv = _first(conv_dtype, self.conv_dtype, dtype)
         matrices = self.state_dtype if state_dtype == "auto" else state_dtype
         return conv, conv if matrices == "auto" else matrices
 
@@ -309,7 +311,7 @@ class ShortConv(StateMixer):
         return (self.conv_shape(ranks, drafts),)
 
     def state_dtypes(self, dtype: str = "fp16", conv_dtype: str = "auto", state_dtype: str = "auto") -> tuple[str, ...]:
-        return (dtype if conv_dtype == "auto" else conv_dtype,)
+        return (_first(conv_dtype, self.conv_dtype, dtype),)
 
     def inner_size(self, ranks: int = 1) -> int:
         return self.inner // ranks
@@ -462,6 +464,10 @@ class KimiDelta(StateMixer):
 
     def prefill_flops(self, ranks: int = 1) -> int:
         return _delta_rule_flops(self.heads // ranks, self.head_dim, self.head_dim)
+
+
+def _first(*dtypes: str) -> str:
+    return next(dtype for dtype in dtypes if dtype != "auto")
 
 
 def _delta_rule_flops(heads: int, key_dim: int, value_dim: int) -> int:

@@ -86,6 +86,7 @@ class Launch:
         hybrid: Whether layers with a window keep only the tokens within it.
         graphs: What the line says of CUDA graphs, where ``deployment`` has them.
         enable_prefix_caching: Whether states at ends of blocks are kept; of no effect on models without states.
+        state_chunk_tokens: See ``CacheSettings``.
         release: Release of vLLM.
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
@@ -115,6 +116,7 @@ class Launch:
     hybrid: bool = True
     graphs: GraphSettings = GraphSettings()
     enable_prefix_caching: bool = True
+    state_chunk_tokens: int | None = None
     release: Release = LATEST
     export_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -187,6 +189,7 @@ class Launch:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 block_size=self.block_size,
                 enable_prefix_caching=self.enable_prefix_caching,
+                state_chunk_tokens=self.state_chunk_tokens,
                 max_concurrent_batches=self.concurrent_batches,
                 num_speculative_blocks=0 if self.speculative is None else self.speculative.num_speculative_tokens,
             )
