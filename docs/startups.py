@@ -27,8 +27,8 @@ from fragmeter.sim.types.errors import UserError
 
 PAGE = Path(__file__).with_suffix(".md")
 CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
-#: The preset with the kernels of a card that is none; its memory is the logged total, or the GiB here.
-CARDS = {
+#: The preset with the kernels of a card that is none; its memory is the logged total, or the GiB here, of each rank where they differ.
+CARDS: dict[str, tuple[str, *tuple[float, ...]]] = {
     "H20": ("h200", 139.8),
     "H100 NVL": ("h100-pcie", 93.1),
     "GB10": ("gb10", 121.69),
@@ -48,6 +48,7 @@ CARDS = {
     "15.99": ("rtx-5090", 15.99),
     "15.55": ("rtx-5090", 15.55),
     "16 GB card": ("rtx-5090", 15.5),
+    "5070 Ti and RTX 5090 D": ("rtx-5090", 15.47, 31.36),
 }
 
 
@@ -134,17 +135,17 @@ class Compared:
         return None
 
 
-def card_of(case: dict[str, Any]) -> GpuSpec | None:
+def card_of(case: dict[str, Any]) -> GpuSpec | list[GpuSpec] | None:
     """The GPU of a case with the memory that its log has; None if it is none that ``CARDS`` stands in for."""
     if case.get("gpu"):
         found = gpu(case["gpu"])
         total = case["logged"].get("total_gib")
         return found if total is None else replace(found, memory_bytes=round(total * GIB))
     name = case["card"]["name"]
-    for part, (preset, total) in CARDS.items():
+    for part, (preset, *sizes) in CARDS.items():
         if part in name:
-            total = case["logged"].get("total_gib", total)
-            return replace(gpu(preset), name=name, memory_bytes=round(total * GIB))
+            totals = [case["logged"]["total_gib"]] if "total_gib" in case["logged"] else sizes
+            return [replace(gpu(preset), name=name, memory_bytes=round(total * GIB)) for total in totals]
     return None
 
 

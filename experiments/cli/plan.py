@@ -63,7 +63,8 @@ def plan(
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
             vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ..., of which the
             memory is reported. With --goodput: the base line of all candidates.
-        gpu: Presets, or FILE.json of GPUs of your own, separated by commas or repeated.
+        gpu: Presets, or FILE.json of GPUs of your own, separated by commas or repeated: the card of every rank, or with --goodput
+            candidates.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
             line names a model by another name.
         vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
@@ -119,7 +120,7 @@ def plan(
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)
-    answer = started(line, gpus[0], model, log)
+    answer = started(line, gpus, model, log)
     contradicted = contradictions([*of_line(answer), *([] if startup_log is None else of_log(startup_log))])
     _start(answer, log, questions, mean_tokens, load, contradicted, report)
 
@@ -225,7 +226,7 @@ def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choice
 def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
     """Refuse flags of a plan if no objectives are given."""
     remedy = "give objectives, such as --goodput ttft:500 tpot:50"
-    if serve is None or len(gpus) > 1:
-        raise UserError(f"plan needs --serve, a vllm serve line, and one --gpu; or for a plan {remedy}")
+    if serve is None:
+        raise UserError(f"plan needs --serve, a vllm serve line; or for a plan {remedy}")
     if aims != Aims() or choices != Choices() or out is not None:
         raise UserError(f"flags of a plan have no effect without objectives; {remedy}")

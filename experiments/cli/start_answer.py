@@ -71,6 +71,7 @@ def facts(answer: Started) -> dict[str, Any]:
     return {
         "model": launch.model.name,
         "gpu": launch.gpu.name,
+        **({"gpus": [card.name for card in launch.gpus]} if launch.gpus else {}),
         "num_gpus": launch.num_gpus * answer.replicas,
         "replicas": answer.replicas,
         "tensor_parallel_size": launch.tensor_parallel,
@@ -159,7 +160,7 @@ def _where(answer: Started) -> str:
     stages = f" in {pipeline} pipeline stages" if pipeline > 1 else ""
     kind = "engines that share the experts" if launch.deployment.data_parallel > 1 else "replicas"
     each = f" (each of {answer.replicas} {kind})" if answer.replicas > 1 else ""
-    return f"{launch.model.name} on {launch.num_gpus} x {launch.gpu.name}{stages}{each}"
+    return f"{launch.model.name} on {launch.gpu_text}{stages}{each}"
 
 
 def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) -> Table:
@@ -168,7 +169,8 @@ def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) ->
     uncounted = encoder is not None and not encoder.is_known
     logged = {} if log is None else _logged(log)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("of each GPU" if launch.num_gpus > 1 else "of the GPU")
+    one = "of the GPU with the least room" if launch.gpus else "of the GPU"
+    table.add_column("of each GPU" if launch.num_gpus > 1 and not launch.gpus else one)
     table.add_column("GiB, computed" if log else "GiB", justify="right")
     table.add_column("8 of 10 servers", justify="right")
     if log is not None:

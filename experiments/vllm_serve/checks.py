@@ -109,9 +109,9 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     # The doubt of what is free is that of its own check.
     sure = replace(launch, used_at_start_bytes=0)
     if starts(kv_cache.low):
-        memory = _heaviest(launch)
+        memory = _tightest(launch)
         used = used_at_start(launch)
-        free = Estimate(*(launch.gpu.memory_bytes - size for size in (used.high, used.likely, used.low)))
+        free = Estimate(*(memory.total_bytes - size for size in (used.high, used.likely, used.low)))
         needed_free = max(memory.weights.likely, memory.requested_bytes)
         return Outcome(likely, False, needed_free_bytes=needed_free, free=free, kv_cache=kv_cache)
     needed = least(starts, kv_cache.low, kv_cache.high)
@@ -237,21 +237,27 @@ def _too_long(launch: Launch) -> Refusal | None:
     return Refusal("length", f"{message} (max_position_embeddings={own}).")
 
 
-def _heaviest(launch: Launch) -> StageMemory:
-    return max(stage_memories(launch), key=lambda stage: stage.weights.likely)
+def _tightest(launch: Launch) -> StageMemory:
+    """The GPU on which the weights, or what is requested, leave the least; of equal ones that with the heaviest weights."""
+
+    def over(memory: StageMemory) -> tuple[int, int]:
+        weights = memory.weights.likely
+        return max(weights, memory.requested_bytes) - memory.total_bytes, weights
+
+    return max(stage_memories(launch), key=over)
 
 
 def _too_heavy(launch: Launch) -> Refusal | None:
-    memory = _heaviest(launch)
+    memory = _tightest(launch)
     # The least memory of the KV cache goes with the most that is in use before.
     used = used_at_start(launch)
-    free = launch.gpu.memory_bytes - {"low": used.high, "likely": used.likely, "high": used.low}[launch.outlook]
+    free = memory.total_bytes - {"low": used.high, "likely": used.likely, "high": used.low}[launch.outlook]
     if memory.weights.likely > free:
         weights = f"the weights take {gib(memory.weights.likely)} GiB of each GPU and {gib(free)} GiB are free"
         return Refusal("weights", f"torch.OutOfMemoryError: CUDA out of memory; {weights}.")
     if memory.requested_bytes > free:
         share = f"{launch.gpu_memory_utilization}, {gib(memory.requested_bytes)} GiB"
-        on_device = f"Free memory on device cuda:0 ({gib(free)}/{gib(launch.gpu.memory_bytes)} GiB) on startup"
+        on_device = f"Free memory on device cuda:0 ({gib(free)}/{gib(memory.total_bytes)} GiB) on startup"
         return Refusal("free memory", f"{on_device} is less than desired GPU memory utilization ({share}).")
     return None
 

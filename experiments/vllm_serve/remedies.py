@@ -54,7 +54,9 @@ def _first(flag: str, candidates: Candidates, any_length: bool) -> Remedy | None
 
 
 def _ranks(launch: Launch) -> Candidates:
-    """Numbers of ranks above the given one, ascending; from one if the given ranks do not divide the model."""
+    """Numbers of ranks above the given one, ascending; from one if the given ranks do not divide the model. None where cards differ."""
+    if launch.gpus:
+        return
     least = 1 if undivided(launch) else launch.tensor_parallel + 1
     for ranks in range(least, _MOST_RANKS + 1):
         yield ranks, replace(launch, tensor_parallel=ranks)

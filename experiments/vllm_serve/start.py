@@ -5,7 +5,7 @@ The model that a line names is a path, a preset, or a Hugging Face repository of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,6 +88,8 @@ class Started:
     def require_simulated(self) -> None:
         """Raise NotSimulated for states of which ``settings`` would have other blocks."""
         launch = self.launch
+        if launch.gpus:
+            raise NotSimulated("gpu", launch.gpu_text, "is not simulated", "name one GPU for all ranks")
         require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
 
     def settings(self) -> Settings:
@@ -144,11 +146,15 @@ def with_release(found: Settings, line: ServeLine) -> Settings:
 
 
 def started(
-    line: ServeLine, gpu_name: str | GpuSpec, model_name: str | None = None, log: StartupLog | None = None
+    line: ServeLine,
+    gpu_name: str | GpuSpec | Sequence[str | GpuSpec],
+    model_name: str | None = None,
+    log: StartupLog | None = None,
 ) -> Started:
     """A command line with vLLM's defaults on that GPU.
 
     Args:
+        gpu_name: One card, or that of each rank, stage by stage.
         model_name: Preset or ``config.json`` that gives the shape, in place of the model that the line names.
         log: The engine's own log; its KV cache size replaces the computed one. Its release is that of a line that names none.
 
@@ -164,7 +170,7 @@ def started(
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
     line = replace(line, not_simulated=[*line.not_simulated, *left_out], uncounted=[*drafts, *line.uncounted])
-    card = gpu(gpu_name) if isinstance(gpu_name, str) else gpu_name
+    card, *others = _cards(line, gpu_name)
     tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
@@ -196,12 +202,26 @@ def started(
         lora=_lora(line),
         eplb=_eplb(line) if shape.experts else None,
         layer_partition=_partition(line),
+        gpus=(card, *others) if others else (),
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
     return Started(line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted)
+
+
+def _cards(line: ServeLine, given: str | GpuSpec | Sequence[str | GpuSpec]) -> list[GpuSpec]:
+    """The card of all ranks, or of each where they differ."""
+    names = [given] if isinstance(given, str | GpuSpec) else given
+    found = [gpu(each) if isinstance(each, str) else each for each in names]
+    if len(set(found)) == 1:
+        return found[:1]
+    ranks = line.whole("tensor-parallel-size", 1) * line.whole("pipeline-parallel-size", 1)
+    if len(found) != ranks or line.whole("data-parallel-size", 1) > 1:
+        remedy = f"must be one GPU, or that of each of the {ranks} ranks of one engine"
+        raise SettingError("gpu", ",".join(each.name for each in found), remedy)
+    return found
 
 
 def _require_divided(line: ServeLine, shape: ModelSpec) -> None:

@@ -67,7 +67,7 @@ KV_CACHE = "kv_cache"
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
-    """Memory of the GPUs of every pipeline stage.
+    """Memory of the GPUs of every pipeline stage; of different cards, of that with the least KV cache.
 
     Raises:
         SettingError: The ranks or stages cannot divide the model.
@@ -78,11 +78,15 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
 @lru_cache(maxsize=256)
 def _stage_memories(launch: Launch) -> tuple[StageMemory, ...]:
     """Cached, because every check of a start, and every remedy that is tried, asks for the same."""
-    weights = loaded_bytes(launch)
-    layers = launch.stages
-    return tuple(
-        _stage(launch, each, weight, last=each is layers[-1]) for each, weight in zip(layers, weights, strict=True)
-    )
+    stages, found = launch.stages, []
+    weights = {gpu: loaded_bytes(replace(launch, gpu=gpu)) for gpu in (launch.gpu, *launch.gpus)}
+    for number, layers in enumerate(stages):
+        memories = [
+            _stage(replace(launch, gpu=gpu), layers, weights[gpu][number], last=layers is stages[-1])
+            for gpu in launch.stage_gpus(number)
+        ]
+        found.append(min(memories, key=lambda memory: memory.kv_cache_bytes))
+    return tuple(found)
 
 
 def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> StageMemory:

@@ -101,6 +101,7 @@ class Launch:
         cpu_offload_bytes: Weights that each rank keeps in memory of the host (``--cpu-offload-gb``).
         lora: LoRA adapters, if any.
         eplb: Balancing of experts, if any.
+        gpus: Cards of the ranks in their order, stage by stage, where they are not all ``gpu``. The first one decides the defaults.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
     """
 
@@ -131,6 +132,7 @@ class Launch:
     lora: Lora | None = None
     eplb: Eplb | None = None
     layer_partition: tuple[int, ...] | None = None
+    gpus: tuple[GpuSpec, ...] = ()
 
     @property
     def num_gpus(self) -> int:
@@ -150,6 +152,17 @@ class Launch:
             SettingError: They cannot be divided so.
         """
         return stages(self.model.num_layers, self.deployment.pipeline_parallel, self.layer_partition)
+
+    @property
+    def gpu_text(self) -> str:
+        """The cards as text: ``2 x rtx-3090``, or their names."""
+        names = [card.name for card in self.gpus]
+        return ", ".join(names) if names else f"{self.num_gpus} x {self.gpu.name}"
+
+    def stage_gpus(self, number: int) -> tuple[GpuSpec, ...]:
+        """The different cards of a pipeline stage."""
+        first = number * self.tensor_parallel
+        return tuple(dict.fromkeys(self.gpus[first : first + self.tensor_parallel] or (self.gpu,)))
 
     @property
     def second_runner(self) -> bool:

@@ -261,7 +261,7 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
         ([*LINE, "--attainment", "0.99"], "flags of a plan have no effect without objectives"),
         ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
         ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': applies to one server; leave it out"),
-        (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line, and one --gpu"),
+        (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line; or for a plan"),
     ],
 )
 def test_what_cannot_be_planned(tokens, message, capsys, tmp_path, monkeypatch):

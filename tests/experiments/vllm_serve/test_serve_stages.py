@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.checks import refusal
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec import gpu
 from fragmeter.sim.spec.releases import release
 from fragmeter.sim.spec.startup.capacity import (
     capacity,
@@ -26,8 +28,8 @@ LAYER = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336 + 2 * 4096)
 SLOT = 2 * 8 * 128 * 2
 
 
-def launched(line: str, gpu: str = "rtx-3090", version: tuple[int, int] | None = None, name: str | None = None):
-    return started(parse_serve(line, version), gpu, name).launch
+def launched(line: str, card="rtx-3090", version: tuple[int, int] | None = None, name: str | None = None):
+    return started(parse_serve(line, version), card, name).launch
 
 
 def test_the_stage_with_the_fewest_blocks_decides():
@@ -94,6 +96,11 @@ def test_releases_in_which_each_stage_needs_the_kv_cache_of_all():
         found[minor] = refusal(launch)
     assert [minor for minor, refused in found.items() if refused] == [14, 15, 16]
     assert "max seq len (202752), (71.16 GiB KV cache is needed" in found[15].text
+    launch = launched(line, "a100-80gb", (0, 15), "zai-org/GLM-4.7")
+    logged = replace(launch, kv_cache_memory_bytes=int(28.57 * 2**30))
+    assert refusal(logged).text.endswith(
+        "available KV cache memory (28.57 GiB). Based on the available memory, the estimated maximum model length is 81392."
+    )
 
 
 def test_the_null_block_is_not_for_the_longest_sequence_since_0_29():
@@ -133,3 +140,66 @@ def test_the_states_of_a_pool_by_the_user_are_its_blocks():
     assert refusal(launched(line.format(300), "h100-80gb")) is None
     few = launched(line.format(299), "h100-80gb")
     assert refusal(few).kind == "states" and capture_blocks(few) == 299
+
+
+UNEQUAL = ["rtx-3090", "rtx-5090"]
+
+
+def test_each_stage_has_the_memory_of_its_card():
+    line = "VLLM_PP_LAYER_PARTITION={} vllm serve llama-3.1-8b -pp 2 --max-model-len 8K"
+    launch = launched(line.format("16,16"), UNEQUAL)
+    found = stage_memories(launch)
+    assert [memory.total_bytes for memory in found] == [gpu(name).memory_bytes for name in UNEQUAL]
+    for memory, name in zip(found, UNEQUAL):
+        alone = stage_memories(launched(line.format("16,16"), name))[UNEQUAL.index(name)]
+        assert memory == alone
+    moved = launched(line.format("12,20"), UNEQUAL)
+    assert capacity(moved).num_blocks > 1.15 * capacity(launch).num_blocks
+    assert capacity(launched(line.format("20,12"), UNEQUAL[::-1])).num_blocks == pytest.approx(
+        capacity(moved).num_blocks, rel=0.05
+    )
+
+
+def test_of_unequal_ranks_the_smallest_card_decides():
+    line = "vllm serve llama-3.1-8b -tp 2 --max-model-len 8K"
+    small, large = (capacity(launched(line, name)).num_blocks for name in UNEQUAL)
+    for order in (UNEQUAL, UNEQUAL[::-1]):
+        assert capacity(launched(line, order)).num_blocks == small < large
+    # The first one has vLLM's defaults of a step.
+    assert [launched(line, ["rtx-3090", "h100-80gb"][::step]).max_num_seqs for step in (1, -1)] == [256, 1024]
+
+
+def test_layers_move_to_the_larger_card_as_a_remedy():
+    cards = [replace(gpu("rtx-5090"), memory_bytes=15 * 2**30), gpu("rtx-5090")]
+    line = "vllm serve qwen3-32b -pp 2 -q fp8 --max-model-len 8K --gpu-memory-utilization 0.85"
+    launch = launched(line, cards)
+    assert refusal(launch).kind in ("no KV cache", "weights", "KV cache")
+    moved = next(each for each in remedies(launch) if each.flag == "VLLM_PP_LAYER_PARTITION")
+    first, second = map(int, moved.value.split(","))
+    assert first < second and first + second == 64 and refusal(moved.launch) is None
+
+
+def test_a_report_of_unequal_cards():
+    """vllm-project/vllm#34076: 16 of 48 layers on a card with 15.47 GiB, and 32 on one with 31.36."""
+    cards = [replace(gpu("rtx-5090"), memory_bytes=int(size * 2**30)) for size in (15.47, 31.36)]
+    line = "VLLM_PP_LAYER_PARTITION=16,32 vllm serve Qwen/Qwen3-Coder-30B-A3B-Instruct -q fp8 --gpu-memory-utilization 0.9 -pp 2"
+    launch = replace(launched(line, cards, (0, 15)), used_at_start_bytes=2**29)
+    assert "(262144), (24.00 GiB KV cache is needed" in refusal(launch).text
+    stage = capacity(launch).stage
+    assert stage.kv_cache.low < 3.18 * 2**30 < stage.kv_cache.high and stage.total_bytes == cards[0].memory_bytes
+    assert longest_model_len(replace(launch, kv_cache_memory_bytes=int(3.181 * 2**30))) == 34_736
+
+
+@pytest.mark.parametrize("flags", ["", " -pp 3", " -pp 2 -dp 2"])
+def test_cards_are_those_of_the_ranks(flags):
+    with pytest.raises(SettingError, match="gpu = 'rtx-3090,rtx-5090': must be one GPU, or that of each of the"):
+        launched(f"vllm serve llama-3.1-8b{flags}", UNEQUAL)
+
+
+def test_unequal_cards_have_an_answer_and_no_simulation(capsys):
+    plan = ["plan", "--serve", "vllm serve llama-3.1-8b -pp 2 --max-model-len 8K --gpu-memory-utilization 0.85"]
+    assert status([*plan, "--gpu", "rtx-3090,rtx-5090"]) == DONE
+    shown = capsys.readouterr().out
+    assert "llama-3.1-8b on rtx-3090, rtx-5090 in 2" in " ".join(shown.split()) and "As a simulation" not in shown
+    assert status([*plan, "--gpu", "rtx-3090,rtx-3090"]) == DONE
+    assert "As a simulation: fragmeter simulate" in capsys.readouterr().out
