@@ -16,11 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fragmeter.experiments.vllm_serve.checks import GIB, Outcome
+from fragmeter.experiments.vllm_serve.checks import Outcome
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.spec import gpu
 from fragmeter.sim.spec.gpu import GpuSpec
+from fragmeter.sim.spec.pool import GIB
 from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
 from fragmeter.sim.spec.startup.non_torch import link
 from fragmeter.sim.types.errors import UserError

@@ -90,6 +90,7 @@ def replica(server: Server, answer: Started | None, model_id: str | None) -> Set
     if refused is not None:
         raise UserError(f"serve: it does not start by the estimated memory: {refused.text} Paste its --startup-log.")
     _require_one(server.given.get("data_parallel_size") or answer.replicas)
+    answer.require_simulated()
     return settings(**{**with_release(answer.settings(), answer.line).as_dict(), **server.given})
 
 

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 
 from ...sim.recording.probe import read_probe
 from ...sim.spec import gpu_names, model
+from ...sim.spec.pool import GIB
 from ...sim.spec.releases import all_releases, release
 from ...sim.spec.startup.capacity import stage_memories
 from ...sim.spec.startup.launch import BLOCK_SIZE, batch_defaults
 from ...sim.types.errors import UserError
 from ...traces import MeasuredSummary
 from ...traces.clients.load import ClientLoad
-from ..vllm_serve.checks import GIB, undivided
+from ..vllm_serve.checks import undivided
 from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
 from ...sim.spec.matrix import Matrix, format_of
+from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
     AtCapture,
@@ -24,8 +25,6 @@ from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.loading import require_divisible
 from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.types.errors import NotSimulated, SettingError
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...sim.spec.pool import GIB
 from ...sim.spec.startup.cuda_graphs import (
     BOTH,
     FITTED,
@@ -32,7 +33,6 @@ from ...sim.spec.startup.cuda_graphs import (
 from ...sim.spec.startup.estimate import Estimate
 
 FILE = Path(__file__).with_name("facts") / "graphs.json"
-GIB = 1 << 30
 #: Logs have two decimals.
 _ROUNDING = GIB // 200
 _FIRST_STEP, _LAST_STEP = 0.1, 0.01

@@ -11,7 +11,6 @@ from ...sim.spec.releases import Release
 from ...sim.spec.startup.cuda_graphs import GraphSettings, graph_mode
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError
-from ...sim.types.user_files import json_value
 from .line import ServeLine
 
 _CONFIG = "compilation-config"
@@ -53,11 +52,7 @@ def graph_settings(line: ServeLine, release: Release) -> GraphSettings:
 
 def _config(line: ServeLine) -> tuple[dict[str, Any], int | None]:
     """The line's ``--compilation-config``, and its level of optimization."""
-    text = line.text(_CONFIG, "{}")
-    try:
-        found = json_value(text)
-    except ValueError as error:
-        raise SettingError(f"--{_CONFIG}", text[:60], f"is not readable JSON ({error})") from None
+    found = line.json_of(_CONFIG)
     level = line.text("optimization-level", "")
     if level and (not level.isdecimal() or int(level) not in _LEVELS):
         raise SettingError("--optimization-level", level, "must be from 0 to 3")

@@ -131,6 +131,14 @@ class ServeLine:
             raise SettingError(f"--{name}", value, "must be a whole number of at least 1")
         return number
 
+    def json_of(self, name: str) -> object:
+        """A flag's JSON, an empty object without the flag; raises SettingError for a text that is none."""
+        text = self.text(name, "{}")
+        try:
+            return json_value(text)
+        except ValueError as error:
+            raise SettingError(f"--{name}", text[:60], f"is not readable JSON ({error})") from None
+
     def gib_as_bytes(self, name: str) -> int:
         """A number of GiB in bytes, 0 without the flag; raises SettingError for one below 0."""
         value = self.flags.get(name, 0)
@@ -340,6 +348,9 @@ class _Reader:
             self._flags[name] = found
             if name == "kv-offloading-backend" and found != "native":
                 self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)
+            if name == "all2all-backend":
+                # DeepEP itself computes the buffers of its kernels for few tokens.
+                self._leave_out(f"--{name} {found}", "kernels with times of their own", found == "deepep_low_latency")
         elif not left_out:
             self._ignored.append(f"--{name}")
         if name == "served-model-name":

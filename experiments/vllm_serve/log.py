@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import KV_CACHE, capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.non_torch import used_at_start
@@ -26,7 +27,6 @@ from .line import pasted
 from .log_parts import LoggedParts, read_parts
 
 Found = TypeVar("Found")
-GIB = 1 << 30
 #: Numbers in a log; one with more digits than any cache size has is ignored.
 _COUNT, _DECIMAL = r"(\d[\d,]{0,20})(?![\d,])", r"(-?\d{1,12}(?:\.\d*)?)"
 _BLOCKS = re.compile(

@@ -135,19 +135,27 @@ def _tokens(launch: Launch) -> Candidates:
         yield launch.max_num_seqs, replace(launch, max_num_batched_tokens=launch.max_num_seqs)
 
 
+def _lacks_states(launch: Launch) -> bool:
+    return undivided(launch) is None and too_few_states(launch) is not None
+
+
+def _lacks_room_for_graphs(launch: Launch) -> bool:
+    return _lacks_states(launch) or (undivided(launch) is None and too_large_graphs(launch) is not None)
+
+
 def _sequences(launch: Launch) -> Candidates:
     """As many sequences as vLLM's message names."""
-    if undivided(launch) is None and too_few_states(launch):
+    if _lacks_states(launch):
         blocks = not_none(capture_blocks(launch))
         if blocks:
             yield blocks, replace(launch, max_num_seqs=blocks)
 
 
 def _graphs(launch: Launch) -> Candidates:
-    if undivided(launch) is None and (too_few_states(launch) or too_large_graphs(launch)):
+    if _lacks_room_for_graphs(launch):
         yield "PIECEWISE", replace(launch, graphs=replace(launch.graphs, mode="PIECEWISE"))
 
 
 def _no_graphs(launch: Launch) -> Candidates:
-    if undivided(launch) is None and (too_few_states(launch) or too_large_graphs(launch)):
+    if _lacks_room_for_graphs(launch):
         yield "", replace(launch, deployment=replace(launch.deployment, cuda_graphs=False))

@@ -29,7 +29,6 @@ from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, check
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
-from ...sim.types.user_files import json_value
 from .checks import Outcome, Refusal, outcome, refusal, undivided
 from .graphs import graph_settings
 from .line import ServeLine
@@ -50,6 +49,8 @@ _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
 _EPLB = "eplb-config"
+#: MiB of a buffer of DeepEP, and GPUs of a node.
+_BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
 
@@ -200,6 +201,7 @@ def started(
         async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
         cpu_offload_bytes=line.gib_as_bytes("cpu-offload-gb"),
         lora=_lora(line),
+        all_to_all_bytes=_all_to_all_bytes(line),
         eplb=_eplb(line) if shape.experts else None,
         layer_partition=_partition(line),
         gpus=(card, *others) if others else (),
@@ -284,15 +286,23 @@ def _lora(line: ServeLine) -> Lora | None:
     return Lora(line.whole("max-loras", MAX_LORAS), line.whole("max-lora-rank", MAX_LORA_RANK))
 
 
+def _all_to_all_bytes(line: ServeLine) -> int:
+    """Buffers of DeepEP's kernels for many tokens: one for GPUs with NVLink and one for other nodes (``DeepEPHTAll2AllManager``)."""
+    engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
+    backend = line.text("all2all-backend", line.environment.get("VLLM_ALL2ALL_BACKEND", ""))
+    if backend != "deepep_high_throughput" or engines == 1 or not line.switch("enable-expert-parallel"):
+        return 0
+    size = line.environment.get(_BUFFER, "1024")
+    if not size.isdecimal():
+        raise SettingError(_BUFFER, size, "must be a whole number of MiB")
+    return (1 + (engines * ranks > _NODE_GPUS)) * int(size) << 20
+
+
 def _eplb(line: ServeLine) -> Eplb | None:
     """The balancing of experts. Up to 0.11 its settings are flags, later keys of an object."""
-    text = line.text(_EPLB, "{}")
-    try:
-        config = json_value(text)
-    except ValueError as error:
-        raise SettingError(f"--{_EPLB}", text[:60], f"is not readable JSON ({error})") from None
+    config = line.json_of(_EPLB)
     if not isinstance(config, dict):
-        raise SettingError(f"--{_EPLB}", text[:60], "must be a JSON object")
+        raise SettingError(f"--{_EPLB}", line.text(_EPLB, "")[:60], "must be a JSON object")
 
     def number(key: str, flag: str, default: int) -> int:
         given = str(config.get(key, line.text(flag, str(default))))

@@ -101,6 +101,7 @@ class Launch:
         cpu_offload_bytes: Weights that each rank keeps in memory of the host (``--cpu-offload-gb``).
         lora: LoRA adapters, if any.
         eplb: Balancing of experts, if any.
+        all_to_all_bytes: Buffers of kernels that exchange tokens of experts, outside of torch.
         gpus: Cards of the ranks in their order, stage by stage, where they are not all ``gpu``. The first one decides the defaults.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
     """
@@ -131,6 +132,7 @@ class Launch:
     cpu_offload_bytes: int = 0
     lora: Lora | None = None
     eplb: Eplb | None = None
+    all_to_all_bytes: int = 0
     layer_partition: tuple[int, ...] | None = None
     gpus: tuple[GpuSpec, ...] = ()
 

@@ -69,4 +69,5 @@ def non_torch_bytes(launch: Launch) -> Estimate:
             low, likely, high = _RTX_BLACKWELL_SIZES
     if launch.gpu.unified_memory:
         low, high = low - _SHARED, high + _SHARED
-    return Estimate(*(round(size * GIB) for size in (low, likely, high)))
+    buffers = launch.all_to_all_bytes if launch.model.experts else 0
+    return Estimate(*(round(size * GIB) + buffers for size in (low, likely, high)))

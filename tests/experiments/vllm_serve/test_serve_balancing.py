@@ -116,3 +116,24 @@ def test_a_model_without_experts_has_nothing_to_balance():
         launched(f"vllm serve llama-3.1-8b -tp 2{more}") for more in ("", " --enable-eplb --enable-expert-parallel")
     )
     assert stage_memories(plain) == stage_memories(asked) and refusal(asked) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "gib"),
+    [
+        (f"{LINE} --all2all-backend deepep_high_throughput", 2),
+        (f"{LINE.replace('16', '8', 1)} --all2all-backend deepep_high_throughput", 1),
+        (f"VLLM_ALL2ALL_BACKEND=deepep_high_throughput VLLM_DEEPEP_BUFFER_SIZE_MB=512 {LINE}", 1),
+        (f"{LINE} --all2all-backend allgather_reducescatter", 0),
+        (f"{LINE.replace(' --enable-expert-parallel', '')} --all2all-backend deepep_high_throughput", 0),
+    ],
+)
+def test_buffers_of_deepep_are_outside_of_torch(line, gib):
+    plain = line.split(" --all2all")[0].replace("VLLM_ALL2ALL_BACKEND=deepep_high_throughput ", "")
+    more = [stage_memories(launched(each))[0].non_torch for each in (line, plain)]
+    assert [with_ - without for with_, without in zip(*more)] == [gib << 30] * 3
+
+
+def test_buffers_that_deepep_computes_are_not_counted():
+    assert parse_serve(f"{LINE} --all2all-backend deepep_low_latency").uncounted_names == ["--all2all-backend"]
+    assert not parse_serve(f"{LINE} --all2all-backend deepep_high_throughput").uncounted
