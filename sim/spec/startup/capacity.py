@@ -147,12 +147,13 @@ def at_capture(launch: Launch) -> AtCapture:
     Raises:
         SettingError: The ranks or stages cannot divide the model.
     """
-    used, blocks = used_at_start(launch), launch.num_gpu_blocks_override
+    used, memories = used_at_start(launch), stage_memories(launch)
+    # All stages have as many blocks as the smallest.
+    fewest = min(max(0, stage.kv_cache.likely) // stage.block_bytes for stage in memories)
+    blocks = launch.num_gpu_blocks_override or fewest
     found = []
-    layers = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
-    for own, stage in zip(layers, stage_memories(launch), strict=True):
-        kv_cache = blocks * stage.block_bytes if blocks else max(0, stage.kv_cache.likely)
-        left = stage.total_bytes - stage.weights.likely - stage.non_torch.likely - kv_cache
+    for own, stage in zip(launch.stages, memories, strict=True):
+        left = stage.total_bytes - stage.weights.likely - stage.non_torch.likely - blocks * stage.block_bytes
         graphs = captured_bytes(launch.captures, shape_of(launch, own))
         found.append(AtCapture(rest(left, [used]), graphs, rest(left, [used, graphs])))
     return min(found, key=lambda each: each.room.likely)
