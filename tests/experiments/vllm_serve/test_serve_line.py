@@ -269,7 +269,7 @@ def test_older_releases_left_more_to_cuda_graphs_and_took_more_for_samples():
 def test_the_release_may_be_given(capsys):
     line = ["--gpu", "h100-80gb", "--serve", "vllm serve opt-13b", "--json", "-"]
     assert status(["plan", *line, "--vllm", "0.16"]) == DONE
-    assert '"vllm_since": "0.14"' in capsys.readouterr().out
+    assert '"vllm_since": "0.15"' in capsys.readouterr().out
     assert status(["plan", *line, "--vllm", "new"]) == MISTAKE
     assert "vllm = 'new': must be a release, as 0.16" in capsys.readouterr().err
 
