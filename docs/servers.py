@@ -38,7 +38,7 @@ Every run takes step times from `--cost fitted`, the profile of its card, and ad
 | `host_us` | the host's time for a step; hidden behind the GPU under asynchronous scheduling, so that these runs do not determine it |
 
 A profile knows operations, not the server. Constants of *nothing* are the shipped defaults: `--outside-ms {outside:g}`, the time outside of the engine of the
-Llama 2 7B runs below, and no other. A run is *fitted* where its own measurement determined the constants. Everywhere else it is
+Llama 2 7B runs below (47 ms in runs at the chat endpoint), and no other. A run is *fitted* where its own measurement determined the constants. Everywhere else it is
 *predicted*: by the defaults, or by constants of other runs. A run is *held out* where no coefficient, constant or default was fitted to it or
 chosen on it ([below](#held-out-runs)); where it led to a correction of the simulation, that is marked.
 
@@ -92,7 +92,7 @@ Median absolute errors that other simulators publish, and ours of the same runs:
 | `name`, `source` | of the run, and where its figures are from |
 | `settings` | settings of `fragmeter simulate` by their names with underscores; others have the defaults of `vllm serve` |
 | `measured` | `output_throughput` in tokens/s; `ttft_ms`, `tpot_ms` and `e2el_ms` with `mean`, `median` and `p99`. Any may be left out |
-| `endpoint` | `completions` (default) or `chat` |
+| `endpoint` | `completions` (default) or `chat`, of which every request has 47 ms outside of the engine in place of 7 |
 | `published_errors` | of other simulators: `{{"NAME": {{"mean_ttft_ms": -0.12}}}}`, simulated over measured, less one |
 | `first_used` | day on which the run was first compared with a simulation, such as `2026-11-20` |
 

@@ -26,6 +26,7 @@ from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
 from ...sim.engine.settings import Settings
 from ...sim.engine.settings import settings as settings_of
+from ...sim.policy.api_times import MEASURED
 from ...sim.policy.options import VllmServeOptions
 from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
@@ -49,7 +50,8 @@ _LOAD_TEXT = {"light": "light load", "busy": "busy", "overload": "overload"}
 #: Settings of a finished run that its evidence depends on.
 READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
-    "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms",
+    "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms", "endpoint",
+    "api_server",
 )  # fmt: skip
 #: Policies of the measured runs; the second is vLLM's own scheduler.
 _MEASURED_POLICIES = ("vllm-v1", "vllm-real")
@@ -59,7 +61,11 @@ _PART_TEXT = dict(zip(PARTS, ("attention", "MLPs", "shared experts", "experts", 
 _INT4_GEMMS = (
     "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
 )
-_OUTSIDE = "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60)."
+_OUTSIDE = {
+    "completions": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60).",
+    "chat": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60 on other servers).",
+}
+_API_SERVER = "Requests and outputs wait for event loops of the API server, with {} times (--api-server)."
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; that of (\S+) with bandwidth times")
 
@@ -162,7 +168,9 @@ class Evidence:
         elsewhere: The measured runs of the model on other GPUs, if this one has none.
         experts: Experts of a shape without a table; None for all others.
         fit: The benchmark that the server's constants were fitted to; None without constants, or if their file does not record it.
-        outside_ms: Time of a request outside of the engine, as a setting; 0 where constants of a server have it.
+        outside_ms: Time of a request outside of the engine, by the settings; 0 where constants of a server have it.
+        endpoint: Endpoint of the API server.
+        api_server: Times of its event loops, as a setting; None where they take none.
         int4_gemms: Whether weights of GEMMs are 4-bit integers, for which a profile has the model of bf16.
         attention_backend, attention_table: The backend of softmax attention that vLLM takes by default, and that of the tables of its time; None
             where the time is not of a profile of the package.
@@ -177,6 +185,8 @@ class Evidence:
     experts: UnknownExperts | None = None
     fit: ServerFit | None = None
     outside_ms: float = 0.0
+    endpoint: str = "completions"
+    api_server: str | None = None
     int4_gemms: bool = False
     attention_backend: str | None = None
     attention_table: str | None = None
@@ -185,7 +195,9 @@ class Evidence:
         """One line."""
         parts = [f"Step times: {self.origin} (--cost {self.cost})."]
         if self.outside_ms:
-            parts.append(_OUTSIDE.format(self.outside_ms))
+            parts.append(_OUTSIDE[self.endpoint].format(self.outside_ms))
+        if self.api_server is not None:
+            parts.append(_API_SERVER.format(MEASURED if self.api_server == MEASURED else "given"))
         if self.basis == "a measured server":
             parts.append(_fit_text(self.fit))
         else:
@@ -219,8 +231,10 @@ def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
     found = _evidence(settings, load)
     quantization = settings.quantization or model(settings.model).quantization
     own_options = settings.policy_options
-    if isinstance(own_options, VllmServeOptions) and found.basis != "a measured server":
-        found = replace(found, outside_ms=own_options.outside_ms)
+    if isinstance(own_options, VllmServeOptions):
+        found = replace(found, endpoint=own_options.endpoint, api_server=own_options.api_server)
+        if found.basis != "a measured server":
+            found = replace(found, outside_ms=own_options.request_outside_ms)
     return replace(found, int4_gemms=found.cost == "fitted" and _has_int4_gemms(quantization))
 
 

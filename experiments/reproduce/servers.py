@@ -28,7 +28,7 @@ from ...sim.cluster import Cluster, cluster_times, simulate_cluster
 from ...sim.cost import ServerConstants
 from ...sim.engine.replica import build
 from ...sim.engine.unread import only_read
-from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.metrics.requests import RequestTimes, end_of_answers, request_times
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import OutputFolder
@@ -124,7 +124,8 @@ class ServerRun:
         self.fact, self.name = fact, str(fact["name"])
         # Of runs with a class, and of those that the user adds, no constants are fitted.
         self.apart = "class" in fact
-        self.settings: Settings = settings(policy="vllm-v1", **fact["settings"])
+        called = {"endpoint": fact["endpoint"]} if "endpoint" in fact else {}
+        self.settings: Settings = settings(policy="vllm-v1", **called, **fact["settings"])
 
     @cached_property
     def measured(self) -> Figures:
@@ -151,7 +152,7 @@ class ServerRun:
             found = _figures(cluster_times(together), together.end_ticks)
         else:
             run = simulate(chosen, work, cost)
-            found = _figures(request_times(run), run.log.end_ticks)
+            found = _figures(request_times(run), end_of_answers(run))
         return {name: found[name] for name in self.measured}
 
     def deviation(self, constants: ServerConstants) -> Deviation:

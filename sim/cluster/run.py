@@ -386,7 +386,7 @@ def simulate_cluster(
     arriving = cluster.num_arriving if schedule is None else len(schedule.lifetimes)
     one = build(settings, step_cost)
     step_cost, outside = one.cost, one.outside_ticks
-    asked, workload = workload, thinking(as_delivered(workload, outside))
+    asked, workload = workload, thinking(as_delivered(workload, one))
     whole = workload.sequences.token_runs()
     sent = [Sent(workload.sequences, whole) for _ in range(arriving + (cluster.decode_replicas or 0))]
     replicas = _replicas(settings, cluster, step_cost, sent, arriving)
@@ -437,6 +437,8 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
     for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), queue_limits(settings), strict=True):
         if limit is not None:
             raise SettingError(name, limit, remedy)
+    if (times := settings.value("api_server")) is not None:
+        raise SettingError("api_server", times, "needs a single engine; leave it out")
     if prefix := pinned_tokens(settings.policy_options):
         raise SettingError("shared_prefix_tokens", prefix, remedy)
 

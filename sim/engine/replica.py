@@ -11,6 +11,7 @@ from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks,
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
 from ..policy import SHARING, Limits, Pool, Server, policy
+from ..policy.api_times import api_server_us
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import (
     OUTSIDE_MS,
@@ -40,6 +41,7 @@ from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
 from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
+from .api_server import ApiServer
 from .guard import checked_cost, of_plugins, whole_numbers
 from .settings import Settings
 
@@ -63,6 +65,7 @@ class Replica:
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
         enforce_eager: Whether it runs without CUDA graphs.
         outside_ticks: Time of a request outside of the engine.
+        api_server: The event loops in front of it; None where they take no time.
         sources: Where each value of ``describe`` comes from.
     """
 
@@ -77,6 +80,7 @@ class Replica:
     caches_prefixes: bool = False
     enforce_eager: bool = True
     outside_ticks: int = 0
+    api_server: ApiServer | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -202,6 +206,7 @@ def build(
         memory=memory,
         cost=found,
         outside_ticks=_outside_ticks(found, options),
+        api_server=_api_server(settings, options),
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=max_model_len,
@@ -220,13 +225,24 @@ def _outside_ticks(found: StepCost, options: Options) -> int:
     Raises:
         SettingError: Both are given.
     """
-    known, given = outside_ticks(found), options.outside_ms if isinstance(options, VllmServeOptions) else 0.0
+    serve = options if isinstance(options, VllmServeOptions) else None
+    known, given = outside_ticks(found), serve.outside_ms if serve else 0.0
     if known is None:
-        return round(given * ticks.PER_MS)
+        return round(serve.request_outside_ms * ticks.PER_MS) if serve else 0
     if given not in (0.0, OUTSIDE_MS):
         remedy = f"the server's constants have {known / ticks.PER_MS:g} ms; leave one of them out"
         raise SettingError("outside_ms", given, remedy)
     return known
+
+
+def _api_server(settings: Settings, options: Options) -> ApiServer | None:
+    """The event loops of the API server, where their time is given."""
+    if not isinstance(options, VllmServeOptions) or options.api_server is None:
+        return None
+    if speculative_of(options) is not None:
+        given = options.api_server
+        raise NotSimulated("api_server", given, "is not simulated with speculative_config", "leave out one of them")
+    return ApiServer.of_us(options.api_server_count, api_server_us(options.api_server, options.endpoint))
 
 
 def _sources(

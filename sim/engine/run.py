@@ -19,7 +19,7 @@ from ..memory.accounting.ledger import Ledger
 from ..memory.accounting.run_log import RunLog
 from ..policy.options import VllmV1Options
 from ..types import ticks
-from ..types.errors import SimulationFault, UserError
+from ..types.errors import NotSimulated, SimulationFault, UserError
 from ..types.state import State
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.source import OpenLoop
@@ -263,8 +263,11 @@ def _start(
     check_fits(workload, replica.max_model_len)
     needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks
-    outside = replica.outside_ticks
-    workload, sequences = as_delivered(workload, outside), as_delivered(sequences, outside)
+    if replica.api_server is not None and workload.users is not None:
+        given, reason = settings.value("api_server"), "is not simulated with users that wait for answers"
+        raise NotSimulated("api_server", given, reason, "use requests with arrivals of their own, or leave it out")
+    workload = as_delivered(workload, replica)
+    sequences = workload.sequences
     env = simpy.Environment(initial_time=0)
     observers = tuple(observers)
     if not grouped and workload.users is None and not observers and serves(settings, replica):
@@ -291,12 +294,17 @@ def _start(
     return _Started(replica, engine, source, needed)
 
 
-def as_delivered(workload: Workload, outside: int) -> Workload:
+def as_delivered(workload: Workload, replica: Replica) -> Workload:
     """A workload as it reaches the engine of a server.
 
     Every request comes as much later as it spends outside of the engine in all, before its first step and after its last
-    token: no result depends on how the two share it. A user of a closed loop sends as much later.
+    token: no result depends on how the two share it. A user of a closed loop sends as much later. Then it waits for the
+    event loops of the API server, where they take time.
     """
+    outside, server = replica.outside_ticks, replica.api_server
+    if server is not None:
+        arrival = server.delivered(workload.arrival_ticks + outside, workload.prompt_tokens)
+        return replace(workload, arrival_ticks=arrival)
     if not outside:
         return workload
     users = workload.users

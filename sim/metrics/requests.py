@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from ..engine.api_server import Steps
 from ..engine.run import Run
 from ..memory.accounting.ledger import STALLED, SWAP
 from ..memory.accounting.run_log import RunLog
@@ -62,11 +64,15 @@ class RequestTimes:
 
 @once
 def request_times(run: Run) -> RequestTimes:
-    """Times of every served request; of several sequences, the first token of any and the finish of the last."""
+    """Times of every served request; of several sequences, the first token of any and the finish of the last.
+
+    Tokens are out at the end of their step, or when the event loop of the API server has sent them, where that takes time.
+    """
     run_log, work = run.log, run.workload
     finish = _finishes(run)
     index = column_of(part.start + np.flatnonzero(finish[part] >= 0) for part in slices(len(work)))
     preempted = preemptions(run)
+    answered = _answered(run, index)
 
     def of_served(requests: np.ndarray) -> np.ndarray:
         return column_by_slices(len(index), lambda part: requests[index[part]])
@@ -78,12 +84,29 @@ def request_times(run: Run) -> RequestTimes:
         index=index,
         arrival_ticks=of_served(work.arrival_ticks),
         first_scheduled_ticks=of_served(_first_times(run, run_log.residencies, run_log.chunks)),
-        first_token_ticks=of_served(_first_tokens(run)),
-        finish_ticks=of_served(finish),
+        first_token_ticks=answered(of_served(_first_tokens(run))),
+        finish_ticks=answered(of_served(finish)),
         output_tokens=of_served(work.output_tokens),
         recomputed=of_served(counted(0)),
         swapped=of_served(counted(1)),
     )
+
+
+def end_of_answers(run: Run) -> int:
+    """When the run is over and all answers are with their clients."""
+    if run.replica.api_server is None:
+        return run.log.end_ticks
+    return max(run.log.end_ticks, int(request_times(run).finish_ticks.max(initial=0)))
+
+
+def _answered(run: Run, index: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """When clients get a token of each served request, from the end of its step."""
+    server, work = run.replica.api_server, run.workload
+    if server is None:
+        return lambda at: at
+    requests = work.arrival_ticks + run.replica.outside_ticks, work.prompt_tokens
+    steps = Steps.of(run.log)
+    return lambda at: server.answered(steps, *requests, index, at)
 
 
 def _finishes(run: Run) -> np.ndarray:

@@ -18,7 +18,7 @@ from .kv_groups import kv_groups
 from .kv_offloading import kv_offloading
 from .objectives import Objectives
 from .prefix_cache import prefix_cache
-from .requests import RequestTimes, request_times
+from .requests import RequestTimes, end_of_answers, request_times
 from .sharing import sharing
 from .speculative_decoding import most_drafts, speculative_decoding
 from .views import PAPER_VIEW, USAGE_VIEW, nine_buckets
@@ -49,8 +49,8 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
     """
     times = request_times(run)
     return {
-        **serving(run.workload, times, Gaps.of(run.log), run.log.end_ticks),
-        **({} if goal is None else goodput(goal, times, run.log.end_ticks)),
+        **serving(run.workload, times, Gaps.of(run.log), end_of_answers(run)),
+        **({} if goal is None else goodput(goal, times, end_of_answers(run))),
         "copied_slots": int(run.log.copies["slots"].sum()),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),

@@ -25,6 +25,7 @@ from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..types.bounds import Count, Gibibytes
 from ..types.errors import SettingError
 from ..workload.workload import Workload
+from .api_times import api_server_us
 
 #: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
 FITTED_BEAM_SURVIVAL = 0.92
@@ -68,6 +69,8 @@ class Options:
 
 #: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (``experiments.reproduce.servers``).
 OUTSIDE_MS = 7.0
+#: The same at the chat endpoint: the least of 47 to 60 ms, measured on servers of others.
+CHAT_OUTSIDE_MS = 47.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +147,17 @@ class KvGroupOptions(Options):
         return False
 
 
+def as_json(given: object) -> object:
+    """An object as its text, with sorted keys, so that equal ones are equal."""
+    return json.dumps(given, sort_keys=True) if isinstance(given, Mapping) else given
+
+
+def _is_api_server(text: str | None) -> str | None:
+    if text is not None:
+        api_server_us(text, "completions")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmServeOptions(WatermarkOptions, KvGroupOptions):
     """Of policies with the pool and the API server of ``vllm serve``."""
@@ -157,10 +171,31 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
             le=60_000,
             allow_inf_nan=False,
             description="Time of a request outside of the engine, in ms: HTTP, tokenizer, detokenizer and network, part of TTFT and"
-            " of the end-to-end latency. The default is that of the completions endpoint, fitted to five runs of Llama 2 7B; on"
-            " the chat endpoint 47 to 60 ms were measured. A server's own constants (--server) replace it.",
+            " of the end-to-end latency. The default is that of the completions endpoint, fitted to five runs of Llama 2 7B, or with"
+            f" --endpoint chat {CHAT_OUTSIDE_MS:g} ms, the least of 47 to 60 that were measured there. A server's own constants (--server)"
+            " replace it.",
         ),
     ] = OUTSIDE_MS
+    endpoint: Annotated[
+        Literal["completions", "chat"],
+        Field(
+            description="Endpoint of vLLM's API server that clients call: decides the default of outside_ms, and the times that"
+            " api_server measured has."
+        ),
+    ] = "completions"
+    api_server: Annotated[
+        str | None,
+        BeforeValidator(as_json),
+        AfterValidator(_is_api_server),
+        Field(
+            description="Time that the event loop of the API server works, beside outside_ms: microseconds of a request, of each"
+            " prompt_token, of each step with outputs, and of each output token and chunk of it, as JSON; or measured, for those of"
+            " vLLM 0.33 on one machine's CPU. Requests and outputs wait for the loop; default: it takes no time."
+        ),
+    ] = None
+    api_server_count: Annotated[
+        Count, Field(description="Processes of the API server, with an event loop each, that share the requests.")
+    ] = 1
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.0
@@ -175,8 +210,15 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
     ] = LATEST.gpu_memory_utilization
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
 
+    @property
+    def request_outside_ms(self) -> float:
+        """Time of a request outside of the engine: as given, or the default of the endpoint."""
+        return CHAT_OUTSIDE_MS if self.endpoint == "chat" and self.outside_ms == OUTSIDE_MS else self.outside_ms
+
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; a pool that is given leaves the memory unread."""
+        if name == "api_server_count" and self.api_server is None:
+            return f"the API server takes no time; use --api-server measured, {LEAVE_OUT}"
         if name == "gpu_memory_utilization" and replica.num_gpu_blocks_override is not None:
             return "--num-gpu-blocks-override sets the pool, whatever the memory; leave out one of them"
         return super().why_unread(name, replica, workload)
@@ -197,11 +239,6 @@ def minor_version(release: str) -> int:
 def _is_release(text: str) -> str:
     minor_version(text)
     return text
-
-
-def as_json(given: object) -> object:
-    """An object as its text, with sorted keys, so that equal ones are equal."""
-    return json.dumps(given, sort_keys=True) if isinstance(given, Mapping) else given
 
 
 def _is_speculative(text: str | None) -> str | None:

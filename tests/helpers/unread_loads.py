@@ -97,6 +97,7 @@ SCENES = (
     Scene("priorities", load(priority=ROWS * 7 % 5)),
     Scene("chunks of 70, at once", load(arrival_ticks=ROWS * 0), more={"max_num_batched_tokens": 70}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
+    Scene("an API server", load(), more={"api_server": '{"request": 9000, "chunk": 400}'}),
     Scene("experts of two engines", load(), more=_WINDOWS | {"cost": None, "data_parallel_size": 2}),
 )
 #: The scene that shows a setting under most policies that read it, where that is not the first one.
@@ -110,6 +111,7 @@ SHOWN_IN = {
     "disable_hybrid_kv_cache_manager": "windows",
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
+    "api_server_count": "an API server",
     "data_parallel_size": "windows",
     "enable_expert_parallel": "experts of two engines",
 }

@@ -231,6 +231,8 @@ def test_several_runs_have_each_line_once():
         ({}, 7),
         ({"outside_ms": 0}, None),
         ({"outside_ms": 53}, 53),
+        ({"endpoint": "chat"}, 47),
+        ({"endpoint": "chat", "outside_ms": 53}, 53),
         ({"policy": "vllm-sosp23"}, None),
         ({"policy": "sglang"}, None),
     ],
@@ -243,3 +245,12 @@ def test_the_time_outside_of_the_engine_is_stated(fields, outside_ms):
     for text in (evidence(settings(**chosen)).text(), recorded):
         assert (stated in text) if stated else ("outside of the engine" not in text)
     assert "outside of the engine" not in recorded_text(chosen | {"outside_ms": None})
+
+
+@pytest.mark.parametrize(("given", "word"), [(None, None), ("measured", "measured"), ('{"token": 12}', "given")])
+def test_event_loops_of_the_api_server_are_stated(given, word):
+    """Also of a finished run."""
+    chosen = settings(policy="vllm-v1", gpu="h100-80gb", model="qwen3-14b", api_server=given)
+    for text in (evidence(chosen).text(), recorded_text(chosen.as_dict())):
+        assert ("event loops" in text) == (word is not None)
+        assert word is None or f"with {word} times" in text

@@ -30,6 +30,9 @@ MODELS = ("llama-3.1-8b", "gemma-3-27b", "mistral-7b-v0.1", "nemotron-h-8b")
 OPERATIONS = 20_000
 #: Another value of each option that has neither two values nor a list of them.
 OTHER: dict[str, Any] = {
+    # Of the times of clients alone.
+    "api_server": None,
+    "api_server_count": 1,
     "beam_survival": 0.5,
     # Blocks of more tokens, in the same memory; a single rank is refused.
     "decode_context_parallel_size": 2,
