@@ -1,4 +1,4 @@
-"""Writes docs/servers.md, and the errors that ``experiments.measured.evidence`` shows, from the document of
+"""Writes docs/servers.md, and the errors that intervals come from (``experiments.measured.servers_like``), from the document of
 ``fragmeter reproduce servers --runs FOLDER --json FILE``. The errors are written if no run is left out."""
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fragmeter.experiments.measured.intervals import COVERAGE, LEAST_RUNS, SHARE
 from fragmeter.experiments.reproduce.board import STEP_TIMES_CHANGED
-from fragmeter.experiments.reproduce.servers import REQUEST_COLUMNS, ServerRun, facts
-from fragmeter.experiments.runs.near_saturation import LONG_MS, MANY_PLACES
+from fragmeter.experiments.reproduce.servers import REQUEST_COLUMNS, facts
 from fragmeter.sim.cost.backends import PACKED_K
 from fragmeter.sim.policy.options import OUTSIDE_MS
-from fragmeter.sim.spec import model
 
 HEAD = """\
 # Measured servers beside the simulation
@@ -72,6 +71,18 @@ the day of the last change of step times, and else *unseen*.
 Median absolute errors that other simulators publish, and ours of the same runs:
 
 {peers}
+
+### Intervals
+
+Commands print an interval that holds the measured value of {share:.0%} of the servers of a class, from the errors of the runs above that nothing was fitted to. Here each run is
+judged by intervals found without the errors of its server, calibration included. *Score* is the interval score (Winkler): the width, and 20 times the
+distance by which the interval misses, as a share of the simulated value; the lower, the better. *Box* is that of the interval from the lowest to the highest error of the
+class's other servers. *Interval* is from all runs, times the simulated value. A class with fewer than {least} runs, or of one server, counts without its load; if it is still as small, its runs are printed instead.
+
+{intervals}
+
+`make test` fails if the coverage of a metric leaves {low:.0%} to {high:.0%}, or its score is not better than that of the box.
+[docs/limits.md](limits.md) has the method.
 
 ### Measured runs of your own
 
@@ -255,6 +266,8 @@ _METRICS = {
     },
 }
 
+#: Fields of the board that are stored for the intervals.
+_STORED = ("server", "gpu", "backend", "kind", "load", "overload", "standing", "errors", "source")
 _BOARD_METRICS = {"throughput": "output tokens/s", "ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
@@ -301,7 +314,21 @@ def page(found: Mapping[str, Any]) -> str:
 def _board(found: Mapping[str, Any]) -> str:
     columns = ", ".join(f"`{name}`" for name in REQUEST_COLUMNS)
     classes, peers = "\n".join(_classes(found["classes"])), "\n".join(_peers(found["peers"]))
-    return BOARD.format(changed=STEP_TIMES_CHANGED, classes=classes, peers=peers, columns=columns)
+    low, high = COVERAGE
+    intervals = "\n".join(_intervals(found["intervals"]))
+    about = {"share": SHARE, "least": LEAST_RUNS, "low": low, "high": high, "intervals": intervals}
+    return BOARD.format(changed=STEP_TIMES_CHANGED, classes=classes, peers=peers, columns=columns, **about)
+
+
+def _intervals(intervals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each metric and class."""
+    yield from _table("metric", "class", "runs", "servers", "covered", "half width", "score", "box", "interval")
+    for each in intervals:
+        ends = f"{each['low']:.2f} to {each['high']:.2f}" if "low" in each else ""
+        shares = (f"{each[name]:.1%}" for name in ("coverage", "half_width"))
+        scores = (f"{each[name]:.2f}" for name in ("interval_score", "box_score"))
+        counts = str(each["runs"]), str(each["servers"])
+        yield _row(_BOARD_METRICS[each["metric"]], each["class"] or "all", *counts, *shares, *scores, ends)
 
 
 def _classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -425,46 +452,19 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The errors of the means of each run without constants, rounded to 0.1 %, and the class of its load (``near_saturation``). In
-    overload are runs with a mean TTFT, measured or simulated, of more than ``LONG_MS``: no prompt of these runs takes as long by
-    itself. Without given runs."""
-    by_run: dict[str, dict[str, float]] = {}
-    for row in found["rows"]:
-        if row["constants"] == "nothing" and row["kind"] != "given" and not row["metric"].startswith(("median", "p99")):
-            by_run.setdefault(row["run"], {})[row["metric"]] = round(row["error"], 3)
+    """The errors of each run with the shipped defaults, its class and standing, and the settings that the board does not name."""
     settings = {fact["name"]: fact["settings"] for fact in facts()["runs"]}
-    waits = {
-        row["run"]: max(row["measured"], row["simulated"]) > LONG_MS
-        for row in found["rows"]
-        if row["metric"] == "mean_ttft_ms" and row["constants"] == "nothing"
-    }
     return [
         {
-            "run": name,
-            "gpu": settings[name]["gpu"],
-            "model": settings[name]["model"],
-            "tensor_parallel_size": settings[name].get("tensor_parallel_size", 1),
-            "data_parallel_size": settings[name].get("data_parallel_size", 1),
-            "quantization": settings[name].get("quantization"),
-            "kv_cache_dtype": settings[name].get("kv_cache_dtype"),
-            "mixture_of_experts": model(settings[name]["model"]).experts is not None,
-            "load": "overload" if waits[name] else measured_load(name),
-            "errors": of_run,
+            "run": row["run"],
+            "model": settings[row["run"]]["model"],
+            "data_parallel_size": settings[row["run"]].get("data_parallel_size", 1),
+            "quantization": settings[row["run"]].get("quantization"),
+            "kv_cache_dtype": settings[row["run"]].get("kv_cache_dtype"),
+            **{name: row[name] for name in _STORED},
         }
-        for name, of_run in by_run.items()
+        for row in found["board"]
     ]
-
-
-def measured_load(name: str) -> str:
-    """Whether a run outside of overload is "light" or "busy": by the places taken in the mean, by Little's law.
-
-    In a closed loop requests do not wait, although its users may take all places.
-    """
-    fact = next(fact for fact in facts()["runs"] if fact["name"] == name)
-    rate = next((fact[load]["request_rate"] for load in ("shared_prefix", "poisson") if load in fact), 0.0)
-    e2e_s = ServerRun(fact).measured.get("mean_e2el_ms", 0.0) / 1e3
-    places = fact["settings"]["max_num_seqs"] * fact["settings"].get("data_parallel_size", 1)
-    return "busy" if rate * e2e_s >= MANY_PLACES * places else "light"
 
 
 def _number(value: float) -> str:

@@ -31,7 +31,10 @@ from ...sim.types.errors import SettingError
 from ...sim.types.plugins import plugin_code
 from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace, is_frame, trace_of_frame
+from ..measured.evidence import Evidence, evidence
+from ..measured.servers_like import Served
 from ..runs.inputs import Inputs, Requests, say_start
+from ..runs.near_saturation import ServedLoad
 from ..runs.points import flat
 from ..runs.serving import prepare, refuse_for_cluster, serve, serve_observed, summarize, write_result
 
@@ -257,6 +260,12 @@ class Simulation:
         """
         found = dict(flat({name: value for name, value in self._summary.items() if name != "refused_requests"}))
         return pd.Series(found, name=self.run.settings.policy, dtype=object)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the step times rest on: ``evidence.like.predicted`` has TPOT, TTFT and throughput with their intervals."""
+        load_class = ServedLoad.of(self.run, self.run.workload).load_class
+        return evidence(self.run.settings, Served.of(load_class, self.run.workload, self._summary))
 
     @cached_property
     def requests(self) -> pd.DataFrame:

@@ -21,7 +21,6 @@ from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.inputs import Inputs
-from ..runs.near_saturation import LoadClass
 from ..runs.output import Report
 from ..runs.parallel import Workers
 from ..runs.points import Store
@@ -47,6 +46,7 @@ from .text import (
     details,
     flags_text,
     headline,
+    served_at_rate,
     verified_text,
     why_loses,
     why_none,
@@ -304,7 +304,9 @@ class _SearchOutput:
     def _assumptions(self) -> list[str]:
         load = self._load
         wanted = "no rate is asked for" if self._wanted is None else f"{self._wanted:.3g} requests/s wanted"
-        chosen = [(each.candidate.settings, _load_of(each)) for each in self._answers if each.candidate.settings]
+        chosen = [
+            (each.candidate.settings, served_at_rate(each).load) for each in self._answers if each.candidate.settings
+        ]
         counts = load.num_prompts(), *(self._load_of(each).num_prompts(each.replicas) for each, _ in self._ranks)
         runs = " to ".join(f"{count:,}" for count in dict.fromkeys((min(counts), max(counts))))
         return [
@@ -366,11 +368,6 @@ class _SearchOutput:
         return [answer for answer, _ in self._ranks] + self._others
 
 
-def _load_of(answer: Answer) -> LoadClass | None:
-    """The class of the load at the wanted or recommended rate; None without one."""
-    return None if answer.detail is None or answer.every_rate_meets else answer.detail["load"]
-
-
 def _finite(rate: float) -> float | None:
     """A rate as JSON data: None if it is infinite."""
     return None if rate == inf else rate
@@ -384,7 +381,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         pool = capacity(candidate.started.launch)
         data |= {
             "settings": candidate.settings.as_dict(),
-            "evidence": evidence(candidate.settings, _load_of(answer)).as_dict(),
+            "evidence": evidence(candidate.settings, served_at_rate(answer)).as_dict(),
             "memory": asdict(pool.stage),
             "kv_cache_tokens": pool.num_tokens,
         }

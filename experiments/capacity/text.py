@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
 from ...sim.types.optional import not_none
-from ..measured.evidence import evidence
+from ..measured.evidence import Evidence, evidence
+from ..measured.servers_like import Served
 from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
 from .answer import Answer, Bill
@@ -175,7 +175,9 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     # Rates that bursts are served at are no rates of a lasting load.
     if not answer.is_burst and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
-    parts.append(f"step times from {_basis_text(not_none(answer.candidate.settings))}")
+    found = evidence(not_none(answer.candidate.settings), served_at_rate(answer))
+    results = f", in the median {found.headline()}" if found.headline() else ""
+    parts.append(f"step times from {_basis_text(found)}{results}")
     other_sizes = _other_sizes_text(answer, bill)
     return (
         f"Buy {at_least}{bill.gpus:,} x {launch.gpu.name}{need}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
@@ -205,11 +207,19 @@ def _other_sizes_text(answer: Answer, bill: Bill) -> str:
     return f" ({'; '.join(notes)})" if notes else ""
 
 
-def _basis_text(chosen: Settings) -> str:
+def _basis_text(found: Evidence) -> str:
     """What step times rest on, and what no measured run has."""
-    found = evidence(chosen)
-    lacking = () if found.nearest is None else found.nearest.lacking
-    return f"{found.basis} (no measured run has {' or '.join(lacking)})" if lacking else found.basis
+    return (
+        f"{found.basis} (no measured run has {' or '.join(found.not_measured)})" if found.not_measured else found.basis
+    )
+
+
+def served_at_rate(answer: Answer) -> Served:
+    """What a candidate served at the wanted or recommended rate; nothing is known without one."""
+    if answer.detail is None or answer.every_rate_meets:
+        return Served()
+    at = answer.detail
+    return Served(at["load"], "open loop", {"tpot": at["median_tpot_ms"], "ttft": at["median_ttft_ms"]})
 
 
 def _longer_steps_texts(answer: Answer, bill: Bill) -> list[str]:

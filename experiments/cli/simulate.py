@@ -43,6 +43,7 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
 from ..measured.evidence import engines_lines, evidence
+from ..measured.servers_like import Served
 from ..runs.inputs import CLUSTER, PACING, READING, REQUESTS, Inputs, Requests, left_out_lines, named_files
 from ..runs.near_saturation import saturation_of
 from ..runs.output import RESULTS, JsonTarget, Report
@@ -419,9 +420,10 @@ def _print(
     kind, near = saturation_of(load, run)
     chosen = load.inputs.settings
     gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
-    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {gpu(chosen.gpu).name}", style="bold")
+    known = evidence(chosen, Served.of(kind, load.work, content))
+    results = f": {known.headline()}" if known.headline() else ""
+    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {gpu(chosen.gpu).name}{results}", style="bold")
     report.print_line(load.in_words)
-    known = evidence(chosen, kind)
     engines = engines_lines(chosen)
     for text in (known.text(), *engines):
         report.print_line(text)

@@ -34,7 +34,7 @@ from ..measured.server_metrics import ServerMetrics
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal
-from ..sweep.paired import student_t
+from ..runs.student_t import student_t
 from .causes import Case, Suspect, pressure, suspects
 from .contradictions import Contradiction, contradictions, meets
 from .load import ServedLoad

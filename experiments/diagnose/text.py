@@ -10,8 +10,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ..measured.evidence import evidence, evidence_lines
+from ..measured.evidence import Evidence, evidence
+from ..measured.server_class import Client
 from ..measured.server_metrics import ServerMetrics
+from ..measured.servers_like import Served
+from ..runs.near_saturation import LONG_MS
 from ..runs.output import Report
 from ..runs.slo_check import Goal
 from ..vllm_serve.flags import releases, text_of_release
@@ -34,6 +37,8 @@ def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencie
     names = found.case.server.line.uncounted_names
     without = f"Without {', '.join(names)}, not counted: " if names else ""
     report.print_line(f"{without}{headline(found, goal)}", style="bold")
+    if results := _evidence(found).headline():
+        report.print_line(f"As served: {results}.")
     report.print_line()
     for line in (*_remedies(found, clients), *_why(found), _filling(found), _caching(found, goal)):
         report.print_line(line)
@@ -295,7 +300,7 @@ def _differs(measured: float, simulated: float, least: float) -> bool:
 
 
 def _basis(found: Diagnosis) -> Iterator[str]:
-    case, chosen = found.case, found.case.server.settings()
+    case = found.case
     several = found.seeds > 1
     draws = f"{found.seeds} draws" if several else "one draw"
     sure = f"intervals are of {CONFIDENCE:.0%} confidence" if several else "nothing is known of other draws"
@@ -304,7 +309,18 @@ def _basis(found: Diagnosis) -> Iterator[str]:
     )
     if case.server.step_scale is not None:
         yield f"Steps take {case.server.step_scale:.3g} times as long as predicted, fitted to the benchmark's TPOT."
-    yield from evidence_lines([chosen])
+    yield _evidence(found).text()
+
+
+def _evidence(found: Diagnosis) -> Evidence:
+    """What step times rest on, with the latencies as served."""
+    seen, load = found.case.seen, found.case.load
+    # Little's law: requests that wait are those that arrive while one waits.
+    waited_ms = seen.waiting / seen.request_throughput * 1e3 if seen.request_throughput else 0.0
+    client: Client = "closed loop" if load.max_concurrency else "at once" if load.rate == inf else "open loop"
+    values = {"tpot": seen.mean_tpot_ms, "ttft": seen.mean_ttft_ms}
+    served = Served("overload" if waited_ms > LONG_MS else "light", client, values)
+    return evidence(found.case.server.settings(), served)
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
@@ -356,7 +372,7 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
         "step_scale": case.server.step_scale,
         "warnings": [*_warnings(found)],
         "not_simulated": case.server.line.not_simulated,
-        "evidence": evidence(chosen).as_dict(),
+        "evidence": _evidence(found).as_dict(),
     }
 
 

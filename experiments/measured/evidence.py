@@ -1,25 +1,17 @@
-"""What the step times of a simulation rest on, and the errors of the measured runs most like it.
+"""What the step times of a simulation rest on, and how far the measured ones of such servers are from them.
 
-Runs of real servers (``experiments.reproduce.servers``) were simulated with the step times of their card and without
-constants of the server. ``facts/server_errors.json`` has their signed errors, by card, model, parallelism, number format and load;
-``make servers`` writes it. Of the runs on the simulated card those count that share more of the following with the
-simulation, in this order: dense or mixture of experts, one or several engines, tensor parallelism, load
-(``experiments.runs.near_saturation``), model. What none of them has is named. TTFT of runs in overload is queueing, which multiplies
-the errors of step times; its error is stated apart. Runs of the same model on other cards are named where the simulated card has none.
-
-With constants of a server the errors are those of the benchmark that they were fitted to.
+Step times of kernel tables have intervals, from the errors of measured servers of the same class (``servers_like``,
+``intervals``). What no such server has is named, and then there is no interval. With constants of a server the errors are those of
+the benchmark that they were fitted to.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.backends import attention_backend, table_backend
@@ -31,33 +23,24 @@ from ...sim.policy.options import VllmServeOptions
 from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
-from ...sim.spec.matrix import PARTS, QUANTIZATIONS, formats_by_part
+from ...sim.spec.matrix import formats_by_part
 from ...sim.spec.shape import ModelSpec
 from ...sim.spec.startup.launch import resolved_kv_dtype
 from ...sim.types.errors import UserError
 from ...sim.types.user_files import content_of, json_value
 from ..runs.near_saturation import LoadClass
+from .servers_like import INT4, MEASURED_POLICIES, Served, ServersLike, servers_like
 
 #: Most lines that are printed.
 _MOST_LINES = 4
 #: Names of the errors in text.
-_LATENCIES = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT"}
-_OF_FIT = {"output_throughput": "throughput", **_LATENCIES, "mean_e2el_ms": "E2E"}
-#: Errors that are those of step times in overload, too.
-_OF_STEPS = ("output_throughput", "mean_tpot_ms")
-_LOADS: tuple[LoadClass, ...] = get_args(LoadClass)
-_LOAD_TEXT = {"light": "light load", "busy": "busy", "overload": "overload"}
+_OF_FIT = {"output_throughput": "throughput", "mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT", "mean_e2el_ms": "E2E"}
 #: Settings of a finished run that its evidence depends on.
 READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
     "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms", "endpoint",
     "api_server",
 )  # fmt: skip
-#: Policies of the measured runs; the second is vLLM's own scheduler.
-_MEASURED_POLICIES = ("vllm-v1", "vllm-real")
-#: Number formats of 4-bit integers, and the parts of a checkpoint, in words.
-_INT4 = {"awq": "4 bits (awq)", "gptq": "4 bits (gptq)", "w4a16": "4 bits", "w4a16-g32": "4 bits"}
-_PART_TEXT = dict(zip(PARTS, ("attention", "MLPs", "shared experts", "experts", "the output head"), strict=True))
 _INT4_GEMMS = (
     "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
 )
@@ -68,65 +51,6 @@ _OUTSIDE = {
 _API_SERVER = "Requests and outputs wait for event loops of the API server, with {} times (--api-server)."
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; that of (\S+) with bandwidth times")
-
-Errors = Mapping[str, tuple[float, float]]
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The measured runs that are most like a simulation.
-
-    Attributes:
-        runs: Their number.
-        model, tensor_parallel_size, load: Of these runs; several values are separated by commas.
-        same_kind: Whether they are dense, or mixtures of experts, as the simulated model is.
-        lacking: What the simulation has and none of them.
-        errors: Lowest and highest simulated value over the measured one, less one, by metric; without TTFT and E2E of runs in
-            overload. A metric that no run has is left out.
-        overload_ttft: The same of mean TTFT of the runs in overload; None if there are none.
-    """
-
-    runs: int
-    model: str
-    tensor_parallel_size: str
-    load: str
-    same_kind: bool
-    lacking: tuple[str, ...]
-    errors: Errors
-    overload_ttft: tuple[float, float] | None
-
-    def text(self) -> str:
-        """One sentence."""
-        ranks = f" on {self.tensor_parallel_size} GPUs" if self.tensor_parallel_size != "1" else ""
-        number = "measured run" if self.runs == 1 else f"{self.runs} measured runs"
-        lacking = f"; none has {' or '.join(self.lacking)}" if self.lacking else ""
-        about = f"{self.model}{ranks}; {self.load}"
-        return (
-            f"Errors in the {number} most like it ({about}): {_errors_text(self.errors, self.overload_ttft)}{lacking}."
-        )
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """The measured runs of the simulated model on other cards.
-
-    Attributes:
-        gpus: The cards; several are separated by commas.
-        runs, load, errors, overload_ttft: As ``Nearest`` has them.
-    """
-
-    gpus: str
-    runs: int
-    load: str
-    errors: Errors
-    overload_ttft: tuple[float, float] | None
-
-    def text(self) -> str:
-        """One sentence."""
-        number = "one run" if self.runs == 1 else f"{self.runs} runs"
-        errors = _errors_text(self.errors, self.overload_ttft)
-        return f"The same model was measured on {self.gpus} ({number}; {self.load}): {errors}."
 
 
 @dataclass(frozen=True)
@@ -163,9 +87,8 @@ class Evidence:
             "the paper".
         origin: The source, in words.
         load: Class of the simulated load, ``LoadClass``; None if it is not known.
-        nearest: The measured runs most like the simulation; None if there are none on its GPU, or if the step times
-            are not those that the runs were simulated with.
-        elsewhere: The measured runs of the model on other GPUs, if this one has none.
+        like: The measured servers of its class, with the intervals; None if the step times are not those that the runs were
+            simulated with.
         experts: Experts of a shape without a table; None for all others.
         fit: The benchmark that the server's constants were fitted to; None without constants, or if their file does not record it.
         outside_ms: Time of a request outside of the engine, by the settings; 0 where constants of a server have it.
@@ -180,8 +103,7 @@ class Evidence:
     basis: str
     origin: str
     load: LoadClass | None = None
-    nearest: Nearest | None = None
-    elsewhere: Elsewhere | None = None
+    like: ServersLike | None = None
     experts: UnknownExperts | None = None
     fit: ServerFit | None = None
     outside_ms: float = 0.0
@@ -190,6 +112,15 @@ class Evidence:
     int4_gemms: bool = False
     attention_backend: str | None = None
     attention_table: str | None = None
+
+    def headline(self) -> str:
+        """Simulated values with their intervals, such as "TPOT 12.3 ms (11.2 to 13.1 for 9 of 10 servers like this)"; empty without."""
+        return "" if self.like is None else self.like.headline()
+
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """What the simulation has and no measured server of its class."""
+        return () if self.like is None else self.like.not_measured
 
     def text(self) -> str:
         """One line."""
@@ -201,8 +132,9 @@ class Evidence:
         if self.basis == "a measured server":
             parts.append(_fit_text(self.fit))
         else:
-            parts.append("No measured run was simulated with them." if self.nearest is None else self.nearest.text())
-        parts += [each.text() for each in (self.elsewhere, self.experts) if each is not None]
+            parts.append("No measured run was simulated with them." if self.like is None else self.like.text())
+        if self.experts is not None:
+            parts.append(self.experts.text())
         if self.attention_backend != self.attention_table:
             parts.append(
                 f"Attention runs in {self.attention_backend}, and its tables are of {self.attention_table}: its error is not known."
@@ -214,21 +146,13 @@ class Evidence:
         return asdict(self)
 
 
-@cache
-def _measured() -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = json.loads(
-        resources.files(__package__).joinpath("facts/server_errors.json").read_text("utf-8")
-    )
-    return rows
-
-
-def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
+def evidence(settings: Settings, served: Served = Served()) -> Evidence:
     """The evidence for the step times of these settings.
 
     Args:
-        load: Class of the simulated load, if it is known.
+        served: The simulated load and its results, as far as they are known.
     """
-    found = _evidence(settings, load)
+    found = _evidence(settings, served)
     quantization = settings.quantization or model(settings.model).quantization
     own_options = settings.policy_options
     if isinstance(own_options, VllmServeOptions):
@@ -238,8 +162,8 @@ def evidence(settings: Settings, load: LoadClass | None = None) -> Evidence:
     return replace(found, int4_gemms=found.cost == "fitted" and _has_int4_gemms(quantization))
 
 
-def _evidence(settings: Settings, load: LoadClass | None) -> Evidence:
-    shape, card = model(settings.model), gpu(settings.gpu)
+def _evidence(settings: Settings, served: Served) -> Evidence:
+    shape, card, load = model(settings.model), gpu(settings.gpu), served.load
     server = None if settings.server is None else read_server(settings.server)
     name = settings.cost or (server.cost if server else default_cost(shape, card, settings.quantization))
     if server is not None:
@@ -249,7 +173,9 @@ def _evidence(settings: Settings, load: LoadClass | None) -> Evidence:
     if name == "paper":
         return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", load)
     if name == "roofline":
-        return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", load)
+        like = servers_like(settings, served) if default_cost(shape, card, settings.quantization) == name else None
+        known = like if like is not None and (like.predicted or like.lacking) else None
+        return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", load, known)
     if card.profile is not None:
         basis, origin = _of_file(card.profile)
         return Evidence(name, basis, f"{origin} of {card.name}", load)
@@ -257,9 +183,8 @@ def _evidence(settings: Settings, load: LoadClass | None) -> Evidence:
     origin = f"kernel times of {card.name} from published tables"
     if scaled:
         origin = f"kernel times of {scaled} from published tables, scaled to {card.name} by the bandwidths of the data sheets"
-    nearest, elsewhere = _nearest(settings, load), _elsewhere(settings, load)
     experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
-    found = Evidence(name, basis_of(card), origin, load, nearest, elsewhere, experts)
+    found = Evidence(name, basis_of(card), origin, load, servers_like(settings, served), experts)
     if shape.latent:
         return found
     backend = attention_backend(shape, card, resolved_kv_dtype(shape, card, settings.kv_cache_dtype))
@@ -278,7 +203,7 @@ def recorded_text(settings: Mapping[str, Any], cost: object = None) -> str:
     found = {name: settings[name] for name in READ if settings.get(name) is not None}
     if found.get("policy") not in POLICIES:
         # Other packages are not imported, so their policies are not named.
-        found["policy"] = _MEASURED_POLICIES[0]
+        found["policy"] = MEASURED_POLICIES[0]
     # Of a run before the setting, and of another package's policy, which has none.
     found.setdefault("outside_ms", 0.0)
     try:
@@ -358,7 +283,7 @@ def evidence_lines(runs: Iterable[Settings | tuple[Settings, LoadClass | None]])
         runs: Settings of each run, and the class of its load, if it is known.
     """
     each = dict.fromkeys(run if isinstance(run, tuple) else (run, None) for run in runs)
-    return distinct(evidence(*run).text() for run in each)
+    return distinct(evidence(settings, Served(load)).text() for settings, load in each)
 
 
 def distinct(texts: Iterable[str]) -> list[str]:
@@ -394,127 +319,7 @@ def drafts_lines(settings: Settings) -> list[str]:
     ]
 
 
-def _nearest(settings: Settings, load: LoadClass | None) -> Nearest | None:
-    found = [row for row in _measured() if row["gpu"] == settings.gpu]
-    if not found:
-        return None
-    shape = model(settings.model)
-
-    def likeness(row: Row) -> tuple[bool, bool, bool, int, bool]:
-        same_engines = (row["data_parallel_size"] > 1) == (settings.data_parallel_size > 1)
-        same_ranks = row["tensor_parallel_size"] == settings.tensor_parallel_size
-        same_kind = row["mixture_of_experts"] == (shape.experts is not None)
-        apart = 0 if load is None else abs(_LOADS.index(row["load"]) - _LOADS.index(load))
-        return same_kind, same_engines, same_ranks, -apart, shape.has_layers_of(model(row["model"]))
-
-    most = max(map(likeness, found))
-    alike = [row for row in found if likeness(row) == most]
-    return Nearest(
-        len(alike),
-        _values(alike, "model"),
-        _values(alike, "tensor_parallel_size"),
-        _loads(alike),
-        most[0],
-        tuple(_lacking(settings, load, alike)),
-        *_errors_of(alike),
-    )
-
-
-def _elsewhere(settings: Settings, load: LoadClass | None) -> Elsewhere | None:
-    """The runs of the model on other cards, those with the same load if there are some; None if the card itself has some."""
-    shape = model(settings.model)
-    found = [row for row in _measured() if shape.has_layers_of(model(row["model"]))]
-    if not found or any(row["gpu"] == settings.gpu for row in found):
-        return None
-    found = [row for row in found if row["load"] == load] or found
-    return Elsewhere(_values(found, "gpu"), len(found), _loads(found), *_errors_of(found))
-
-
-def _lacking(settings: Settings, load: LoadClass | None, rows: Sequence[Row]) -> Iterator[str]:
-    """What these settings have and none of the measured runs."""
-    shape, shapes = model(settings.model), [model(row["model"]) for row in rows]
-    if all((other.experts is None) != (shape.experts is None) for other in shapes):
-        yield "the same kind of layers (dense, or experts)"
-    if settings.data_parallel_size > 1 and all(row["data_parallel_size"] == 1 for row in rows):
-        yield "several engines"
-    if settings.pipeline_parallel_size > 1:
-        yield "several pipeline stages"
-    if settings.enforce_eager:
-        yield "steps without CUDA graphs"
-    if settings.policy not in _MEASURED_POLICIES:
-        yield f"the policy {settings.policy}"
-    if settings.value("speculative_config") is not None:
-        yield "speculative decoding"
-    if settings.value("decode_context_parallel_size") > 1:
-        yield "ranks that divide the tokens of a sequence"
-    if shape.latent and not any(other.latent for other in shapes):
-        yield "latent attention"
-    own = settings.quantization or shape.quantization
-    if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
-        yield _weights_text(own)
-    kept = _kv_format(settings.kv_cache_dtype, shape)
-    if all(_kv_format(row["kv_cache_dtype"], other) != kept for row, other in zip(rows, shapes, strict=True)):
-        yield f"a KV cache in {kept}"
-    if load is not None and all(row["load"] != load for row in rows):
-        yield f"this load ({_LOAD_TEXT[load]})"
-
-
-def _weights_text(quantization: str | None) -> str:
-    """The number format of weights in words, such as "experts in 4 bits"."""
-    if quantization is None or quantization in QUANTIZATIONS:
-        return f"weights in {_INT4.get(quantization or '', quantization) or '16 bits'}"
-    by_part = formats_by_part(quantization)
-    return " and ".join(f"{_PART_TEXT[part]} in {_INT4.get(by_part[part], by_part[part])}" for part in by_part)
-
-
 def _has_int4_gemms(quantization: str | None) -> bool:
     """Whether matrices other than experts, which have operations of their own, are of 4-bit integers."""
     by_part = {} if quantization is None else formats_by_part(quantization)
-    return any(form in _INT4 for part, form in by_part.items() if part != "expert")
-
-
-def _kv_format(given: str | None, shape: ModelSpec) -> str:
-    """Number format of a KV cache; both formats of 16 bits are one."""
-    found = shape.kv_dtype if given in (None, "auto") else given
-    return "16 bits" if found in (None, "fp16", "bf16") else found
-
-
-def _errors_of(rows: Sequence[Row]) -> tuple[Errors, tuple[float, float] | None]:
-    """Ranges of the errors, and that of TTFT in overload."""
-    overload = [row["load"] == "overload" for row in rows]
-    calm = [
-        _only(row["errors"], *_OF_STEPS) if over else row["errors"] for row, over in zip(rows, overload, strict=True)
-    ]
-    queued = [_only(row["errors"], "mean_ttft_ms") for row, over in zip(rows, overload, strict=True) if over]
-    return _ranges(calm), _ranges(queued).get("mean_ttft_ms")
-
-
-def _values(rows: Sequence[Row], key: str) -> str:
-    return ", ".join(dict.fromkeys(str(row[key]) for row in rows))
-
-
-def _loads(rows: Sequence[Row]) -> str:
-    """The loads of the runs, the lightest first."""
-    return ", ".join(_LOAD_TEXT[load] for load in _LOADS if any(row["load"] == load for row in rows))
-
-
-def _errors_text(errors: Errors, overload_ttft: tuple[float, float] | None) -> str:
-    parts = [f"{label} {_range(*errors[name])}" for name, label in _LATENCIES.items() if name in errors]
-    queued = "" if overload_ttft is None else f"; TTFT in overload {_range(*overload_ttft)}"
-    return f"mean {', '.join(parts)}{queued}"
-
-
-def _only(errors: Mapping[str, float], *metrics: str) -> dict[str, float]:
-    return {name: error for name, error in errors.items() if name in metrics}
-
-
-def _ranges(rows: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
-    found: dict[str, list[float]] = {}
-    for errors in rows:
-        for name, error in errors.items():
-            found.setdefault(name, []).append(error)
-    return {name: (min(values), max(values)) for name, values in found.items()}
-
-
-def _range(low: float, high: float) -> str:
-    return f"{low:+.0%}" if f"{low:+.0%}" == f"{high:+.0%}" else f"{low:+.0%} to {high:+.0%}"
+    return any(form in INT4 for part, form in by_part.items() if part != "expert")

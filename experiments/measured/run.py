@@ -37,7 +37,9 @@ from .replay import (
     scatter,
     total_error,
 )
+from .server_class import client_of
 from .server_metrics import VLLM
+from .servers_like import Served
 from .start import Server, benchmark, replica, started_line, statements
 from .statements import contradictions
 
@@ -239,7 +241,8 @@ def validate_against(
         f"{chosen.policy}: {chosen.model} on {gpu(chosen.gpu).name}, compared with the benchmark", style="bold"
     )
     base = replay(bench, chosen)
-    known = evidence(chosen, ServedLoad.of(base.run, bench.workload(0)).load_class)
+    work = bench.workload(0)
+    known = evidence(chosen, Served(ServedLoad.of(base.run, work).load_class, client_of(work)))
     report.print_line(known.text())
     rows = compared(bench, base)
     error = total_error(rows)

@@ -1,8 +1,6 @@
 """The standing board of measured servers: each run's class, what the project knew of it, its errors, and medians by class.
 
-    class       card, attention backend, kind of model, load; fitted runs are classes of their own
-    kind        dense, MoE (experts), hybrid (layers with a state), MLA (latent attention); quantised in fewer than 16 bits
-    load        open loop (the client sends at its own rate), closed loop (users wait for answers), at once
+    class       card, attention backend, kind of model, load (``measured.server_class``); fitted runs are classes of their own
     standing    fitted   a constant or a choice of the defaults rests on the run
                 seen     its measurement was used when, or before, step times last changed
                 unseen   its measurement was used later, or comes from a file of the user
@@ -22,13 +20,10 @@ from statistics import median
 from typing import Any, Literal
 
 from ...sim import Settings
-from ...sim.cost.backends import attention_backend
-from ...sim.spec import gpu, model
-from ...sim.spec.shape import ModelSpec
-from ...sim.spec.startup.launch import resolved_kv_dtype
+from ...sim.spec import model
+from ..measured.server_class import Client, backend_of, kind_of
 
 Standing = Literal["fitted", "seen", "unseen"]
-Loop = Literal["open loop", "closed loop", "at once"]
 #: Metrics of the board, and the figures that each is taken from: the first that was measured.
 METRICS: Mapping[str, tuple[str, ...]] = {
     "throughput": ("output_throughput",),
@@ -42,11 +37,6 @@ STEP_TIMES_CHANGED = "2026-11-28"
 WORSE = 0.02
 #: The medians of the last accepted state.
 ACCEPTED = Path(__file__).with_name("facts") / "server_classes.json"
-_SHORT = {
-    **{f"FLASH_ATTN {version}": f"FA{version}" for version in (2, 3, 4)},
-    "FLASHINFER": "FlashInfer",
-    "TRITON_ATTN": "Triton",
-}
 #: Digits of stored medians and of errors in rows.
 _DIGITS = 4
 
@@ -60,6 +50,7 @@ class BoardRow:
         server: Runs of the same source, card, model, parallelism and number formats share it: leave-one-server-out leaves these
             out together.
         gpu, backend, kind, load: Its class.
+        overload: Whether requests wait for more than 5 s in the simulation, in the mean (``runs.near_saturation``).
         standing, first_used: See the module; the day is null for a run of the user.
         endpoint: Of the API server that the client called.
         source: Where the measurement is published.
@@ -72,7 +63,8 @@ class BoardRow:
     gpu: str
     backend: str
     kind: str
-    load: Loop
+    load: Client
+    overload: bool
     standing: Standing
     first_used: str | None
     endpoint: str
@@ -90,22 +82,7 @@ class BoardRow:
         return {**asdict(self), "class": self.group}
 
 
-def backend_of(settings: Settings) -> str:
-    """The attention kernels that vLLM takes by default (``sim.cost.backends``), shortened: FA2 is FlashAttention 2."""
-    shape, card = model(settings.model), gpu(settings.gpu)
-    if shape.latent:
-        return "MLA kernels, sparse" if shape.indexer else "MLA kernels"
-    kept = resolved_kv_dtype(shape, card, settings.kv_cache_dtype)
-    return _SHORT.get(name := attention_backend(shape, card, kept).name, name)
-
-
-def kind_of(settings: Settings, shape: ModelSpec) -> str:
-    """The kind of a model, and whether its weights are quantised."""
-    kind = "hybrid" if shape.mixer else "MLA" if shape.latent else "MoE" if shape.experts else "dense"
-    return f"{kind} quantised" if settings.quantization or shape.quantization else kind
-
-
-def loop_of(fact: Mapping[str, Any]) -> Loop:
+def client_of_fact(fact: Mapping[str, Any]) -> Client:
     """How the client of a run sent its requests."""
     if "closed_loop" in fact:
         return "closed loop"
@@ -140,7 +117,8 @@ def board_row(fact: Mapping[str, Any], settings: Settings, rows: Sequence[Mappin
         gpu=settings.gpu,
         backend=backend_of(settings),
         kind=kind_of(settings, model(settings.model)),
-        load=loop_of(fact),
+        load=client_of_fact(fact),
+        overload=rows[0]["load"] == "overload",
         standing=standing_of(fact),
         first_used=fact.get("first_used"),
         endpoint=fact.get("endpoint", "completions"),

@@ -17,18 +17,19 @@ from functools import cache, cached_property
 from importlib import resources
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich import box
 from rich.table import Table
 
 from ...sim import Settings, Workload, settings, simulate
-from ...sim.cluster import Cluster, cluster_times, simulate_cluster
+from ...sim.cluster import Cluster, ClusterRun, simulate_cluster
 from ...sim.cost import ServerConstants
 from ...sim.engine.replica import build
+from ...sim.engine.run import Run
 from ...sim.engine.unread import only_read
-from ...sim.metrics.requests import RequestTimes, end_of_answers, request_times
+from ...sim.metrics.requests import RequestTimes, end_of_answers
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import OutputFolder
@@ -37,8 +38,10 @@ from ...sim.types import ticks
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Measured, Trace
 from ..measured.constants import Deviation, fitted_constants, fitted_to, served
+from ..measured.intervals import COVERAGE, SHARE, coverage
 from ..measured.replay import BenchmarkOfRequests
 from ..paper.comparison import Payload
+from ..runs.near_saturation import LoadClass, ServedLoad, times_of
 from ..runs.output import Report, track
 from .added_runs import added_facts
 from .board import (
@@ -65,6 +68,13 @@ HELD_OUT = "held out"
 REQUEST_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 
 Figures = dict[str, float]
+
+
+class Simulated(NamedTuple):
+    """Figures of a simulated run, and the class of its load."""
+
+    figures: Figures
+    load: LoadClass
 
 
 @dataclass(frozen=True)
@@ -145,15 +155,21 @@ class ServerRun:
 
     def simulated(self, constants: ServerConstants | None) -> Figures:
         """Simulated figures with these constants, or as shipped, by the names of the measured ones."""
+        return self.outcome(constants).figures
+
+    def outcome(self, constants: ServerConstants | None) -> Simulated:
+        """Simulated figures with these constants, or as shipped, by the names of the measured ones, and the class of the load."""
         work, cost = self.workload, None if constants is None else served(self.settings, constants)
         chosen, engines = only_read(self.settings, work), self.settings.data_parallel_size
+        run: Run | ClusterRun
         if engines > 1:
-            together = simulate_cluster(chosen, work, Cluster(num_replicas=engines), cost)
-            found = _figures(cluster_times(together), together.end_ticks)
+            run = simulate_cluster(chosen, work, Cluster(num_replicas=engines), cost)
+            end_ticks = run.end_ticks
         else:
             run = simulate(chosen, work, cost)
-            found = _figures(request_times(run), end_of_answers(run))
-        return {name: found[name] for name in self.measured}
+            end_ticks = end_of_answers(run)
+        found = _figures(times_of(run), end_ticks)
+        return Simulated({name: found[name] for name in self.measured}, ServedLoad.of(run, work).load_class)
 
     def deviation(self, constants: ServerConstants) -> Deviation:
         """See ``fitted_constants``; of the means."""
@@ -277,7 +293,7 @@ def compare_servers(folder: Path | None, added: Path | None = None) -> Payload:
             # The defaults rest on some runs, too.
             rests = run in own if fit.on else "fitted" in run.fact
             kind = run.fact.get("class", "fitted" if rests else "predicted")
-            rows += _rows(run, fit.name, kind, run.simulated(found))
+            rows += _rows(run, fit.name, kind, run.outcome(found))
     board = board_of(runs, rows)
     classes = classes_of(board)
     return {
@@ -289,6 +305,7 @@ def compare_servers(folder: Path | None, added: Path | None = None) -> Payload:
         "targets": list(_targets(rows)),
         "board": [row.as_dict() for row in board],
         "classes": classes,
+        "intervals": coverage(row.as_dict() for row in board),
         "peers": beside_peers(board),
         "worsened": list(worsened(accepted(), classes)),
         "left_out": [fact["name"] for fact in facts()["runs"] if fact["name"] not in {run.name for run in runs}],
@@ -315,10 +332,10 @@ def board_rows(folder: Path | None = None, added: Path | None = None) -> list[Bo
         folder, added: See ``runs_of``.
     """
     runs = runs_of(folder, added)
-    return board_of(runs, [row for run in runs for row in _rows(run, "nothing", "", run.simulated(None))])
+    return board_of(runs, [row for run in runs for row in _rows(run, "nothing", "", run.outcome(None))])
 
 
-def _rows(run: ServerRun, fit: str, kind: str, simulated: Figures) -> Iterator[dict[str, Any]]:
+def _rows(run: ServerRun, fit: str, kind: str, simulated: Simulated) -> Iterator[dict[str, Any]]:
     others = {
         simulator: {
             name: value / run.measured[name] - 1 for name, value in _flat(figures).items() if name in run.measured
@@ -333,8 +350,9 @@ def _rows(run: ServerRun, fit: str, kind: str, simulated: Figures) -> Iterator[d
             "kind": kind,
             "metric": metric,
             "measured": measured,
-            "simulated": simulated[metric],
-            "error": simulated[metric] / measured - 1,
+            "simulated": simulated.figures[metric],
+            "error": simulated.figures[metric] / measured - 1,
+            "load": simulated.load,
             **{f"published_{by}_error": errors[metric] for by, errors in others.items() if metric in errors},
         }
 
@@ -460,7 +478,7 @@ def print_servers(payload: Payload, report: Report) -> None:
 
 
 def _print_board(payload: Payload, report: Report) -> None:
-    """Print the median errors by class, those of peers, and what is worse than accepted."""
+    """Print the median errors by class, the intervals, errors of peers, and what is worse than accepted."""
     report.print_line()
     report.print_line("Median absolute error by class, with the shipped defaults", style="bold")
     table = _error_table("class (card, attention, model, load)", "runs", *_HEADINGS)
@@ -469,6 +487,8 @@ def _print_board(payload: Payload, report: Report) -> None:
         cells = (f"{errors[metric]:.1%}" if metric in errors else "-" for metric in METRICS)
         table.add_row(each["class"], str(len(each["runs"])), *cells)
     report.console.print(table)
+    report.print_line()
+    _print_intervals(payload["intervals"], report)
     report.print_line()
     report.print_line("Median absolute error of other simulators, and ours of the same runs", style="bold")
     table = _error_table("simulator", "metric", "runs", "theirs", "ours")
@@ -482,6 +502,26 @@ def _print_board(payload: Payload, report: Report) -> None:
         report.print_line(f"worse: {each['class']}: median error of {each['metric']} from {change}")
     if not payload["worsened"]:
         report.print_line(f"No class is worse than accepted by {WORSE:.0%} or more.")
+
+
+def _print_intervals(intervals: Sequence[Mapping[str, Any]], report: Report) -> None:
+    """Print how good the intervals are, and whether that is good enough."""
+    report.print_line(f"Intervals for {SHARE:.0%} of servers, judged without the errors of their server", style="bold")
+    for metric in dict.fromkeys(each["metric"] for each in intervals):
+        table = _error_table(metric, "runs", "covered", "±", "score", "box")
+        table.columns[0].no_wrap = True
+        for each in (each for each in intervals if each["metric"] == metric):
+            shares = (f"{each[name]:.1%}" for name in ("coverage", "half_width"))
+            scores = (f"{each[name]:.2f}" for name in ("interval_score", "box_score"))
+            table.add_row(each["class"] or "all", str(each["runs"]), *shares, *scores)
+        report.console.print(table)
+    for each in intervals:
+        if "outcome" in each:
+            low, high = COVERAGE
+            report.print_line(
+                f"{each['outcome']}: {each['metric']}: {each['coverage']:.1%} of the runs are covered, {low:.0%} to {high:.0%} are asked for,"
+                f" with an interval score of {each['interval_score']:.2f}, and {each['box_score']:.2f} of past errors as a box."
+            )
 
 
 def _error_table(*headings: str) -> Table:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, pi, sin, sqrt, tan
+from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-#: Halvings of an interval, after which float64 has no more digits.
-_HALVINGS = 60
+from ..runs.student_t import student_t
 
 
 @dataclass(frozen=True)
@@ -70,23 +69,3 @@ def _difference(name: str, base: Sequence[float], other: Sequence[float], confid
         half = student_t(confidence, len(moved) - 1) * stdev(moved) / sqrt(len(moved))
         interval = mean - half, mean + half
     return Difference(name, fmean(base), fmean(other), mean, interval)
-
-
-def student_t(confidence: float, degrees: int) -> float:
-    """The t for which Student's t with this many degrees of freedom lies in [-t, t] with that probability."""
-    low, high = 0.0, pi / 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
-    return sqrt(degrees) * tan(low)
-
-
-def _within(angle: float, degrees: int) -> float:
-    """P(|T| <= sqrt(degrees) * tan(angle)): Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    odd = degrees % 2
-    term = cos(angle) if odd else 1.0
-    series = 0.0
-    for place in range(2 + odd, degrees + 1, 2):
-        series += term
-        term *= cos(angle) ** 2 * (place - 1) / place
-    return 2 / pi * (angle + sin(angle) * series) if odd else sin(angle) * series

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fragmeter.experiments.measured.evidence import evidence
+from fragmeter.experiments.measured.servers_like import Served
 from fragmeter.sim.engine.settings import settings
 from paths import ROOT
 
@@ -10,5 +11,7 @@ PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
 
 
 def test_the_line_of_the_example_is_printed():
-    line = evidence(settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb")).text()
-    assert line in " ".join(PAGE.split())
+    served = Served("light", "open loop", {"tpot": 8.1, "ttft": 33.2})
+    found = evidence(settings(policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb"), served)
+    page = " ".join(PAGE.split())
+    assert found.text() in page and found.headline() in page

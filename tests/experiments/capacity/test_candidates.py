@@ -125,7 +125,7 @@ def test_candidates_with_and_without_drafts(capsys, tmp_path):
     assert f"--speculative-config '{json.dumps(DRAFTS, sort_keys=True)}'" in plan["flags"] and plan["flags"] in printed
     names = [line.partition(": ")[0] for line in plan["explained"]]
     assert names == ["h100-80gb, speculative_config=none"]
-    assert "Steps with drafts are predicted" in printed and "none has speculative decoding" in printed
+    assert "Steps with drafts are predicted" in printed and "no measured run has speculative decoding" in printed
     page = (out / "plan.html").read_text()
     assert "Rejected" in page and "h100-80gb, speculative_config=eagle3 0.8 0.5" in page
 

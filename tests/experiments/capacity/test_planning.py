@@ -135,7 +135,7 @@ class TestNeighbour:
     """One H200 for 5 an hour, beside A100s for 2; they take so many requests/s, and 20 are wanted."""
 
     AT: ClassVar = {
-        "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+        "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
         "preemptions": 0, "limit": {"objective": None, "cause": "steps"},
     }  # fmt: skip
 
@@ -294,7 +294,7 @@ class TestFirstLine:
         ],
     )
     def test_other_sizes_are_named_together(self, open_, steps, text):
-        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail={"limit": {"objective": None}})
+        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
         fleet = not_none(answer.fleet)
         effect = None if steps is None else Effect(1.1, 1.1, steps)
         answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
@@ -373,7 +373,7 @@ class TestTheRateOfAFleet:
 
     def answer(self, *rates: float, sure_rate: float = 21.0) -> Answer:
         fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates, sure_rate, seeds=NUM_SEEDS)
-        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
               "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
         return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
 
@@ -447,7 +447,7 @@ class TestUnknownRates:
         """Eight replicas, the fewest of engines that share experts."""
         fleet = Fleet(8, 8, (Tried(8, (1.0,), Decision.ENOUGH),), rates, seeds=1)
         answer = replace(answer_of("a100-80gb", 300.0, wanted=20.0), fleet=fleet, known_rates=known)
-        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "near_saturation": None, "kv_cache_pct": 1.0,
+        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
               "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
         ranks = ranked([replace(answer, detail=at)], FixedLoad, PRICES, 20.0)
         lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
@@ -455,7 +455,7 @@ class TestUnknownRates:
 
     def test_the_first_line(self):
         def first(answer: Answer, wanted: float | None = 20.0) -> str:
-            answer = replace(answer, detail={"limit": {"objective": None}})
+            answer = replace(answer, detail=TestNeighbour.AT)
             return headline(answer, bill(answer, FixedLoad, PRICES, wanted), wanted, "EUR")
 
         remedy = "(too few requests to fill a replica: raise --num-prompts)"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.experiments.sweep.paired import differences, student_t
+from fragmeter.experiments.runs.student_t import student_t
+from fragmeter.experiments.sweep.paired import differences
 
 LOAD = ["--num-prompts", "40", "--request-rate", "2"]
 

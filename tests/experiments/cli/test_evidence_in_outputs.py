@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fragmeter
 from bench_files import benchmark
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.reports.data.results import read_result
@@ -65,3 +66,66 @@ def test_a_scaled_profile_is_not_called_the_tables_of_its_card(capsys):
     found = {row["gpu"]: row["basis"] for row in json.loads(capsys.readouterr().out)["gpus"]}
     assert found["a100-40gb"] == "kernel tables of a100-80gb, scaled"
     assert (found["a100-80gb"], found["l4"]) == ("kernel tables", "a data sheet")
+
+
+QWEN = ["--policy", "vllm-v1", "--model", "qwen3-14b", "--gpu", "h100-80gb", "--num-prompts", "40"]
+
+
+def interval_of(found: dict, metric: str) -> tuple[float, float, float]:
+    """A value in the data of an output, and its interval."""
+    each = next(each for each in found["evidence"]["like"]["predicted"] if each["metric"] == metric)
+    return each["value"], each["low"], each["high"]
+
+
+def test_simulate_has_the_interval_in_its_first_line(capsys):
+    assert status(["simulate", *QWEN, "--request-rate", "4", "--json", "-"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert status(["simulate", *QWEN, "--request-rate", "4"]) == DONE
+    first = " ".join(capsys.readouterr().out.split()).partition(" Synthetic")[0]
+    value, low, high = interval_of(found, "tpot")
+    assert value == found["mean_tpot_ms"] and 0.9 * value < low < value < high < 1.15 * value
+    assert first.startswith(
+        f"vllm-v1: qwen3-14b on 1 x h100-80gb: TPOT {value:.1f} ms ({low:.1f} to {high:.1f} for 9 of 10"
+    )
+    assert f"TTFT {found['mean_ttft_ms']:.1f} ms (" in first
+    run = fragmeter.simulate(policy="vllm-v1", model="qwen3-14b", gpu="h100-80gb", num_prompts=40, request_rate=4)
+    assert (run.evidence.like.predicted[0].low, run.evidence.headline() in first) == (low, True)
+
+
+def test_a_burst_is_of_its_class_and_in_overload(capsys):
+    """TTFT of a queue is not that of an open loop, and throughput counts."""
+    flags = ["--max-num-seqs", "1", "--output-len", "300", "--input-len", "100"]
+    assert status(["simulate", *QWEN, *flags, "--request-rate", "inf", "--json", "-"]) == DONE
+    found = json.loads(capsys.readouterr().out)["evidence"]
+    assert found["load"] == "overload"
+    assert {each["metric"] for each in found["like"]["predicted"]} == {"tpot", "ttft"}
+    ttft = next(each for each in found["like"]["predicted"] if each["metric"] == "ttft")
+    assert ttft["factors"] is None and set(ttft["errors"]) == {"h100-80gb codellama-34b x2 reasoning 4/s"}
+
+
+def test_plan_has_the_interval_in_its_recommendation(capsys):
+    load = ["--dataset", "alpaca", "--request-rate", "4", "--num-prompts", "100", "--seeds", "1"]
+    model = ["--policy", "vllm-v1", "--model", "qwen3-14b", "--gpu", "h100-80gb"]
+    assert status(["plan", *model, *load, "--goodput", "ttft:500", "tpot:50", "--json", "-"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    value, low, high = interval_of(found["candidates"][0], "tpot")
+    assert value == pytest.approx(found["candidates"][0]["median_tpot_ms"])
+    assert f"TPOT {value:.1f} ms ({low:.1f} to {high:.1f} for 9 of 10 servers like this)" in found["recommendation"]
+
+
+def test_diagnose_has_the_interval_below_its_answer(capsys):
+    asked = [
+        "--serve",
+        "vllm serve Qwen/Qwen3-14B",
+        "--gpu",
+        "h100-80gb",
+        "--request-rate",
+        "4",
+        "--num-prompts",
+        "50",
+        "--seeds",
+        "1",
+    ]
+    assert status(["diagnose", *asked]) == DONE
+    second = capsys.readouterr().out.splitlines()[1]
+    assert second.startswith("As served: TPOT ") and "for 9 of 10 servers" in second

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import runpy
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from fragmeter.experiments.measured.evidence import evidence, evidence_lines, recorded_text
+from fragmeter.experiments.measured.servers_like import Served, stored_rows
 from fragmeter.experiments.reproduce.servers import facts
 from fragmeter.sim.cost import default_cost, profile
 from fragmeter.sim.engine.settings import settings
@@ -18,14 +16,15 @@ from fragmeter.sim.spec import gpu, model
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "servers.md"
-measured_load = runpy.run_path(str(DOCS / "servers.py"))["measured_load"]
-ROWS = json.loads(
-    resources.files("fragmeter.experiments.measured").joinpath("facts/server_errors.json").read_text("utf-8")
-)
+ROWS = stored_rows()
 
 
-def of(load=None, **fields):
-    return evidence(settings(policy="vllm-v1", **fields), load)
+def of(served=Served(), **fields):
+    return evidence(settings(policy="vllm-v1", **fields), served)
+
+
+def open_loop(load="light", **values):
+    return Served(load, "open loop", values)
 
 
 def test_the_errors_are_those_of_the_page():
@@ -33,147 +32,136 @@ def test_the_errors_are_those_of_the_page():
     cells = [
         line.split("|")[1:-1] for line in PAGE.read_text("utf-8").splitlines() if re.match(r"\| .* \| nothing \|", line)
     ]
-    page = {cell[0].strip(): (cell[4].strip(), cell[7].strip(), cell[3].strip()) for cell in cells}
-    given = {fact["name"] for fact in facts()["runs"] if fact.get("class") == "given"}
-    page = {name: errors for name, errors in page.items() if name not in given}
-    assert len(page) == len(ROWS) == len(facts()["runs"]) - len(given)
+    page = {cell[0].strip(): [cell.strip() for cell in cell[3:9]] for cell in cells}
+    assert len(page) == len(ROWS) == len(facts()["runs"])
     for row in ROWS:
-        errors = row["errors"]
-        throughput = f"{errors['output_throughput']:+.1%}" if "output_throughput" in errors else ""
-        assert (f"{errors['mean_ttft_ms']:+.1%}", f"{errors['mean_tpot_ms']:+.1%}", throughput) == page[row["run"]]
-
-
-@pytest.mark.parametrize(
-    ("fields", "models", "runs"),
-    [
-        ({"gpu": "h100-80gb", "model": "llama-3.1-8b"}, "llama-2-7b, qwen3-14b", 12),
-        ({"gpu": "h100-80gb", "model": "qwen3-14b"}, "qwen3-14b", 7),
-        ({"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 4}, "llama-2-70b", 5),
-        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "tensor_parallel_size": 2}, "mixtral-8x7b", 5),
-        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "tensor_parallel_size": 4}, "mixtral-8x7b", 2),
-        ({"gpu": "h100-80gb", "model": "gpt-oss-120b", "tensor_parallel_size": 2}, "gpt-oss-120b", 4),
-        ({"gpu": "a100-80gb", "model": "qwen3-14b"}, "qwen3-14b", 2),
-        ({"gpu": "l40s", "model": "llama-3.1-8b"}, "qwen3-14b", 2),
-        ({"gpu": "rtx-pro-6000", "model": "qwen3-32b", "tensor_parallel_size": 2}, "qwen3-32b", 2),
-        ({"gpu": "rtx-4090", "model": "llama-3.1-8b"}, "llama-3.1-8b", 1),
-    ],
-)
-def test_the_nearest_runs(fields, models, runs):
-    found = of(**fields).nearest
-    assert (found.model, found.runs, found.same_kind) == (models, runs, True)
-    assert all(low <= high for low, high in found.errors.values())
-
-
-def test_runs_of_the_other_kind_say_so():
-    found = of(gpu="rtx-4090", model="gpt-oss-20b")
-    assert not found.nearest.same_kind and "none has the same kind of layers (dense, or experts)" in found.text()
-
-
-def test_what_no_measured_run_has_is_named():
-    """Runs of several engines are not those of one, and number formats and latent attention are named."""
-    found = of(gpu="h200", model="deepseek-v3", data_parallel_size=8, enable_expert_parallel=True)
-    assert found.nearest.lacking == ("several engines", "latent attention", "weights in fp8")
-    assert found.text().endswith("; none has several engines or latent attention or weights in fp8.")
-    engines = of(gpu="rtx-pro-6000", model="qwen3-30b-a3b", data_parallel_size=2, enable_expert_parallel=True)
-    assert (engines.nearest.runs, engines.nearest.lacking) == (1, ())
-    of_two = {"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 2}
-    fp8 = of(**of_two, quantization="fp8", kv_cache_dtype="fp8")
-    assert (fp8.nearest.model, fp8.nearest.lacking) == ("llama-3.1-70b", ())
-    assert of(**of_two).nearest.lacking == ("weights in 16 bits", "a KV cache in 16 bits")
-
-
-@pytest.mark.parametrize(
-    ("fields", "lacking", "int4"),
-    [
-        ({"model": "kimi-k2.5", "gpu": "h200", "tensor_parallel_size": 8}, "experts in 4 bits", False),
-        ({"model": "llama-3.1-8b", "gpu": "h100-80gb", "quantization": "awq"}, "weights in 4 bits (awq)", True),
-        ({"model": "llama-3.1-8b", "gpu": "h100-80gb", "quantization": "awq", "cost": "roofline"}, None, False),
-    ],
-)
-def test_weights_of_4_bits_are_named_in_words(fields, lacking, int4):
-    """GEMMs of them have no table; experts have one."""
-    found = of(**fields)
-    assert lacking is None or lacking in found.nearest.lacking
-    assert (
-        found.int4_gemms
-        == int4
-        == found.text().endswith(
-            "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
+        throughput, ttft, median_ttft, _, tpot, median_tpot = page[row["run"]]
+        shown = {"throughput": throughput, "ttft": ttft or median_ttft, "tpot": tpot or median_tpot}
+        percent = {name: float(cell.rstrip("%")) for name, cell in shown.items() if cell}
+        assert percent == pytest.approx(
+            {name: 100 * row["errors"][name] for name in shown if name in row["errors"]}, abs=0.06
         )
-    )
+        assert row["source"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "lacking"),
+    ("fields", "served", "server_class", "runs", "servers"),
     [
-        ({"kv_cache_dtype": "fp8"}, ("a KV cache in fp8",)),
-        ({"kv_cache_dtype": "bf16"}, ()),
-        ({"policy": "vllm-real"}, ()),
-        ({"policy": "tgi", "kv_cache_dtype": "int8"}, ("the policy tgi", "a KV cache in int8")),
+        ({"gpu": "h100-80gb", "model": "llama-3.1-8b"}, open_loop(), "h100-80gb FA3 dense, open loop", 22, 6),
+        ({"gpu": "h100-80gb", "model": "llama-3.1-8b"}, Served(), "h100-80gb FA3 dense", 22, 6),
+        ({"gpu": "h100-80gb", "model": "qwen3-14b"}, Served("light", "closed loop"), "h100-80gb FA3 dense", 22, 6),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b"}, open_loop(), "h100-80gb FA3 MoE, open loop", 11, 3),
+        ({"gpu": "a100-80gb", "model": "qwen3-14b"}, open_loop(), "a100-80gb FA2 dense", 7, 3),
+        (
+            {"gpu": "h200", "model": "gpt-oss-120b"},
+            Served("light", "closed loop"),
+            "h200 FA3 MoE quantised, closed loop",
+            11,
+            3,
+        ),
     ],
 )
-def test_the_kv_cache_and_the_policy_are_named(fields, lacking):
-    chosen = {"policy": "vllm-v1", "gpu": "h100-80gb", "model": "qwen3-14b"} | fields
-    assert evidence(settings(**chosen)).nearest.lacking == lacking
+def test_the_class_of_a_simulation(fields, served, server_class, runs, servers):
+    """With its load where five runs have it, and without it elsewhere; fitted runs do not count."""
+    tpot = of(served, **fields).like.predicted[0]
+    assert (tpot.metric, tpot.server_class, tpot.runs, tpot.servers) == ("tpot", server_class, runs, servers)
+    low, high = tpot.factors
+    assert 0.5 < low < high < 1.6
 
 
-def test_ttft_of_overload_is_stated_apart():
-    """Two runs of Qwen3 32B in overload have no other TTFT; of Mixtral on two A100 one is in overload."""
-    found = of(gpu="rtx-pro-6000", model="qwen3-32b", tensor_parallel_size=2)
-    rows = [row for row in ROWS if row["model"] == "qwen3-32b"]
-    assert {row["load"] for row in rows} == {"overload"} and "mean_ttft_ms" not in found.nearest.errors
-    ttft = [row["errors"]["mean_ttft_ms"] for row in rows]
-    assert found.nearest.overload_ttft == (min(ttft), max(ttft))
-    assert f"mean TPOT {min(r['errors']['mean_tpot_ms'] for r in rows):+.0%}" in found.text()
-    assert f"; TTFT in overload {min(ttft):+.0%} to {max(ttft):+.0%}." in found.text()
-    mixed = of(gpu="a100-80gb", model="mixtral-8x7b", tensor_parallel_size=2)
-    assert mixed.nearest.errors["mean_ttft_ms"][0] == mixed.nearest.errors["mean_ttft_ms"][1]
-    assert "TTFT in overload" in mixed.text()
-
-
-def test_gpus_without_measured_runs_say_so():
-    for name in ("b300", "gb200", "l4"):
-        found = of(gpu=name, model="qwen2.5-7b")
-        assert found.nearest is None and found.text().endswith("No measured run was simulated with them.")
-
-
-def test_load_counts_after_parallelism_and_before_the_model():
-    of_four = {"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 4}
-    busy, light = of("busy", **of_four), of("light", **of_four)
-    assert (busy.nearest.runs, busy.nearest.load, busy.nearest.lacking) == (1, "busy", ())
-    assert (light.nearest.runs, light.nearest.load) == (4, "light load")
-    only = next(row for row in ROWS if row["run"] == "h100-80gb llama-2-70b general 20/s")
-    assert busy.nearest.errors["mean_tpot_ms"] == (only["errors"]["mean_tpot_ms"],) * 2
-    assert "the measured run most like it (llama-2-70b on 4 GPUs; busy): mean" in busy.text()
-    nowhere = of("busy", gpu="h100-80gb", model="qwen3-14b")
-    assert (nowhere.nearest.model, nowhere.nearest.load) == ("qwen3-14b", "light load")
-    assert "; none has this load (busy)." in nowhere.text()
-
-
-def test_loads_of_the_measured_runs():
-    """By Little's law from the published figures: 6 requests/s of 18.0 s take 108 of 128 places; 20 of 5.58 s 112, of 4.16 s 83."""
-    loads = {row["run"]: row["load"] for row in ROWS}
-    assert (loads["l40s qwen3-14b general 6/s"], loads["h100-80gb llama-2-70b general 20/s"]) == ("busy", "busy")
-    assert loads["h100-80gb llama-2-7b general 20/s"] == "light"
-    assert loads["h100-80gb gpt-oss-120b x2 1k1k 64 users"] == "light"
-    names = {fact["name"] for fact in facts()["runs"] if "requests_file" not in fact} & loads.keys()
-    assert {name: measured_load(name) for name in names if loads[name] != "overload"} == {
-        name: loads[name] for name in names if loads[name] != "overload"
-    }
-
-
-def test_the_same_model_on_another_card_is_named():
-    """With the runs of the same load, if there are some; never where the card itself has some."""
-    found = of("busy", gpu="h200", model="qwen3-14b").elsewhere
-    assert (found.gpus, found.runs, found.load) == ("l40s", 1, "busy")
-    assert found.errors["mean_ttft_ms"] == (-0.672, -0.672)
-    line = of("light", gpu="b300", model="qwen3-14b").text()
-    assert (
-        "No measured run was simulated with them. The same model was measured on h100-80gb, a100-80gb, l40s (10 runs"
-        in line
+def test_a_simulated_value_has_its_interval():
+    found = of(open_loop(tpot=12.5, ttft=250.0), gpu="h100-80gb", model="qwen3-14b")
+    tpot, ttft = found.like.predicted
+    assert (tpot.low, tpot.high) == pytest.approx([12.5 * factor for factor in tpot.factors])
+    assert found.headline() == (
+        f"TPOT 12.5 ms ({tpot.low:.1f} to {tpot.high:.1f} for 9 of 10 servers like this), TTFT 250 ms ({ttft.low:.0f} to {ttft.high:.0f})"
     )
-    assert of("light", gpu="l40s", model="qwen3-14b").elsewhere is None
-    assert of("light", gpu="mi300x", model="qwen3-14b").elsewhere is None
+    assert found.as_dict()["like"]["predicted"][0]["low"] == tpot.low
+    unknown = of(gpu="h100-80gb", model="qwen3-14b")
+    assert unknown.headline() == "" and [each.metric for each in unknown.like.predicted] == ["tpot"]
+    assert re.search(r"TPOT 0\.9\d to 1\.\d\d times the simulated one, from 22 runs of 6 servers", unknown.text())
+
+
+def test_a_class_with_few_runs_prints_them():
+    """The one hybrid model, and TTFT in overload on an A100."""
+    found = of(open_loop(tpot=5.0, ttft=50.0), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8")
+    assert found.headline() == "" and all(each.factors is None for each in found.like.predicted)
+    errors = next(row["errors"] for row in ROWS if "qwen3.5" in row["run"])
+    assert f"TPOT {errors['tpot']:+.0%} (h200 qwen3.5-35b-a3b fp8 ShareGPT 4/s)" in found.text()
+    burst = of(
+        Served("overload", "at once", {"tpot": 100.0, "ttft": 4e4, "throughput": 2e3}),
+        gpu="a100-80gb",
+        model="qwen3-14b",
+    )
+    tpot, ttft, throughput = burst.like.predicted
+    assert tpot.factors is not None and ttft.factors is throughput.factors is None
+    assert (
+        set(ttft.errors)
+        == set(throughput.errors)
+        == {row["run"] for row in ROWS if row["kind"] == "dense" and row["load"] == "at once"}
+    )
+    assert "TTFT" not in burst.headline() and "throughput" in burst.text()
+
+
+def test_what_no_measured_server_has_is_named_and_has_no_interval():
+    for fields, lacking in (
+        ({"enforce_eager": True}, "steps without CUDA graphs"),
+        ({"pipeline_parallel_size": 2}, "several pipeline stages"),
+        ({"quantization": "fp8"}, None),
+        ({"quantization": "awq"}, "weights in 4 bits (awq)"),
+        ({"step_scale": 1.2}, "scaled steps (--step-scale)"),
+        ({"policy": "tgi"}, "the policy tgi"),
+        ({"policy": "vllm-real"}, None),
+    ):
+        chosen = {"policy": "vllm-v1", "gpu": "h100-80gb", "model": "qwen3-14b"} | fields
+        found = evidence(settings(**chosen), open_loop(tpot=10.0))
+        assert found.like.lacking == (() if lacking is None else (lacking,))
+        assert (found.headline() == "") == (lacking is not None)
+        assert (
+            lacking is None or f"No interval: none of the measured servers of its class has {lacking}" in found.text()
+        )
+
+
+def test_a_kv_cache_in_another_format_is_named():
+    fields = {"gpu": "h100-80gb", "model": "llama-3.1-70b", "tensor_parallel_size": 2, "quantization": "fp8"}
+    assert of(**fields, kv_cache_dtype="fp8").like.other_kv_format is None
+    found = of(**fields)
+    assert found.like.other_kv_format == "16 bits" and found.like.predicted[0].factors is not None
+    assert found.text().endswith("None of them has a KV cache in 16 bits.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "int4"),
+    [
+        ({"model": "kimi-k2.5", "gpu": "h200", "tensor_parallel_size": 8}, False),
+        ({"model": "llama-3.1-8b", "gpu": "h100-80gb", "quantization": "awq"}, True),
+        ({"model": "llama-3.1-8b", "gpu": "h100-80gb", "quantization": "awq", "cost": "roofline"}, False),
+    ],
+)
+def test_gemms_of_4_bits_have_no_table(fields, int4):
+    """Experts have one."""
+    found = of(**fields)
+    assert found.int4_gemms == int4
+    last = (
+        "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
+    )
+    assert found.text().endswith(last) == int4
+
+
+def test_gpus_without_measured_servers_say_so():
+    for name in ("b300", "gb200"):
+        found = of(gpu=name, model="qwen2.5-7b")
+        assert found.like.predicted == () and found.text().endswith(
+            "No measured server is like this, so its error is not known."
+        )
+    assert of(gpu="l4", model="qwen2.5-7b").text().endswith("No measured run was simulated with them.")
+
+
+def test_step_times_that_are_not_the_default_have_no_interval():
+    """The measured runs were simulated with the defaults: a roofline where the profile does not cover the model."""
+    assert of(gpu="h100-80gb", model="qwen3-14b", cost="roofline").like is None
+    hybrid = of(open_loop(), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8")
+    assert (hybrid.cost, len(hybrid.like.predicted)) == ("roofline", 2)
 
 
 def test_experts_of_an_unknown_shape_are_named():
@@ -195,7 +183,7 @@ def test_a_line_of_each_cost_model():
         for cost in ("fitted", "roofline")
     }
     assert lines["fitted"].startswith(
-        "Step times: kernel times of h100-80gb from published tables (--cost fitted). Errors in"
+        "Step times: kernel times of h100-80gb from published tables (--cost fitted). 9 of 10"
     )
     assert lines["roofline"].startswith(
         "Step times: a roofline from the data sheet of h100-80gb (--cost roofline). No measured"

@@ -1,0 +1,46 @@
+"""The class of a server under a load, as the board of measured servers and the intervals of a prediction have it.
+
+gpu         the card
+backend     the attention kernels that vLLM takes there by default
+kind        dense, MoE (experts), hybrid (layers with a state), MLA (latent attention); quantised in fewer than 16 bits
+client      open loop (the client sends at its own rate), closed loop (users wait for answers), at once
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...sim import Settings, Workload
+from ...sim.cost.backends import attention_backend
+from ...sim.spec import gpu, model
+from ...sim.spec.shape import ModelSpec
+from ...sim.spec.startup.launch import resolved_kv_dtype
+
+Client = Literal["open loop", "closed loop", "at once"]
+_SHORT = {
+    **{f"FLASH_ATTN {version}": f"FA{version}" for version in (2, 3, 4)},
+    "FLASHINFER": "FlashInfer",
+    "TRITON_ATTN": "Triton",
+}
+
+
+def backend_of(settings: Settings) -> str:
+    """The attention kernels that vLLM takes by default (``sim.cost.backends``), shortened: FA2 is FlashAttention 2."""
+    shape, card = model(settings.model), gpu(settings.gpu)
+    if shape.latent:
+        return "MLA kernels, sparse" if shape.indexer else "MLA kernels"
+    kept = resolved_kv_dtype(shape, card, settings.kv_cache_dtype)
+    return _SHORT.get(name := attention_backend(shape, card, kept).name, name)
+
+
+def kind_of(settings: Settings, shape: ModelSpec) -> str:
+    """The kind of a model, and whether its weights are quantised."""
+    kind = "hybrid" if shape.mixer else "MLA" if shape.latent else "MoE" if shape.experts else "dense"
+    return f"{kind} quantised" if settings.quantization or shape.quantization else kind
+
+
+def client_of(work: Workload) -> Client:
+    """How the client of a workload sends its requests."""
+    if work.users is not None:
+        return "closed loop"
+    return "open loop" if work.arrival_ticks.any() else "at once"
