@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.measured.servers_like import stored_rows
 from fragmeter.experiments.reproduce import board as board_module
 from fragmeter.experiments.reproduce import servers
 from fragmeter.experiments.reproduce.board import (
@@ -164,6 +165,18 @@ def board():
 def test_no_class_is_worse_than_accepted(board):
     """`fragmeter reproduce servers --runs FOLDER --accept-medians` accepts a state."""
     assert list(worsened(accepted(), classes_of(board))) == []
+
+
+@pytest.mark.slow
+def test_the_stored_errors_are_those_of_todays_simulations(board):
+    """Intervals come from them; `make servers` writes them."""
+    stored = {row["run"]: row for row in stored_rows()}
+    for row in board:
+        found = row.as_dict()
+        assert {name: stored[row.run][name] for name in ("server", "overload", "standing", "load", "kind")} == {
+            name: found[name] for name in ("server", "overload", "standing", "load", "kind")
+        }
+        assert stored[row.run]["errors"] == pytest.approx(found["errors"], abs=1e-3)
 
 
 @pytest.mark.slow
