@@ -28,27 +28,22 @@ from fragmeter.sim.types.errors import UserError
 
 PAGE = Path(__file__).with_suffix(".md")
 CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
-#: The preset with the kernels of a card that is none; its memory is the logged total, or the GiB here, of each rank where they differ.
+#: The preset that stands in for a card that is none, by a part of its name or of what the log says; its memory is the logged total, or the GiB
+#: here, of each rank where they differ. The server edition of an RTX PRO 4500 shows no desktop.
 CARDS: dict[str, tuple[str, *tuple[float, ...]]] = {
-    "H20": ("h200", 139.8),
-    "H100 NVL": ("h100-pcie", 93.1),
-    "GB10": ("gb10", 121.69),
-    "RTX PRO 4500": ("rtx-5090", 31.38),
-    "A40": ("a10", 44.43),
-    "A6000": ("rtx-3090", 47.4),
-    "A5000": ("rtx-3090", 23.6),
+    "RTX PRO 4500 Blackwell Server Edition": ("rtx-pro-4500", 31.38),
     "79.2": ("h100-80gb", 79.19),
     "79.19": ("h100-80gb", 79.19),
     "80 GiB": ("h100-80gb", 79.19),
     "80 GB": ("h100-80gb", 79.19),
     "46 GB": ("l40s", 44.39),
     "8.9": ("l40s", 44.39),
-    "7.5": ("v100-32gb", 23.47),
+    "7.5": ("rtx-2080-ti", 23.47),
     "sm_100": ("b200", 178.35),
     "23.53": ("rtx-4090", 23.53),
-    "15.99": ("rtx-5090", 15.99),
-    "15.55": ("rtx-5090", 15.55),
-    "16 GB card": ("rtx-5090", 15.5),
+    "15.99": ("rtx-5080", 15.99),
+    "15.55": ("rtx-5080", 15.55),
+    "16 GB card": ("rtx-5080", 15.5),
     "5070 Ti and RTX 5090 D": ("rtx-5090", 15.47, 31.36),
 }
 

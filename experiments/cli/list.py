@@ -119,7 +119,7 @@ _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for name in rows[0]:
         values = [row[name] for row in rows]
         text = any(isinstance(value, str | bool) for value in values)

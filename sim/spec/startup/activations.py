@@ -54,11 +54,7 @@ _FIRST_WITHOUT_FLASHINFER, _FLASHINFER_BYTES = (0, 11), 14
 _FIRST_UNCERTAIN = (0, 14)
 _INDEXER_LOGITS_BYTES = 512 * _MIB
 _CONTEXT_ROWS = 64 * 1024
-#: Multiprocessors, by name or architecture; ``_OTHER_PROCESSORS`` is an H100's.
-_PROCESSORS = {
-    "a100": 108, "h100": 132, "h200": 132, "b200": 148, "b300": 148, "l40s": 142, "rtx-4090": 128, "rtx-pro-6000": 188,
-    "rtx-3090": 82, "rtx-5090": 170, "a10": 72, "l4": 58, "v100-16gb": 80, "v100-32gb": 80,
-}  # fmt: skip
+#: Multiprocessors of a GPU if its file does not say: an H100's.
 _OTHER_PROCESSORS = 132
 #: Of an encoder that is not known: outputs for as many tokens as a step has are likely, and this is most.
 _UNKNOWN_ENCODER_BYTES = 2048 * _MIB
@@ -127,17 +123,14 @@ def _sampler_bytes(launch: Launch, bound: int) -> int:
     logits = a_logit * sampled * model.vocab_size
     if ranks > 1:
         logits = max(logits, 2 * sampled * model.vocab_size * (2 * ranks + 1) // ranks)
-    rows = min(_processors(launch.gpu), sampled) if release.sampler_rows and not launch.second_runner else 0
+    processors = launch.gpu.multiprocessors or _OTHER_PROCESSORS
+    rows = min(processors, sampled) if release.sampler_rows and not launch.second_runner else 0
     return logits + 4 * rows * model.vocab_size + 2 * (tokens + 2 * sampled) * model.hidden_size
 
 
 def _balancing_bytes(launch: Launch, layers: range, bound: int) -> int:
     moved = profile_bytes(launch, layers, bound)
     return moved and moved + 2 * launch.max_num_batched_tokens * launch.model.hidden_size
-
-
-def _processors(gpu: GpuSpec) -> int:
-    return _PROCESSORS.get(gpu.name) or _PROCESSORS.get(gpu.architecture, _OTHER_PROCESSORS)
 
 
 def _compilation_bytes(launch: Launch, bound: int) -> int:

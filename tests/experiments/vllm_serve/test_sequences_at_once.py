@@ -21,7 +21,8 @@ from fragmeter.sim.spec.startup.capacity import users
 from fragmeter.sim.types.errors import SettingError
 
 FLAGS = ("", "--no-enable-prefix-caching", "--block-size 64", "--no-async-scheduling", "--kv-cache-dtype fp8")
-CARDS = gpu_names()
+#: One of each compute capability, by which kernels are chosen; the pool of a test is not the card's.
+CARDS = list({gpu(name).compute_capability: name for name in gpu_names()}.values())
 #: Not simulated: blocks of several sizes side by side. The plan says so.
 SEVERAL_SIZES = {"gemma-4-26b-a4b", "gemma-4-31b", "mimo-v2-flash"}
 #: Hybrids with the most groups, of which a run takes seconds; they are among the slow cases.
@@ -95,7 +96,7 @@ def test_as_many_run_at_once_as_the_plan_says_and_no_more(name, card, flags):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
-def test_so_for_every_preset_on_every_card(name):
+def test_so_for_every_preset_on_every_kind_of_card(name):
     # Kernels of an indexer have blocks of their own.
     flags = [each for each in FLAGS if not (model(name).indexer and "--block-size" in each)]
     for place, card in enumerate(CARDS):

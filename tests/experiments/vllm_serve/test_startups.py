@@ -145,8 +145,10 @@ def test_the_weights_are_those_of_the_shape(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["gpu"]], ids=name)
 def test_a_card_is_a_preset_of_the_logged_size(case: dict[str, Any]) -> None:
-    total = gpu(case["gpu"]).memory_bytes / GIB
-    assert case["logged"].get("total_gib", total) == pytest.approx(total, rel=0.005)
+    card = gpu(case["gpu"])
+    total = card.memory_bytes / GIB
+    # What is left of a unified memory differs between systems.
+    assert case["logged"].get("total_gib", total) == pytest.approx(total, rel=0.02 if card.unified_memory else 0.005)
 
 
 @pytest.mark.parametrize("case", [case for case in DATED if accounted(case)], ids=name)

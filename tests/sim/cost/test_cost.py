@@ -282,9 +282,12 @@ def test_the_factory_builds_by_name():
 
 @pytest.mark.parametrize("name", gpu_names())
 def test_every_gpu_has_its_shares(name):
-    here, on_h200 = (cost("roofline", model("llama-3.1-8b"), gpu(card)) for card in (name, "h200"))
-    slower = gpu(name).memory_bytes_per_s < gpu("h200").memory_bytes_per_s
-    assert (here.step_ticks(32, 32_000, 0, 0) > on_h200.step_ticks(32, 32_000, 0, 0)) == slower
+    here, on_h200 = (
+        cost("roofline", model("llama-3.1-8b"), gpu(card)).step_ticks(32, 32_000, 0, 0) for card in (name, "h200")
+    )
+    bandwidth = gpu(name).memory_bytes_per_s / gpu("h200").memory_bytes_per_s
+    # An H20 with the H200's memory has assumed shares.
+    assert here == pytest.approx(on_h200, rel=0.05) if bandwidth == 1 else (here > on_h200) == (bandwidth < 1)
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,7 @@ def test_a_swap_space_of_too_many_blocks_is_refused():
     [
         (
             lambda: gpu("v100"),
-            "gpu = 'v100': one of a100-40gb, a100-80gb, h100-80gb, h100-pcie, h200, b200, b300, gb200, gb300, a10, l4, l40s, v100-16gb, v100-32gb, rtx-3090, "
-            "rtx-4090, rtx-5090, rtx-pro-6000, mi300x, mi355x, gb10, or a JSON file of a GPU",
+            f"gpu = 'v100': one of {', '.join(gpu_names())}, or a JSON file of a GPU",
         ),
         (
             lambda: model("opt-14b"),
@@ -181,7 +180,36 @@ def test_kv_heads_that_do_not_divide_are_refused(config):
 def test_presets_are_marked_as_data_sheets():
     assert all("data sheet, not measured" in gpu(name).source for name in gpu_names())
     assert gpu("a100-40gb").memory_bytes == 42_298_834_944
-    assert [model(name).max_model_len for name in model_names()][:4] == [2048] * 4
+    # What decides kernels and workspaces is known of every card of NVIDIA's.
+    of_nvidia = [gpu(name) for name in gpu_names() if not name.startswith("mi")]
+    assert len(of_nvidia) >= 40
+    assert all(card.major and card.multiprocessors for card in of_nvidia)
+    assert not any(gpu(name).compute_capability for name in gpu_names() if name.startswith("mi"))
+
+
+def test_cards_cut_down_for_export_keep_what_was_not_cut():
+    for cut, whole in (("a800-80gb", "a100-80gb"), ("h800-80gb", "h100-80gb")):
+        assert gpu(cut).nvlink_bytes_per_s == 200 * 10**9 < gpu(whole).nvlink_bytes_per_s
+        kept = ("memory_bytes_per_s", "fp16_flops_per_s", "int8_flops_per_s", "multiprocessors", "architecture")
+        assert all(getattr(gpu(cut), name) == getattr(gpu(whole), name) for name in kept)
+    large, small, h200 = gpu("h20-141gb"), gpu("h20-96gb"), gpu("h200")
+    assert large.memory_bytes == h200.memory_bytes > small.memory_bytes
+    assert large.nvlink_bytes_per_s == small.nvlink_bytes_per_s == h200.nvlink_bytes_per_s
+    assert large.fp16_flops_per_s == small.fp16_flops_per_s < h200.fp16_flops_per_s / 6
+
+
+def test_formats_and_links_of_a_preset_are_those_of_its_generation():
+    for card in map(gpu, gpu_names()):
+        capability = card.compute_capability
+        if capability is None:
+            continue
+        assert (card.fp8_flops_per_s is not None) == (capability >= 89), card.name
+        assert (card.fp4_flops_per_s is not None) == (capability >= 100), card.name
+        # Data sheets have twice the rate of fp16 for fp8; the L40S's is rounded.
+        assert card.fp8_flops_per_s in (None, pytest.approx(2 * card.fp16_flops_per_s, rel=0.02)), card.name
+        # Cards with a bridge, which few servers have, are without it, but for those of Hopper, which are sold in pairs.
+        linked = capability in (70, 80, 90, 100, 103) and card.name not in ("a30", "gh200-96gb")
+        assert (card.nvlink_bytes_per_s > card.pcie_bytes_per_s) == linked, card.name
 
 
 def test_a_config_json_is_read(config):
