@@ -69,10 +69,10 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
 
 
 def batch_defaults(gpu: GpuSpec, release: Release = LATEST) -> tuple[int, int]:
-    """Defaults of max_num_batched_tokens and max_num_seqs of a server; those of small GPUs apply to A100s."""
+    """Defaults of max_num_batched_tokens and max_num_seqs of a server: by the memory, and as vLLM has it by whether "a100" is in the name."""
     if gpu.memory_bytes >= _LARGEST_BYTES and release.largest_batch:
         return _LARGEST
-    is_small = gpu.memory_bytes < _LARGE_BYTES or (gpu.architecture == "a100" and not release.large_a100)
+    is_small = gpu.memory_bytes < _LARGE_BYTES or ("a100" in gpu.name.lower() and not release.large_a100)
     return _OTHER if is_small else _LARGE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.spec import gpu
+from fragmeter.sim.spec import gpu, gpu_names
+from fragmeter.sim.spec.pool import GIB
 from fragmeter.sim.spec.releases import release
 from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.spec.startup.launch import batch_defaults
@@ -173,6 +175,37 @@ def test_defaults_of_a_step_are_those_of_the_release_and_the_card():
     assert defaults("a100-40gb", 8) == (2048, 256)
     # A line's own tokens limit the sequences that are the default.
     assert answer("vllm serve llama-3.1-8b --max-num-batched-tokens 512").launch.max_num_seqs == 512
+
+
+@pytest.mark.parametrize("minor", [9, 18, 30, 33])
+def test_defaults_of_a_step_are_those_of_the_memory_and_of_a_name_with_a100(minor):
+    """As ``get_batch_defaults`` has it: an A800 is an A100 by everything but its name."""
+    for name in gpu_names():
+        memory = gpu(name).memory_bytes / GIB
+        expected = (8192, 1024) if memory >= 70 and "a100" not in name else (2048, 256)
+        if memory >= 160 and minor >= 28:
+            expected = (16_384, 1024)
+        assert batch_defaults(gpu(name), release((0, minor))) == expected, name
+    a100, a800, a40 = (batch_defaults(gpu(name), release((0, minor))) for name in ("a100-80gb", "a800-80gb", "a40"))
+    assert a100 == a40 == (2048, 256) and a800 == (8192, 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "seqs"), [("lab-A100-80gb", 2048, 256), ("A800-SXM4-80GB", 8192, 1024), ("my-gpu", 8192, 1024)]
+)
+def test_defaults_on_a_card_of_a_file_are_those_of_its_name(name, tokens, seqs, tmp_path, capsys):
+    """Whatever shares of its figures it has: ``architecture`` is no part of vLLM's rule."""
+    sheet = {
+        "name": name, "architecture": "a100", "compute_capability": 8.0, "memory_bytes": 84_987_740_160, "memory_gb_per_s": 2039,
+        "fp16_tflops": 312, "pcie_gb_per_s": 32, "nvlink_gb_per_s": 200, "source": "test",
+    }  # fmt: skip
+    (tmp_path / "card.json").write_text(json.dumps(sheet))
+    found = answer("vllm serve llama-3.1-8b", str(tmp_path / "card.json"))
+    assert (found.launch.max_num_batched_tokens, found.launch.max_num_seqs) == (tokens, seqs)
+    line = ["plan", "--serve", "vllm serve llama-3.1-8b --max-model-len 8192", "--gpu", str(tmp_path / "card.json")]
+    assert status([*line, "--json", "-"]) == DONE
+    planned = json.loads(capsys.readouterr().out)
+    assert (planned["max_num_batched_tokens"], planned["max_num_seqs"]) == (tokens, seqs)
 
 
 def test_prefixes_beside_states_are_cached_by_default_since_0_26():
