@@ -16,6 +16,7 @@ from ...sim.spec.releases import (
     FIRST_ORDERED,
     FIRST_V1,
     FIRST_WITHOUT_V0,
+    FLASHINFER_SAMPLER_BYTES,
     LAST_ORDERED,
     LATEST,
     MARLIN_MXFP4,
@@ -342,6 +343,10 @@ def _release(line: ServeLine) -> Release:
     found = LATEST if line.version is None else release(line.version)
     if line.environment.get("VLLM_MXFP4_USE_MARLIN", "0").lower() in ("1", "true"):
         found = replace(found, mxfp4_hopper=MARLIN_MXFP4)
+    flashinfer = line.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
+    if flashinfer is not None:
+        a_logit = found.sampler_bytes if flashinfer == "0" else FLASHINFER_SAMPLER_BYTES
+        found = replace(found, sampler_bytes=a_logit, fewest_sampler_bytes=a_logit)
     counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if counts is None:
         return found
@@ -353,7 +358,7 @@ def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     name = model_name or line.text("hf-config-path", line.model)
     shape = model(name)
     if line.switch("language-model-only"):
-        shape = replace(shape, encoder=None)
+        shape = replace(shape, encoder=None, file_weights=None)
     return replace(shape, name=name) if Path(name).exists() else shape
 
 

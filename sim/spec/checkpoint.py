@@ -26,7 +26,7 @@ from ..types.errors import SettingError
 from .config import Config
 from .matrix import PARTS, QUANTIZATIONS, quantization_name
 from .repositories import QUANTIZATION_FILE
-from .shape import ModelSpec
+from .shape import FileWeights, ModelSpec
 
 _BY_ALGORITHM: dict[tuple[object, object], str] = {
     ("modelopt", "FP8"): "fp8",
@@ -57,6 +57,11 @@ _MODULES = {
 _MODULES_OF_GEMMA4 = _MODULES | {"shared": ("mlp.down_proj",), "expert": ("experts.0.down_proj",)}
 
 
+#: The index of a checkpoint's files of weights, and the names of layers and of drafters in it.
+INDEX_FILE = "model.safetensors.index.json"
+_LAYER = re.compile(r"^(?:model\.|language_model\.)*(?:layers\.(\d+)|mtp)\.")
+#: More bytes than any checkpoint has.
+_MOST_BYTES = 1 << 50
 #: What vLLM requires of NVFP4 in ModelOpt's own file.
 _REQUIRED_OF_NVFP4 = ("group_size", "exclude_modules")
 #: Parts of layers in 16 bits.
@@ -74,6 +79,18 @@ def named_format(name: str, config: Config) -> str | None:
         return None
     found = _IN_NAMES.search(name)
     return found and found[1]
+
+
+def file_weights(index: Mapping[str, Any], num_layers: int) -> FileWeights | None:
+    """What an index of safetensors says of the size of all tensors; None if it does not. A drafter's are named ``mtp``, or are of layers past
+    the model's."""
+    found, names = index.get("metadata"), index.get("weight_map")
+    total = found.get("total_size") if isinstance(found, dict) else None
+    if isinstance(total, bool) or not isinstance(total, int | float) or not 0 < total < _MOST_BYTES:
+        return None
+    layers = (_LAYER.search(name) for name in names) if isinstance(names, dict) else ()
+    past = any(found is not None and (found[1] is None or int(found[1]) >= num_layers) for found in layers)
+    return FileWeights(int(total), past)
 
 
 def needs_quantization_file(config: Config) -> bool:
@@ -118,7 +135,7 @@ def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
     return replace(
         spec,
         quantization=quantization_name(formats),
-        unquantized=plain,
+        unquantized=plain | spec.unquantized,
         kv_dtype=_kv_dtype(keys, method),
         assumed=assumed,
     )

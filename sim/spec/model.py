@@ -15,7 +15,7 @@ from pathlib import Path
 from ..types.errors import SettingError
 from ..types.notes import note
 from ..types.user_files import content_of, json_value
-from .checkpoint import named_format, needs_quantization_file, with_quantization_file
+from .checkpoint import INDEX_FILE, file_weights, named_format, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config, refuse_unsupported
 from .repositories import NAME_A_FILE, QUANTIZATION_FILE, cached_config, config_file, download, nearest, unsupported
@@ -106,9 +106,13 @@ def _model(name: str, found: str | Path) -> ModelSpec:
         return _named(found)
     config, beside = _load(found), _quantization_file(name, found)
     shown = (found.parent.name or found.stem) if Path(name).exists() else name
-    return read_files(
+    spec = read_files(
         config, None if beside is None else _load(beside, "quantization"), shown, _checkpoint(name, found)
     )
+    index = found.with_name(INDEX_FILE)
+    if found.name != "config.json" or not index.is_file():
+        return spec
+    return replace(spec, file_weights=file_weights(_load(index, "index"), spec.num_layers))
 
 
 def origin(name: str) -> str | None:

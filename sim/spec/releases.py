@@ -15,9 +15,9 @@ it runs
     0.23    Llama, Mistral, Qwen3         unquantized, without experts
     0.24    some with experts as well     quantized or not
     0.25    all without experts and states, some with experts
-    0.30    all models
+    0.29    all models
 
-as the wheels of 0.21 to 0.33 say. In 0.33 its sampler profiles top-k and top-p again; how
+as the wheels of 0.21 to 0.33 say (``use_v2_model_runner``; that of 0.29 asks for no architecture). In 0.33 its sampler profiles top-k and top-p again; how
 much that takes is not known from a log, and assumed to be the 14 bytes of the first one.
 
 The order of the free queue is ``BlockPool.free_blocks`` in the wheels of 0.9, 0.10, 0.11, 0.14, 0.18 and 0.20 to 0.33. Up to
@@ -58,6 +58,8 @@ from .shape import ModelSpec
 
 #: Multiples to which Marlin pads the hidden size and a rank's width of mxfp4 experts.
 MARLIN_MXFP4 = (256, 128)
+#: Bytes a logit of FlashInfer's top-k and top-p: 2 of the model, 4 in fp32, 4 masked and 4 of probabilities.
+FLASHINFER_SAMPLER_BYTES = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Release:
     Attributes:
         since: Major and minor version.
         sampler_bytes: Bytes per sampled logit at the peak of the profiled step.
+        fewest_sampler_bytes: The same with FlashInfer's sampler, where it may be installed: up to 0.10 vLLM takes it then.
         sampler_rows: Whether top-k of the first model runner keeps a row of logits in fp32 for each multiprocessor.
         v2_sampler_bytes: ``sampler_bytes`` of the second model runner.
         profiles_context: Whether latent attention profiles the keys and values of a context.
@@ -94,6 +97,7 @@ class Release:
 
     since: tuple[int, int] = (0, 0)
     sampler_bytes: int = 38
+    fewest_sampler_bytes: int = FLASHINFER_SAMPLER_BYTES
     sampler_rows: bool = False
     v2_sampler_bytes: int = 6
     profiles_context: bool = False
@@ -135,7 +139,7 @@ _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 #: What changed in a minor version of major version 0.
 _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
-    (11, {"profiles_context": True}),
+    (11, {"profiles_context": True, "fewest_sampler_bytes": 38}),
     (12, {"mxfp4_hopper": (1, 64)}),
     (13, {}),
     (14, {"async_scheduling": True, "checks_all_stages": True}),
@@ -145,6 +149,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
         {
             "checks_all_stages": False,
             "sampler_bytes": 14,
+            "fewest_sampler_bytes": 14,
             "sampler_rows": True,
             "keeps_workspace": True,
             "mxfp4_hopper": (128, 64),
@@ -159,16 +164,18 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (26, {"caches_states": True, "keeps_in_flight": True, "v2_sampler_bytes": 2}),
     (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True, "mxfp4_width": 128}),
     (28, {"largest_batch": True, "v2_sampler_bytes": 2}),
-    (29, {"v2_counts_graphs": True, "reserves_null_block": True}),
     (
-        30,
+        29,
         {
+            "v2_counts_graphs": True,
+            "reserves_null_block": True,
             "v2_all": True,
             "v2_model_types": frozenset(),
             "v2_quantized": False,
             "v2_dense": False,
         },
     ),
+    (30, {}),
     (31, {}),
     (32, {}),
     (33, {"v2_sampler_bytes": 14}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..types.errors import SettingError
 from .attention import FULL, HeadAttention, Heads, Indexer, KvGroup, Latent, LatentAttention, Span
@@ -44,6 +44,13 @@ class Experts:
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
+
+
+class FileWeights(NamedTuple):
+    """Bytes of all tensors in a checkpoint's files, and whether some are a drafter's."""
+
+    total_bytes: int
+    has_drafter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,7 @@ class ModelSpec:
         kv_dtype: Number format of the KV cache that the checkpoint asks for; None is 16 bit.
         encoder: Vision encoder that is loaded beside the text model, if any.
         model_type: ``model_type`` of the configuration; None is unknown. It chooses vLLM's model runner, no bytes.
+        file_weights: Size of the checkpoint's files, if they are known.
         assumed: What was taken for granted of a family that is not known, for its reader; None if nothing was.
     """
 
@@ -134,13 +142,14 @@ class ModelSpec:
     kv_dtype: str | None = None
     encoder: Encoder | None = None
     model_type: str | None = None
+    file_weights: FileWeights | None = None
     assumed: str | None = None
 
     def has_layers_of(self, other: ModelSpec) -> bool:
         """Whether the layers are those of another model; number formats, the longest sequence and an encoder may be others."""
         apart: dict[str, Any] = {
             "name": "", "max_model_len": 0, "quantization": None, "unquantized": frozenset(), "named_format": None, "kv_dtype": None,
-            "encoder": None, "model_type": None, "assumed": None,
+            "encoder": None, "model_type": None, "file_weights": None, "assumed": None,
         }  # fmt: skip
         return replace(self, **apart) == replace(other, **apart)
 

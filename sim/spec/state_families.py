@@ -285,7 +285,8 @@ def kimi_linear(config: Config, name: str) -> ModelSpec:
 
 def glm5_next(config: Config, name: str) -> ModelSpec:
     """GLM-5.3-Flash: Kimi delta attention, and in some layers latent attention to the tokens that an indexer chooses, of which a key
-    is of several tokens. Queries and keys have no rotary part. Source: ``vllm/models/glm5next`` of vLLM 0.33."""
+    is of several tokens. Queries and keys have no rotary part. vLLM keeps both kinds of mixers in 16 bits, whatever the checkpoint has.
+    Source: ``vllm/models/glm5next`` of vLLM 0.30 and 0.33."""
     linear = config.get("linear_attn_config")
     linear = linear if isinstance(linear, dict) else {}
     layers, kinds = num_layers(config, name), config.get("layer_types")
@@ -309,6 +310,7 @@ def glm5_next(config: Config, name: str) -> ModelSpec:
             pool_tokens=count(config, name, "index_kpool", least=2),
         ),
         residual_streams=count(config, name, "hc_mult", 1),
+        unquantized=frozenset(("mixer", layer) for layer in range(layers)),
     )
 
 

@@ -7,7 +7,9 @@ All are bytes in torch's allocator at the moment when most are allocated; the ph
     forward      2 bytes * tokens * (3.75 hidden states + the widest of: tensors of the MLP, of attention, of a state's projections)
     sampler      bytes a logit of the release * sequences * vocabulary, hidden states of all tokens, those of the sampled tokens twice,
                  and since 0.17 a row of logits in fp32 for each multiprocessor. Of 14 bytes a logit 2 are the model's, 4 a copy in fp32,
-                 4 probabilities, 4 noise. Ranks gather logits: 2 bytes * (2 + 1 / ranks)
+                 4 probabilities, 4 noise. Ranks gather logits: 2 bytes * (2 + 1 / ranks). FlashInfer's sampler, which vLLM takes up to 0.10 where it
+                 is installed and later if VLLM_USE_FLASHINFER_SAMPLER says so, holds 14 bytes. Of 0.10.1 two servers on A100s log it, of 0.10.2
+                 and 0.11 none of five
     encoder      2 bytes * patches * (pixels, positions, three hidden states and, divided by ranks, eight: Q, K and V, Q and K twice
                  more, the output), or the MLP's tensors where these are more; ranks hold what they reduced as well
     outputs      of the encoder, in V1 with the pixels; in its budget of max(tokens, those of the largest item)
@@ -47,9 +49,6 @@ _MIB = 1 << 20
 _HIDDEN_QUARTERS, _PASSED_ON = (8, 15, 24), 2
 #: Formats of weights with inputs of 8 bits or fewer.
 _EIGHT_BIT = ("fp8", "mxfp8", "nvfp4")
-#: Releases before take FlashInfer's sampler where it is installed, as in their images; it holds as much as Triton's since 0.17. Two servers of
-#: 0.10.1 on A100s log it, one of 0.10.2 and two of 0.11 top-k by sorting.
-_FIRST_WITHOUT_FLASHINFER, _FLASHINFER_BYTES = (0, 11), 14
 #: From this release on, no log decides what the high end of an interval has of workspaces and of compilation.
 _FIRST_UNCERTAIN = (0, 14)
 _INDEXER_LOGITS_BYTES = 512 * _MIB
@@ -117,9 +116,7 @@ def _cublas_bytes(gpu: GpuSpec) -> int:
 def _sampler_bytes(launch: Launch, bound: int) -> int:
     model, release, ranks = launch.model, launch.profiling, launch.tensor_parallel
     tokens, sampled = launch.max_num_batched_tokens, min(launch.max_num_seqs, launch.max_num_batched_tokens)
-    a_logit = release.sampler_bytes
-    if bound == 0 and release.since < _FIRST_WITHOUT_FLASHINFER:
-        a_logit = min(a_logit, _FLASHINFER_BYTES)
+    a_logit = min(release.sampler_bytes, release.fewest_sampler_bytes) if bound == 0 else release.sampler_bytes
     logits = a_logit * sampled * model.vocab_size
     if ranks > 1:
         logits = max(logits, 2 * sampled * model.vocab_size * (2 * ranks + 1) // ranks)
@@ -134,13 +131,18 @@ def _balancing_bytes(launch: Launch, layers: range, bound: int) -> int:
 
 
 def _compilation_bytes(launch: Launch, bound: int) -> int:
-    """What Inductor allocates to choose a kernel for the embedding; none where the model gets embeddings, or ranks divide it."""
-    model = launch.model
-    alone = launch.tensor_parallel == 1 and model.encoder is None
+    """What Inductor allocates to choose a kernel for the embedding: a copy of it, and its output twice."""
     cold = bound == 2 or (bound == 1 and launch.release.benchmarks_embedding)
-    if not (alone and cold and launch.deployment.cuda_graphs and launch.release.since >= _FIRST_UNCERTAIN):
+    if not (cold and launch.release.since >= _FIRST_UNCERTAIN):
         return 0
-    return 2 * (model.vocab_size + 2 * launch.max_num_batched_tokens) * model.hidden_size
+    copied = copied_embedding_bytes(launch)
+    return copied + 4 * launch.max_num_batched_tokens * launch.model.hidden_size if copied else 0
+
+
+def copied_embedding_bytes(launch: Launch) -> int:
+    """The copy of the embedding as Inductor tries kernels for it; none where the model gets embeddings, or ranks divide it."""
+    alone = launch.tensor_parallel == 1 and launch.model.encoder is None
+    return 2 * launch.model.vocab_size * launch.model.hidden_size if alone and launch.deployment.cuda_graphs else 0
 
 
 def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) -> int:

@@ -94,7 +94,7 @@ def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> Stag
     parts = {
         "weights": weights,
         "activations": activation_bytes(launch, layers, last),
-        "non_torch": non_torch_bytes(launch),
+        "non_torch": non_torch_bytes(launch, layers, last),
         "cuda_graphs": cuda_graph_bytes(launch, layers),
     }
     more = dict(launch.corrections)

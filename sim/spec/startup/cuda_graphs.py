@@ -36,11 +36,13 @@ Memory that capture takes, fitted to the logs of ``experiments/vllm_serve/facts/
     + workspaces of attention, with graphs of whole steps: FlashAttention 3 has 32 partial outputs in fp32 of the largest step
       (``flash_attn_max_num_splits_for_cuda_graph``), FlashInfer 394 MiB (``VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE``)
 
-A graph holds the parameters of its kernels, which a layer and a graph have about the same number of. All graphs share a pool of intermediate
+Layers are those of a drafter too, which the first model runner captures in pieces alone (``initialize_cudagraph_keys`` of
+``llm_base_proposer.py``). A graph holds the parameters of its kernels, which a layer and a graph have about the same number of. All graphs share a pool of intermediate
 tensors, that of the largest, which is small beside them.
 
 vLLM estimates this before it forms the KV cache (``profile_cudagraph_memory``): it captures the two largest of each mode, and takes the second's
-memory for each of the others. That is 0.95 to 1.5 times what capture takes. The first runner captures the first whole step with a context of as
+memory for each of the others. That is 0.95 to 1.5 times what capture takes. The second runner captures all in pieces, and two whole steps, which take
+more than in the pool of all graphs. The first runner captures the first whole step with a context of as
 many tokens as a step has, and since 0.26 the temporary tensors of gated delta nets count in it: about 2 KiB a token and value head
 (vllm-project/vllm#50780 and #52872), where that is more than the workspace.
 """
@@ -320,6 +322,10 @@ class GraphShape:
         output_bytes: fp32 output of attention of a token in one layer, on the rank, where FlashAttention 3 is taken; else 0.
         flashinfer: Whether FlashInfer computes attention.
         transient_heads: Value heads of gated delta nets on the rank, under the first model runner; else 0.
+        second_runner: Whether the second model runner captures.
+        drafter_layers: Layers of a drafter on the rank.
+        drafter_passes: Passes of the drafter that are captured with each whole step: none by the first model runner, and by the second one
+            its first pass and, with more than one draft, that of the others.
     """
 
     minor: int
@@ -330,6 +336,9 @@ class GraphShape:
     output_bytes: int = 0
     flashinfer: bool = False
     transient_heads: int = 0
+    second_runner: bool = False
+    drafter_layers: int = 0
+    drafter_passes: int = 0
 
 
 class Fitted(NamedTuple):
@@ -359,8 +368,11 @@ _SPLITS, _FLASHINFER_BYTES = 32, 394 * MIB
 _SPREAD, _EXPERTS_SPREAD = (0.78, 1.3), (0.6, 1.9)
 #: vLLM's estimate over what capture takes: low, likely, high.
 _ESTIMATED = (0.95, 1.1, 1.3)
+#: The same of the second model runner, which captures the two largest graphs of whole steps alone, and those in pieces all: a
+#: graph of whole steps has 0.205 MiB a layer there, as 15 boots of dense models on cards without FlashAttention 3 log within 8 % (mondegreens/apron).
+_FIRST_SAMPLED, SAMPLED, _SAMPLED = 29, FITTED._replace(whole=0.5 * MIB), (0.95, 1.0, 1.2)
 _TRANSIENT_BYTES = (2048, 2048, 2731)
-_FIRST_TRANSIENT, _LAST_TRANSIENT = 26, 29
+_FIRST_TRANSIENT, _LAST_TRANSIENT = 26, 28
 
 
 def captured_bytes(found: Captures, shape: GraphShape, fitted: Fitted = FITTED) -> Estimate:
@@ -383,7 +395,9 @@ def estimated_bytes(found: Captures, shape: GraphShape, max_num_batched_tokens: 
     transient = [0, 0, 0]
     if found.full and _FIRST_TRANSIENT <= shape.minor <= _LAST_TRANSIENT:
         transient = [each * shape.transient_heads * max_num_batched_tokens for each in _TRANSIENT_BYTES]
-    parts = zip(_graphs(found, shape, FITTED), _ESTIMATED, transient, strict=True)
+    sampled = shape.second_runner and shape.minor >= _FIRST_SAMPLED
+    graphs = _graphs(found, shape, SAMPLED if sampled else FITTED)
+    parts = zip(graphs, _SAMPLED if sampled else _ESTIMATED, transient, strict=True)
     return Estimate(*(max(workspace, held) + int(part * factor) for part, factor, held in parts))
 
 
@@ -396,14 +410,15 @@ def _workspace_bytes(found: Captures, shape: GraphShape) -> int:
 
 def _graphs(found: Captures, shape: GraphShape, fitted: Fitted) -> Estimate:
     """Memory of the graphs, without the workspaces of attention."""
-    pieces, whole = len(found.piecewise) * found.cases, len(found.full) * found.cases
-    layers = shape.num_layers * (fitted.since_29 if shape.minor >= 29 else 1)
-    own = layers * (pieces * fitted.piece + whole * fitted.whole) * (fitted.blackwell if shape.blackwell else 1)
-    reduced = layers * (pieces + whole) * fitted.nccl
+    factor = found.cases * (fitted.since_29 if shape.minor >= 29 else 1)
+    pieces = factor * len(found.piecewise) * (shape.num_layers + shape.drafter_layers)
+    whole = factor * len(found.full) * (shape.num_layers + shape.drafter_layers * shape.drafter_passes)
+    own = (pieces * fitted.piece + whole * fitted.whole) * (fitted.blackwell if shape.blackwell else 1)
+    reduced = (pieces + whole) * fitted.nccl
     if shape.experts:
         own += fitted.expert_bytes
         if shape.reduction is Reduction.CUSTOM:
-            own += layers * (pieces + whole) * fitted.experts
+            own += (pieces + whole) * fitted.experts
     surely = own + (reduced if shape.reduction is Reduction.NCCL else 0)
     likely = own + (reduced if shape.reduction in (Reduction.NCCL, Reduction.UNKNOWN) else 0)
     low, high = _EXPERTS_SPREAD if shape.experts else _SPREAD
@@ -450,6 +465,8 @@ def shape_of(launch: Launch, layers: range) -> GraphShape:
     """What decides the memory of its graphs on a rank of the stage with these layers."""
     model, ranks, mixer = launch.model, launch.tensor_parallel, launch.model.mixer
     heads = mixer.value_heads // ranks if isinstance(mixer, GatedDelta) and not launch.second_runner else 0
+    drafts = launch.speculative if layers.stop == model.num_layers else None
+    drafter = None if drafts is None else drafts.drafter(model)
     return GraphShape(
         minor=launch.release.since[1],
         num_layers=len(layers),
@@ -459,6 +476,9 @@ def shape_of(launch: Launch, layers: range) -> GraphShape:
         output_bytes=_split_output(launch),
         flashinfer=_flashinfer(launch),
         transient_heads=heads if set(layers) & set(model.state_layers) else 0,
+        second_runner=launch.second_runner,
+        drafter_layers=0 if drafter is None else drafter.num_layers,
+        drafter_passes=1 + (drafts.num_speculative_tokens > 1) if drafts and launch.second_runner else 0,
     )
 
 

@@ -23,8 +23,6 @@ BLOCK_SIZE = 16
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
-#: The first release in which all models run on the second model runner, which schedules ahead in pipeline stages, too.
-_FIRST_AHEAD_IN_STAGES = (0, 30)
 
 
 def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
@@ -191,7 +189,8 @@ class Launch:
         if not self.release.keeps_in_flight:
             return 1
         ranks = self.deployment.pipeline_parallel
-        return ranks + (self.async_scheduling and (ranks == 1 or self.release.since >= _FIRST_AHEAD_IN_STAGES))
+        # The second model runner schedules ahead in pipeline stages, too (``max_concurrent_batches``).
+        return ranks + (self.async_scheduling and (ranks == 1 or self.second_runner))
 
     @property
     def layout(self) -> HybridLayout | None:

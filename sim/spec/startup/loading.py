@@ -8,6 +8,11 @@ The log's "Model loading took" is ``torch.cuda.max_memory_allocated``. Beside th
     latent attention  a copy of the up projection in 16 bits, where the checkpoint's has fewer (``MLAAttention``)
     deep stack        inputs of Qwen3-VL's first layers for a whole step (``deepstack_input_embeds``)
     ends of segments  torch takes memory for a tensor from 10 MiB on in multiples of 2 MiB, and leaves the end unused
+    unsplit blocks    while vLLM loads since 0.24, torch splits no block of 20 MiB or more (``_scoped_allocator_max_split``), so that a tensor
+                      may take a block with up to 20 MiB more: experts in mxfp4, which their kernels order anew. The high end
+
+Where the checkpoint's files are at hand, their size (``model.safetensors.index.json``) says how much the parameters are off, as checkpoints
+of one model keep different parts in 16 bits: all stages and ranks are off by that share. A drafter in the files is not counted.
 
 Sources: the wheels of 0.10 to 0.30; torch's ``CUDACachingAllocator.cpp``.
 """
@@ -19,6 +24,7 @@ from ..deployment import Deployment
 from ..matrix import WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes, value_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
+from ..speculative import one_layer
 from ..weights import layer_matrices, layers_bytes, stage_bytes
 from .eplb import kept_bytes
 from .estimate import Estimate, exactly
@@ -27,7 +33,7 @@ from .launch import Launch
 #: Multiples of the hidden size and of a rank's width of mxfp4 experts on other kernels than Marlin: ``create_weights`` of vLLM's
 #: ``mxfp4.py``, since 0.19 ``mxfp4_round_up_hidden_size_and_intermediate_size`` of ``oracle/mxfp4.py``.
 _ROCM, _TRTLLM_HIDDEN = (256, 256), 256
-_HOPPER, _RTX_BLACKWELL = 9, 12
+_HOPPER = 9
 _VOCAB_PADDING = 64
 #: Rotary tables of a model type, as numerator and denominator of one table of a head's width: heads that are rotated in part, four times
 #: the positions (``MRotaryEmbedding``), another base for layers with a window, or no rotation.
@@ -46,8 +52,9 @@ _TAKEN = {None: (0.003, 0.02), "nvfp4": (0.13, 0.25)}
 _OTHER_TAKEN = (0.03, 0.06)
 #: With Triton's kernels installed beside a wheel that has none, gpt-oss 120B has 64.38 GiB on Hopper, not 65.97.
 _OWN_KERNELS = 0.025
-#: gpt-oss 120B on eight RTX PRO 4500 logs 9.98 GiB a rank (vllm-project/vllm#51590), 37 MiB a layer more than Marlin's tensors.
-_UNEXPLAINED = 0.16
+#: gpt-oss 120B logs 19 MiB a layer more than its tensors on an H100 (0.30, mondegreens/apron), and 37 on eight RTX PRO 4500 (0.28,
+#: vllm-project/vllm#51590).
+_FIRST_UNSPLIT, _UNSPLIT = (0, 24), 20 << 20
 
 
 def loaded_bytes(launch: Launch) -> list[Estimate]:
@@ -70,7 +77,8 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
         ranks,
         launch.layer_partition,
     )
-    common = _rotary_bytes(model)
+    share, common = _file_share(launch), _rotary_bytes(model)
+    stored = [round(share * size) for size in stored]
     if launch.speculative is not None:
         stored[-1] += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment, ranks)
     stored[0] += _deep_stack_bytes(launch)
@@ -82,12 +90,33 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
     for layers, weights in zip(launch.stages, stored, strict=True):
         copies, ends = (sum(part(launch, layer) for layer in layers) for part in (_copied_bytes, _segment_ends))
         tensors = weights + common + copies + _padding_bytes(launch, layers)
-        kept = Estimate(round(tensors * (1 - below)), tensors + ends, round((tensors + ends) * (1 + above)))
+        most = round((tensors + ends) * (1 + above)) + _unsplit_bytes(launch, layers)
+        kept = Estimate(round(tensors * (1 - below)), tensors + ends, most)
         moved, buffers = _offloaded(launch, layers), kept_bytes(launch, model, layers)
         if launch.lora is not None:
             buffers += launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
         found.append(Estimate(*(size - off + buffers for size, off in zip(kept, reversed(moved), strict=True))))
     return found
+
+
+def _file_share(launch: Launch) -> float:
+    """Size of the checkpoint's files over the computed size, both without a drafter; 1 where the files are not known."""
+    model, quantization = launch.model, launch.deployment.quantization
+    if not _is_weighed(launch) or model.file_weights is None:
+        return 1.0
+    total, has_drafter = model.file_weights
+    if has_drafter:
+        projection = 2 * model.hidden_size**2 * WEIGHT_BITS // 8
+        total -= layers_bytes(one_layer(model, with_experts=True), range(1), 1, quantization) + projection
+    return total / sum(stage_bytes(model, 1, 1, quantization))
+
+
+def _is_weighed(launch: Launch) -> bool:
+    """Whether the checkpoint's files are those that are loaded, in their own format."""
+    model = launch.model
+    return (
+        model.file_weights is not None and launch.deployment.quantization == model.quantization and not launch.is_taken
+    )
 
 
 def _offloaded(launch: Launch, layers: range) -> Estimate:
@@ -111,11 +140,11 @@ def _errors(launch: Launch) -> tuple[float, float]:
     """Shares by which the weights may be less and more than computed: those of the least known format of the checkpoint."""
     quantization = launch.deployment.quantization
     formats = {None} if quantization is None else set(formats_by_part(quantization).values())
+    if _is_weighed(launch):
+        return _ERRORS[None]
     below, above = (max(_ERRORS.get(form, _OTHER_ERROR)[side] for form in formats) for side in range(2))
     if "mxfp4" in formats and launch.gpu.major == _HOPPER and launch.release.mxfp4_hopper == MARLIN_MXFP4:
         below = _OWN_KERNELS
-    if "mxfp4" in formats and launch.gpu.major == _RTX_BLACKWELL and launch.tensor_parallel > 1:
-        above = _UNEXPLAINED
     if launch.is_taken:
         taken = [_TAKEN.get(form, _OTHER_TAKEN) for form in formats]
         below, above = max(below, *(each[0] for each in taken)), max(above, *(each[1] for each in taken))
@@ -145,6 +174,14 @@ def _segment_ends(launch: Launch, layer: int) -> int:
         if matrix.part in ("mlp", "shared", "expert") and format_of(matrix, deployment.quantization) != "mxfp4"
     ]
     return sum(-size % _SEGMENT for size in sizes if size >= _LARGE)
+
+
+def _unsplit_bytes(launch: Launch, layers: range) -> int:
+    """What both tensors of a layer's experts in mxfp4 may keep beside them."""
+    experts = launch.model.experts
+    if experts is None or launch.deployment.quantization != "mxfp4" or launch.release.since < _FIRST_UNSPLIT:
+        return 0
+    return 2 * _UNSPLIT * len(set(layers) & set(experts.layers))
 
 
 def _deep_stack_bytes(launch: Launch) -> int:

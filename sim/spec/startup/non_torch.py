@@ -1,27 +1,53 @@
-"""Memory of a GPU outside of torch: CUDA's modules and libraries, NCCL, buffers that ranks share.
+"""Memory of a GPU that is neither weights nor activations: CUDA's modules and libraries, NCCL, buffers that ranks share.
 
 vLLM counts what is there after the profiled step and was not at the worker's start. That start is before NCCL's until 0.10, and after it since
-0.11 (``init_device`` of ``gpu_worker.py``). Since 0.27 it includes what torch
-keeps beside the weights and could not give back (``total_consumed`` of ``memory_profiling``).
+0.11 (``init_device`` of ``gpu_worker.py``). Since 0.27 it is all that is consumed beside the weights (``total_consumed`` of
+``memory_profiling``), so that three parts of torch's memory count too:
 
-No formula gives these sizes: they are read off logs, as the low, the likely and the high GiB of each kind. Ranks on Hopper and later
-cards with NVLink share buffers of NVLS and of fused all-reduces; others do not.
+    model runner     the second one: for each of ``max_num_seqs`` a count in 32 bits of each token of the vocabulary (``output_bin_counts`` of its
+                     ``Penalties``, "can be very large"), and two masks of a bit, one of them for each draft as well; the drafter's hidden
+                     states; with an encoder the embeddings of a step. The first one: the embeddings of a step
+    held embedding   the copy of the embedding with which Inductor tries kernels without a compile cache (``activations.py``). It is freed,
+                     but torch cannot give the segment back if another tensor is placed in it that stays: cuBLAS's workspace or the
+                     experts'. Of 24 boots of text models on one GPU half hold it, within 0.1 GiB of its size
+
+No formula gives the rest: it is read off logs, as the low, the likely and the high GiB by release, link and compute capability. Ranks on Hopper
+and later cards with NVLink share buffers of NVLS and of fused all-reduces; others do not.
+
+Sources: experiments/vllm_serve/facts/startups.json; 28 boots of 0.29 and 0.30 on RTX 4090, L4, A6000, A100 and H100 (mondegreens/apron,
+kv-budget-residuals.md), which also traced the counts; ``gpu/sample/penalties.py``, ``gpu/structured_outputs.py``, ``gpu/mm/encoder_runner.py``
+and ``gpu/spec_decode`` in the wheels of 0.27 to 0.33, ``gpu_model_runner.py`` in that of 0.27.
 """
 
 from __future__ import annotations
 
 from ..gpu import GpuSpec
 from ..pool import GIB
+from .activations import Phases, copied_embedding_bytes, phases
 from .estimate import Estimate
 from .launch import Launch
 
 _ALONE, _PCIE, _NVLINK, _NVLS = "alone", "pcie", "nvlink", "nvls"
-#: From which minor version on, the GiB of one GPU by what links the ranks. The logs are in experiments/vllm_serve/facts/startups.json.
-SIZES: tuple[tuple[int, dict[str, tuple[float, float, float]]], ...] = (
-    (0, {_ALONE: (0.02, 0.13, 0.15), _PCIE: (0.1, 0.3, 0.75), _NVLINK: (0.2, 0.5, 1.0), _NVLS: (0.4, 0.55, 1.9)}),
-    (18, {_ALONE: (0.07, 0.22, 0.3), _PCIE: (0.1, 0.3, 0.75), _NVLINK: (0.2, 0.5, 1.2), _NVLS: (1.6, 2.1, 2.2)}),
-    (27, {_ALONE: (0.15, 0.27, 0.56), _PCIE: (0.4, 0.75, 1.7), _NVLINK: (0.4, 0.8, 1.7), _NVLS: (1.6, 1.8, 2.2)}),
-)
+_HOPPER = 9
+#: From which minor version on, the GiB of one GPU by what links the ranks and the least compute capability.
+SIZES: tuple[tuple[int, dict[tuple[str, int], tuple[float, float, float]]], ...] = (
+    (0, {
+        (_ALONE, 0): (0.0, 0.02, 0.13), (_ALONE, 9): (0.07, 0.13, 0.15), (_PCIE, 0): (0.05, 0.2, 0.75),
+        (_NVLINK, 0): (0.05, 0.2, 1.0), (_NVLS, 9): (1.0, 1.6, 1.9),
+    }),
+    (11, {
+        (_ALONE, 0): (0.0, 0.02, 0.13), (_ALONE, 9): (0.02, 0.13, 0.15), (_PCIE, 0): (0.05, 0.2, 0.75),
+        (_NVLINK, 0): (0.05, 0.2, 1.0), (_NVLS, 9): (0.4, 0.55, 1.9),
+    }),
+    (18, {
+        (_ALONE, 0): (0.05, 0.13, 0.3), (_ALONE, 9): (0.07, 0.22, 0.3), (_PCIE, 0): (0.05, 0.2, 0.75),
+        (_NVLINK, 0): (0.05, 0.2, 1.0), (_NVLS, 9): (1.6, 2.1, 2.2),
+    }),
+    (27, {
+        (_ALONE, 0): (0.05, 0.11, 0.16), (_ALONE, 9): (0.21, 0.3, 0.39), (_PCIE, 0): (0.05, 0.2, 0.75), (_PCIE, 9): (0.3, 0.6, 1.2),
+        (_NVLINK, 0): (0.05, 0.1, 0.8), (_NVLS, 9): (1.0, 1.3, 1.6),
+    }),
+)  # fmt: skip
 
 
 def link(gpu: GpuSpec, ranks: int) -> str:
@@ -39,8 +65,12 @@ _SHARED = 3.5
 #: servers of four RTX PRO 6000), of unified memory the operating system's. A GeForce or an RTX PRO may show a desktop (30.2 to 30.5 of 31.4 to 31.8 GiB are free on RTX 5090).
 _ONE, _SEVERAL_PCIE, _SEVERAL, _UNIFIED = (0.17, 0.51, 0.65), (0.5, 0.99, 1.2), (0.5, 1.55, 2.2), (4.0, 9.4, 17.0)
 _MOST_BESIDE_A_DESKTOP = 1.7
-#: On a single RTX Blackwell since 0.27: five of six starts on RTX 5090 consume 1.3 to 1.9 GiB beside the weights, one 0.46; why is not known.
-_RTX_BLACKWELL, _RTX_BLACKWELL_SIZES = 12, (0.27, 1.2, 1.9)
+#: The first release that counts all that is consumed.
+_FIRST_CONSUMED = (0, 27)
+#: Of cuBLAS, up to compute capability 8 and later.
+_WORKSPACE, _HOPPER_WORKSPACE = 8_519_680, 32 << 20
+#: Formats of which all layers are multiplied by kernels of vLLM's own.
+_OWN_KERNELS = ("awq", "gptq", "int4", "w4a16", "w4a16-g32")
 
 
 def used_at_start(launch: Launch) -> Estimate:
@@ -58,16 +88,61 @@ def used_at_start(launch: Launch) -> Estimate:
     return Estimate(*(round(size * GIB) for size in (low, likely, high)))
 
 
-def non_torch_bytes(launch: Launch) -> Estimate:
-    """What is outside of torch on each GPU."""
+def non_torch_bytes(launch: Launch, layers: range, last: bool) -> Estimate:
+    """What is outside of torch on each GPU of a pipeline stage, since 0.27 with what torch holds beside the weights.
+
+    Args:
+        last: Whether the stage samples.
+    """
+    found = _libraries(launch)
+    if launch.release.since < _FIRST_CONSUMED:
+        return found
+    kept, copied = _runner_bytes(launch, last), 0
+    if layers.start == 0:
+        copied = copied_embedding_bytes(launch)
+    likely = _held_bytes(launch, phases(launch, layers, last), copied) if copied else 0
+    return Estimate(found.low + kept, found.likely + kept + likely, found.high + kept + copied)
+
+
+def _libraries(launch: Launch) -> Estimate:
+    """What CUDA, its libraries and NCCL hold."""
     ranks = launch.num_gpus * launch.deployment.data_parallel
     sizes = next(sizes for since, sizes in reversed(SIZES) if (0, since) <= launch.release.since)
-    low, likely, high = sizes[link(launch.gpu, ranks)]
-    if ranks == 1 and launch.release.benchmarks_embedding and launch.deployment.cuda_graphs:
-        high += 2 * launch.model.vocab_size * launch.model.hidden_size / GIB
-        if launch.gpu.major == _RTX_BLACKWELL and not launch.gpu.unified_memory:
-            low, likely, high = _RTX_BLACKWELL_SIZES
+    linked, major = link(launch.gpu, ranks), launch.gpu.major or 0
+    least = max(least for name, least in sizes if name == linked and least <= major)
+    low, likely, high = sizes[linked, least]
     if launch.gpu.unified_memory:
         low, high = low - _SHARED, high + _SHARED
     buffers = launch.all_to_all_bytes if launch.model.experts else 0
     return Estimate(*(round(size * GIB) + buffers for size in (low, likely, high)))
+
+
+def _runner_bytes(launch: Launch, last: bool) -> int:
+    """What the model runner allocates after the weights, and keeps."""
+    model, sequences = launch.model, launch.max_num_seqs
+    embeddings = 2 * launch.max_num_batched_tokens * model.hidden_size
+    if not launch.second_runner:
+        return embeddings
+    drafts = 0 if launch.speculative is None else launch.speculative.num_speculative_tokens
+    kept = embeddings if model.encoder else 0
+    if drafts and last:
+        kept += embeddings * (1 + (model.encoder is not None))
+    return kept + (4 * sequences * (model.vocab_size + (2 + drafts) * -(-model.vocab_size // 32)) if last else 0)
+
+
+def _held_bytes(launch: Launch, profile: Phases, copied: int) -> int:
+    """What torch likely keeps of the segment of the embedding's copy, beside the activations.
+
+    The experts' workspace is placed in it if it fits; it is among the activations, unless compilation is their peak. Else it is kept where cuBLAS's
+    workspace does not fit a freed output of the embedding. The first matrix product allocates that. On Hopper and later cards both
+    outputs are in use by then, unless kernels of vLLM's own multiply all matrices of the layers, so that the output head is the first.
+    Right for 22 of 24 boots.
+    """
+    if 0 < profile.workspace <= copied:
+        return copied if profile.peak == profile.compilation else copied - profile.workspace
+    output = 2 * launch.max_num_batched_tokens * launch.model.hidden_size
+    if (launch.gpu.major or 0) < _HOPPER:
+        is_held = output < _WORKSPACE
+    else:
+        is_held = output < _HOPPER_WORKSPACE or launch.deployment.quantization not in _OWN_KERNELS
+    return copied if is_held else 0

@@ -143,11 +143,13 @@ def test_models_of_the_second_runner_by_release():
             for name in ("qwen3-8b", "llama-3.1-8b", "qwen2.5-7b", "gpt-oss-20b", "qwen3-next-80b-a3b")
             if not release((0, version)).profiling(model(name), False).counts_graphs
         }
-        for version in (21, 22, 23, 24, 25, 28, 30, 33)
+        for version in (21, 22, 23, 24, 25, 28, 29, 33)
     }
     dense = {"qwen3-8b", "llama-3.1-8b"}
     assert (runs[21], runs[22], runs[23], runs[24]) == (set(), {"qwen3-8b"}, dense, dense)
-    assert runs[25] == runs[28] == dense | {"qwen2.5-7b"} and runs[30] == runs[33] == set()
+    assert runs[25] == runs[28] == dense | {"qwen2.5-7b"} and runs[29] == runs[33] == set()
+    assert all(release((0, 29)).second_runner(model(name), False) for name in ("gpt-oss-20b", "qwen3-next-80b-a3b"))
+    assert not release((0, 28)).second_runner(model("qwen3-next-80b-a3b"), False)
 
 
 #: Tokens of the KV cache that vLLM 0.19 logs, in bf16 and in fp8 (the same source).

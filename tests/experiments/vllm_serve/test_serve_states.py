@@ -152,10 +152,10 @@ def test_a_change_of_a_diagnosis_must_start_too():
 
 def test_a_simulated_server_with_the_pool_of_its_start_has_a_block_a_sequence():
     given = {"policy": "vllm-v1", "model": "qwen3.6-27b", "gpu": "h100-80gb", "max_model_len": 32_768}
-    with pytest.raises(SettingError, match="max_num_seqs = 1024: exceeds the 333 blocks for states"):
+    with pytest.raises(SettingError, match="max_num_seqs = 1024: exceeds the 303 blocks for states"):
         build(settings(**given))
-    for other in ({"max_num_seqs": 333}, {"enforce_eager": True}, {"vllm_release": "0.19"}):
-        assert build(settings(**given, **other)).num_blocks >= 333
+    for other in ({"max_num_seqs": 303}, {"enforce_eager": True}, {"vllm_release": "0.19"}):
+        assert build(settings(**given, **other)).num_blocks >= 303
 
 
 def test_the_answer_names_the_smallest_change_first(capsys):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim.spec import Deployment, model, stage_bytes, streamed_bytes
+from fragmeter.sim.spec import Deployment, gpu, model, stage_bytes, streamed_bytes
 from fragmeter.sim.spec.deployment import ExpertRanks
+from fragmeter.sim.spec.startup.launch import Launch
+from fragmeter.sim.spec.startup.loading import loaded_bytes
 from fragmeter.sim.spec.weights import touched
 from fragmeter.sim.types.errors import SettingError
 
@@ -288,3 +291,48 @@ class TestStreamed:
         reached = [touched(10**9, used, count, tokens) for tokens in range(40)]
         assert reached == sorted(reached) and reached[0] == 0 and reached[-1] <= 10**9
         assert reached[1] == pytest.approx(10**9 * used / count, abs=1)
+
+
+def test_the_index_of_a_checkpoint_s_files_says_what_it_weighs(tmp_path):
+    """A checkpoint in NVFP4 that keeps more in 16 bits than its configuration says."""
+    config = {
+        "model_type": "qwen3", "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 6144, "vocab_size": 32_000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    alone = _loaded(tmp_path)
+    plain = sum(stage_bytes(model(tmp_path), 1, 1, "fp8"))
+    names = {"model.layers.3.mlp.down_proj.weight": "a", "vision_tower.encoder.layers.9.weight": "a"}
+    index = {"metadata": {"total_size": plain + 100_000_000}, "weight_map": names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weighed = _loaded(tmp_path)
+    assert weighed.likely - alone.likely == pytest.approx(100_000_000, rel=0.001)
+    assert (weighed.high - weighed.low) / weighed.likely < (alone.high - alone.low) / alone.likely
+    # Ranks have their share of what is more, and another format than that of the files is computed.
+    halves = [
+        _loaded(tmp_path, tensor_parallel=2).likely,
+        _loaded(tmp_path, file_weights=None, tensor_parallel=2).likely,
+    ]
+    assert halves[0] - halves[1] == pytest.approx(50_000_000, rel=0.02)
+    assert _loaded(tmp_path, quantization=None) == _loaded(tmp_path, quantization=None, file_weights=None)
+    # A drafter's tensors are in the files and not loaded.
+    for drafter in ("model.layers.4.mlp.down_proj.weight", "mtp.layers.0.mlp.down_proj.weight"):
+        index["weight_map"] = {**names, drafter: "a"}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        layer = stage_bytes(model(tmp_path), 1, 1, "fp8")[0] - _of_layers(tmp_path, 3)
+        assert weighed.likely - _loaded(tmp_path).likely == pytest.approx(layer + 4 * 2048**2, rel=0.01)
+
+
+def _loaded(folder, tensor_parallel=1, **changed):
+    shape = model(folder)
+    quantization = changed.pop("quantization", shape.quantization)
+    launch = Launch(
+        model=replace(shape, **changed), gpu=gpu("h100-80gb"), max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192,
+        tensor_parallel=tensor_parallel, deployment=Deployment(1, "bf16", quantization, True),
+    )  # fmt: skip
+    return loaded_bytes(launch)[0]
+
+
+def _of_layers(folder, number):
+    return stage_bytes(replace(model(folder), num_layers=number, spans=()), 1, 1, "fp8")[0]
