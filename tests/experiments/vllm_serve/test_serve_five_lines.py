@@ -32,7 +32,7 @@ def left_beside(found: Started, share: float, weights: int, activations: int) ->
     stage = capacity(found.launch).stage
     assert stage.activations.likely == activations
     assert 0 <= stage.weights.likely - weights <= 0.003 * weights
-    assert stage.cuda_graphs.low <= GIB <= 2 * stage.cuda_graphs.high
+    assert GIB // 2 < stage.cuda_graphs.high and stage.cuda_graphs.low < 2 * GIB
     return int(share * H100) - stage.weights.likely - activations - stage.non_torch.likely - stage.cuda_graphs.likely
 
 
@@ -57,8 +57,8 @@ def test_llama_8b_at_16k_starts():
     blocks = left // (16 * 131_072)
     pool = capacity(found.launch)
     assert (pool.stage.kv_cache_bytes, pool.num_blocks, pool.num_tokens) == (left, blocks, blocks * 16)
-    # 16,384 tokens are 1,024 blocks: 27.6 sequences. 2,000 tokens are 125; the null block holds nothing.
-    assert pool.max_concurrency == pytest.approx(blocks / 1024, rel=1e-9) and 27.3 < blocks / 1024 < 27.9
+    # 16,384 tokens are 1,024 blocks: 26.8 sequences. 2,000 tokens are 125; the null block holds nothing.
+    assert pool.max_concurrency == pytest.approx(blocks / 1024, rel=1e-9) and 26.5 < blocks / 1024 < 27.1
     assert users(found.launch, blocks, 2000) == (blocks - 1) // 125
 
 
@@ -104,7 +104,7 @@ def test_a_context_of_32k_does_not_fit_beside_70b_on_two_cards():
     found, refused = answer("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --max-model-len 32768")
     left = left_beside(found, 0.92, ranked_70b(2), sampler(8192))
     # A token of one rank is 80 layers * 4 heads * 128 * 2 * 2 bytes; 32,768 of them are 5 GiB.
-    assert 80 * 4 * 128 * 2 * 2 * 32_768 == 5 * GIB and 2 * GIB < left < 3 * GIB
+    assert 80 * 4 * 128 * 2 * 2 * 32_768 == 5 * GIB and 1.5 * GIB < left < 2.5 * GIB
     # Since 0.29 the check leaves out the null block.
     block = 16 * 163_840
     longest = (left // block - 1) * 16
@@ -119,9 +119,9 @@ def test_a_context_of_32k_does_not_fit_beside_70b_on_two_cards():
         ("--quantization", "fp8"),
         ("--gpu-memory-utilization", "0.96"),
     ]
-    # With the least memory that is likely, the sequence is shorter, and the share larger.
+    # With the least memory that is likely, the sequence is shorter, and no share is enough.
     sure = {remedy.flag: remedy.value for remedy in remedies(replace(found.launch, outlook="low"))}
-    assert 0 < int(sure["--max-model-len"]) < longest and sure["--gpu-memory-utilization"] == "0.97"
+    assert 0 < int(sure["--max-model-len"]) < longest and "--gpu-memory-utilization" not in sure
     for remedy in remedies(found.launch):
         assert refusal(remedy.launch) is None
 
@@ -147,7 +147,7 @@ def test_mixtral_in_a_container_starts():
 
 def test_deepseek_v3_starts_on_eight_engines_that_share_its_experts():
     """The line of vLLM's own recipe. Alone, or divided among four, it is too heavy."""
-    line = "vllm serve deepseek-ai/DeepSeek-V3 {} --enable-expert-parallel"
+    line = "vllm serve deepseek-ai/DeepSeek-V3 {} --enable-expert-parallel --max-model-len 65536"
     found, refused = answer(line.format("-dp 8"), "h200")
     assert refused is None and found.replicas == 8
     chosen = found.settings()
@@ -155,7 +155,7 @@ def test_deepseek_v3_starts_on_eight_engines_that_share_its_experts():
     # All engines' tokens are gathered before the experts: 8 experts each, 7,168 wide and 2,048 in between, in 16 bits.
     workspace = 2 * 8 * 8192 * 8 * (7168 + 2048)
     assert capacity(found.launch).stage.activations.likely > workspace
-    for fewer in ("-dp 4", "", "-dp 4 --max-model-len 1"):
+    for fewer in ("-dp 4", "", "-dp 4 --max-num-seqs 8"):
         assert answer(line.format(fewer), "h200")[1].kind == "weights"
 
 
@@ -173,8 +173,8 @@ def test_the_answers_as_data(capsys):
     blocks = capacity(answer("vllm serve meta-llama/Llama-3.1-8B --max-model-len 16K")[0].launch).num_blocks
     starts = plan_of("--serve", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 16K", "--mean-tokens", "2000")
     assert (starts["starts"], starts["num_gpu_blocks"], starts["refusal"]) == (True, blocks, None)
-    assert starts["users"] == [{"tokens": 16_384, "users": 27}, {"tokens": 2000, "users": (blocks - 1) // 125}]
+    assert starts["users"] == [{"tokens": 16_384, "users": 26}, {"tokens": 2000, "users": (blocks - 1) // 125}]
     assert starts["settings"]["num_gpu_blocks_override"] == blocks
     refused = plan_of("--serve", "vllm serve meta-llama/Llama-3.1-70B -tp 2 --max-model-len 32768")
     assert (refused["starts"], refused["refusal"]["kind"]) == (False, "KV cache")
-    assert [remedy["num_gpus"] for remedy in refused["remedies"]] == [4, 2, 2, 2]
+    assert [remedy["num_gpus"] for remedy in refused["remedies"]] == [4, 2, 2]

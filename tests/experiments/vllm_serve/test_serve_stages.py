@@ -156,7 +156,7 @@ def test_each_stage_has_the_memory_of_its_card():
     moved = launched(line.format("12,20"), UNEQUAL)
     assert capacity(moved).num_blocks > 1.15 * capacity(launch).num_blocks
     assert capacity(launched(line.format("20,12"), UNEQUAL[::-1])).num_blocks == pytest.approx(
-        capacity(moved).num_blocks, rel=0.05
+        capacity(moved).num_blocks, rel=0.1
     )
 
 
@@ -170,7 +170,7 @@ def test_of_unequal_ranks_the_smallest_card_decides():
 
 
 def test_layers_move_to_the_larger_card_as_a_remedy():
-    cards = [replace(gpu("rtx-5090"), memory_bytes=15 * 2**30), gpu("rtx-5090")]
+    cards = [replace(gpu("rtx-5090"), memory_bytes=16 * 2**30), gpu("rtx-5090")]
     line = "vllm serve qwen3-32b -pp 2 -q fp8 --max-model-len 8K --gpu-memory-utilization 0.85"
     launch = launched(line, cards)
     assert refusal(launch).kind in ("no KV cache", "weights", "KV cache")
