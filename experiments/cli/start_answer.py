@@ -49,11 +49,12 @@ def doubt(judged: Outcome) -> str:
             f"It depends: it starts if {gib(judged.needed_free_bytes)} GiB of a GPU are free at the start, and of eight of ten servers like this"
             f" {low} to {high} GiB are. With the likely {likely} GiB:"
         )
-    if judged.captured is not None:
-        left, graphs = judged.captured.left, judged.captured.graphs
+    if judged.warm_up is not None:
+        left, graphs, sampler = judged.warm_up.left, judged.warm_up.graphs, judged.warm_up.sampler
         return (
-            f"It depends: CUDA graphs are captured after the KV cache is allocated, and of eight of ten servers like this they take"
-            f" {gib(graphs.low)} to {gib(graphs.high)} GiB of a GPU where {gib(left.low)} to {gib(left.high)} GiB are left. With the likely sizes:"
+            f"It depends: after the KV cache is allocated, CUDA graphs and the sampler of eight of ten servers like this take"
+            f" {gib(graphs.low + sampler)} to {gib(graphs.high + sampler)} GiB of a GPU where {gib(left.low)} to {gib(left.high)} GiB are left."
+            f" With the likely sizes:"
         )
     assert judged.open_part is not None and judged.needed_bytes is not None
     low, likely, high = map(gib, judged.kv_cache)

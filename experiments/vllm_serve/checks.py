@@ -10,15 +10,15 @@ from ...sim.spec.matrix import Matrix, format_of
 from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
-    AtCapture,
     StageMemory,
-    at_capture,
+    WarmUp,
     capacity,
     capture_blocks,
     least,
     length_check,
     longest_model_len,
     stage_memories,
+    warm_up,
 )
 from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
@@ -33,7 +33,7 @@ class Refusal:
 
     Attributes:
         kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache", "KV cache",
-            "KV memory", "states" or "CUDA graphs".
+            "KV memory", "states" or "warm-up".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -61,7 +61,7 @@ class Outcome:
         needed_bytes: The least KV cache memory of a GPU with which it starts; None if the answer does not depend on it.
         needed_free_bytes: What must be free on a GPU at the start; None if the answer does not depend on it alone.
         free: The interval of what is free then.
-        captured: The memory at the capture of CUDA graphs; None if the answer does not depend on it alone.
+        warm_up: The memory when vLLM warms up; None if the answer does not depend on it alone.
         kv_cache: The interval of that memory, on the GPU with the least room; None if ranks do not divide the model.
         open_part: The part of the memory with the widest interval: its name, and that interval.
     """
@@ -71,7 +71,7 @@ class Outcome:
     needed_bytes: int | None = None
     needed_free_bytes: int | None = None
     free: Estimate | None = None
-    captured: AtCapture | None = None
+    warm_up: WarmUp | None = None
     kv_cache: Estimate | None = None
     open_part: tuple[str, Estimate] | None = None
 
@@ -97,8 +97,8 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     if (worst is None) == (best is None):
         return Outcome(likely, True, kv_cache=stage.kv_cache)
     kv_cache = stage.kv_cache
-    if worst is not None and worst.kind == _CUDA_GRAPHS:
-        return Outcome(likely, False, captured=at_capture(launch), kv_cache=kv_cache)
+    if worst is not None and worst.kind == _WARM_UP:
+        return Outcome(likely, False, warm_up=warm_up(launch), kv_cache=kv_cache)
 
     def starts(size: int) -> bool:
         more = dict(launch.corrections)
@@ -131,11 +131,11 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield _too_little_left(launch, any_length)
     yield _too_large_cache(launch)
     yield too_few_states(launch)
-    yield too_large_graphs(launch)
+    yield too_little_to_warm_up(launch)
 
 
 #: The kind of the last check.
-_CUDA_GRAPHS = "CUDA graphs"
+_WARM_UP = "warm-up"
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
 
@@ -316,15 +316,19 @@ def too_few_states(launch: Launch) -> Refusal | None:
     )
 
 
-def too_large_graphs(launch: Launch) -> Refusal | None:
-    """Out of memory while CUDA graphs are captured, beside the KV cache; not where a log has the KV cache of a server that started."""
-    if launch.captures.largest == 0 or KV_CACHE in dict(launch.corrections):
+def too_little_to_warm_up(launch: Launch) -> Refusal | None:
+    """Out of memory while CUDA graphs are captured or the sampler runs, beside the KV cache; not where a log has the KV cache of a server
+    that started."""
+    if KV_CACHE in dict(launch.corrections):
         return None
-    found = at_capture(launch)
+    found = warm_up(launch)
     if getattr(found.room, launch.outlook) >= 0:
         return None
-    taken = f"CUDA graphs take {gib(found.graphs.likely)} GiB of each GPU and the KV cache leaves {gib(found.left.likely)} GiB"
-    return Refusal(_CUDA_GRAPHS, f"torch.OutOfMemoryError: CUDA out of memory; {taken}.")
+    taken = (
+        f"CUDA graphs take {gib(found.graphs.likely)} GiB of each GPU, warming up the sampler with {launch.max_num_seqs} dummy requests"
+        f" {gib(found.sampler)} GiB, and the KV cache leaves {gib(found.left.likely)} GiB"
+    )
+    return Refusal(_WARM_UP, f"torch.OutOfMemoryError: CUDA out of memory; {taken}.")
 
 
 def gib(count_bytes: int) -> str:

@@ -9,7 +9,7 @@ from ...sim.spec.context_parallel import is_simulated
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
-from .checks import refusal, too_few_states, too_few_tokens, too_large_graphs, undivided
+from .checks import refusal, too_few_states, too_few_tokens, too_little_to_warm_up, undivided
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -140,7 +140,7 @@ def _lacks_states(launch: Launch) -> bool:
 
 
 def _lacks_room_for_graphs(launch: Launch) -> bool:
-    return _lacks_states(launch) or (undivided(launch) is None and too_large_graphs(launch) is not None)
+    return _lacks_states(launch) or (undivided(launch) is None and too_little_to_warm_up(launch) is not None)
 
 
 def _sequences(launch: Launch) -> Candidates:

@@ -44,8 +44,9 @@ any worker is compared with the groups of all pipeline stages, before and after 
 FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256, and since 0.27 of 128
 (``mxfp4_round_up_hidden_size_and_intermediate_size`` in the wheels of 0.19 to 0.30 and 0.33, ``create_weights`` before). On Hopper the
 wheels up to 0.11 have no Triton kernels, so that Marlin's run (two logs of 0.11 have its weights, 65.97 GiB of gpt-oss 120B; an image
-with kernels of its own logs 64.38). Those in the wheels of 0.12 to 0.16 and since 0.22 pad nothing but widths to 64; those of 0.17
-to 0.21 pad the inputs of a matrix to 128 (``HopperMXValueLayout``).
+with kernels of its own logs 64.38). From 0.12 to 0.16 they pad the inputs of a matrix to 256 by the one log that there is, of 0.14.1
+(vllm-project/vllm#33155, 64.38 GiB), although the code in the wheels pads nothing but widths to 64, as it does since 0.22; those of 0.17
+to 0.21 pad inputs to 128 (``HopperMXValueLayout``).
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
     (11, {"profiles_context": True, "fewest_sampler_bytes": 38}),
-    (12, {"mxfp4_hopper": (1, 64)}),
+    (12, {"mxfp4_hopper": (256, 64)}),
     (13, {}),
     (14, {"async_scheduling": True, "checks_all_stages": True}),
     (15, {}),

@@ -36,9 +36,12 @@ METHODS = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
 _RATES = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
 _SAMPLER, _SYNTHETIC = "rejection_sample_method", "synthetic"
 ACCEPTANCE_KEYS = (_SAMPLER, *_RATES)
-#: Keys that are read, and those of the n-gram proposer's look-up, which the acceptance rates stand for.
+#: Keys that are read; those of the n-gram proposer's look-up and of how drafts are sampled, which the acceptance rates stand for; and those
+#: that change neither a drafter's memory nor its number of tokens: its kernels and its files.
 _KEYS = (
-    "method", "model", "num_speculative_tokens", *ACCEPTANCE_KEYS, "prompt_lookup_max", "prompt_lookup_min",
+    "method", "model", "num_speculative_tokens", *ACCEPTANCE_KEYS, "prompt_lookup_max", "prompt_lookup_min", "draft_sample_method",
+    "moe_backend", "attention_backend", "revision", "code_revision", "draft_load_config", "disable_padded_drafter_batch",
+    "use_local_argmax_reduction",
 )  # fmt: skip
 #: What is to be done where a configuration has no acceptance rates, as those of most servers.
 UNKNOWN_RATES = (

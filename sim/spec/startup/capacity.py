@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from .activations import activation_bytes
+from .activations import activation_bytes, phases
 from .cuda_graphs import captured_bytes, cuda_graph_bytes, shape_of
 from .estimate import Estimate, exactly, rest
 from .launch import Launch
@@ -127,21 +127,24 @@ def _block_bytes(launch: Launch, layers: range) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AtCapture:
-    """Memory of a GPU when vLLM captures CUDA graphs, after it allocated the KV cache.
+class WarmUp:
+    """Memory of a GPU when vLLM warms up, after it allocated the KV cache: it captures CUDA graphs, and then samples ``max_num_seqs`` tokens
+    (``compile_or_warm_up_model`` of its gpu_worker.py).
 
     Attributes:
         left: What is free: neither in use by others nor weights, memory outside of torch and KV cache. The profiled step's tensors are gone.
         graphs: What capture takes.
+        sampler: Bytes of the tensors of the sampler.
         room: What is left then; an estimate below 0 is out of memory.
     """
 
     left: Estimate
     graphs: Estimate
+    sampler: int
     room: Estimate
 
 
-def at_capture(launch: Launch) -> AtCapture:
+def warm_up(launch: Launch) -> WarmUp:
     """Of the stage with the least room.
 
     Raises:
@@ -155,7 +158,8 @@ def at_capture(launch: Launch) -> AtCapture:
     for own, stage in zip(launch.stages, memories, strict=True):
         left = stage.total_bytes - stage.weights.likely - stage.non_torch.likely - blocks * stage.block_bytes
         graphs = captured_bytes(launch.captures, shape_of(launch, own))
-        found.append(AtCapture(rest(left, [used]), graphs, rest(left, [used, graphs])))
+        sampler = phases(launch, own, last=own is launch.stages[-1]).sampler
+        found.append(WarmUp(rest(left, [used]), graphs, sampler, rest(left - sampler, [used, graphs])))
     return min(found, key=lambda each: each.room.likely)
 
 

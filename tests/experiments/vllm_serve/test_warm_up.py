@@ -1,4 +1,4 @@
-"""CUDA graphs are captured after the KV cache is allocated: a line that asks for too much of the card runs out of memory there."""
+"""vLLM captures CUDA graphs and samples after it allocated the KV cache: a line that asks for too much of the card runs out of memory there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.spec import gpu
-from fragmeter.sim.spec.startup.capacity import at_capture, capacity
+from fragmeter.sim.spec.startup.capacity import capacity, warm_up
 from fragmeter.sim.spec.startup.launch import Launch
 
 GIB = 1 << 30
@@ -31,21 +31,21 @@ def test_a_larger_share_leaves_too_little():
     kinds = [judged(share).kind for share in (0.85, 0.9, 0.92, 0.96)]
     assert kinds == ["starts", "starts", "depends", "does not start"]
     refused = judged(0.96).refusal
-    assert refused is not None and refused.kind == "CUDA graphs"
+    assert refused is not None and refused.kind == "warm-up"
 
 
 def test_what_is_left_is_all_but_the_share_and_what_the_profiled_step_gave_back():
     line = launch(0.9)
-    stage, found = capacity(line).stage, at_capture(replace(line, used_at_start_bytes=GIB))
+    stage, found = capacity(line).stage, warm_up(replace(line, used_at_start_bytes=GIB))
     # The pool is whole blocks.
     beside = stage.requested_bytes - stage.activations.likely - stage.kv_cache.likely % stage.block_bytes
     assert found.left.likely == stage.total_bytes - GIB - beside
-    assert found.room.likely == found.left.likely - found.graphs.likely
+    assert found.room.likely == found.left.likely - found.graphs.likely - found.sampler
 
 
 def test_a_release_that_counts_the_graphs_leaves_them_their_room():
     before, since = (launch(0.9, release=release) for release in ("0.19.0", "0.22.0"))
-    more = at_capture(since).room.likely - at_capture(before).room.likely
+    more = warm_up(since).room.likely - warm_up(before).room.likely
     assert more == pytest.approx(capacity(since).stage.cuda_graphs.likely, abs=0.3 * GIB)
 
 
