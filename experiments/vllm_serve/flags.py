@@ -23,6 +23,7 @@ READ = frozenset(
     enable-chunked-prefill enable-eplb enable-expert-parallel enable-lora enable-prefix-caching enforce-eager eplb-config eplb-window-size gpu-memory-utilization
     hf-config-path
     kv-cache-dtype kv-cache-memory-bytes kv-offloading-backend kv-offloading-size language-model-only
+    limit-mm-per-prompt
     long-prefill-token-threshold long-prefill-token-threshold-adaptive mamba-block-size mamba-cache-dtype mamba-cache-mode
     mamba-ssm-cache-dtype max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
     max-num-seqs model num-gpu-blocks-override num-redundant-experts pipeline-parallel-size prefill-schedule-interval quantization
@@ -42,7 +43,7 @@ _CHANGES_MEMORY = {
     "a KV cache that is moved or kept elsewhere": "kv-transfer-config",
     "ranks that divide the tokens of a prompt": "prefill-context-parallel-size",
     "changes to the model's configuration": "hf-overrides model-class-overrides",
-    "an encoder takes memory": """limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode mm-encoder-attn-backend
+    "an encoder takes memory": """mm-processor-kwargs mm-encoder-tp-mode mm-encoder-attn-backend
         mm-encoder-attn-dtype mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin
         mm-encoder-fp8-scale-save-path mm-encoder-only mm-ipc-gpu-memory-gb mm-device-do-normalize mm-processor-device
         skip-mm-profiling video-pruning-method video-pruning-rate ec-manager-config ec-transfer-config

@@ -31,6 +31,7 @@ from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, outcome, refusal, undivided
+from .encoders import uncounted_limits, without_encoder
 from .graphs import graph_settings
 from .line import ServeLine
 from .log import StartupLog, corrected
@@ -171,7 +172,10 @@ def started(
     speculative, uncounted = _drafter(line, shape)
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
-    line = replace(line, not_simulated=[*line.not_simulated, *left_out], uncounted=[*drafts, *line.uncounted])
+    limits = [text for text in [uncounted_limits(line, shape)] if text is not None]
+    line = replace(
+        line, not_simulated=[*line.not_simulated, *left_out, *limits], uncounted=[*drafts, *line.uncounted, *limits]
+    )
     card, *others = _cards(line, gpu_name)
     tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")
@@ -356,9 +360,7 @@ def _release(line: ServeLine) -> Release:
 
 def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
     name = model_name or line.text("hf-config-path", line.model)
-    shape = model(name)
-    if line.switch("language-model-only"):
-        shape = replace(shape, encoder=None, file_weights=None)
+    shape = without_encoder(line, model(name))
     return replace(shape, name=name) if Path(name).exists() else shape
 
 

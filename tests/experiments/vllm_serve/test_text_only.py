@@ -1,0 +1,49 @@
+"""A line that serves text alone holds no encoder."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.types.errors import SettingError
+
+
+def weights(model: str, limits: str) -> tuple[int, bool]:
+    """Likely bytes of the weights, and whether the flag's memory is not counted."""
+    answer = started(parse_serve(f"vllm serve {model} {limits}"), "h100-80gb")
+    uncounted = any("limit-mm-per-prompt" in text for text in answer.line.uncounted)
+    stage = answer.outcome().kv_cache
+    assert stage is not None
+    return stage.likely, uncounted
+
+
+@pytest.mark.parametrize(
+    "limits",
+    ["""'{"image": 0, "video": 0}'""", """'{"image": {"count": 0}, "video": 0}'""", "image=0,video=0", """'{"video":0,"image":0,"audio":1}'"""],
+)  # fmt: skip
+def test_limits_of_zero_leave_the_encoder_out(limits):
+    whole, _ = weights("qwen3-vl-8b", "")
+    without, _ = weights("qwen3-vl-8b", "--language-model-only")
+    assert weights("qwen3-vl-8b", f"--limit-mm-per-prompt {limits}") == (without, False)
+    assert without > whole + (1 << 29)
+
+
+@pytest.mark.parametrize("limits", ["""'{"image": 0}'""", """'{"image": 1, "video": 0}'""", "video=0"])
+def test_an_encoder_of_what_is_left_is_kept(limits):
+    whole, _ = weights("qwen3-vl-8b", "")
+    assert weights("qwen3-vl-8b", f"--limit-mm-per-prompt {limits}") == (whole, True)
+
+
+def test_a_tower_of_images_alone_needs_no_limit_of_videos():
+    assert weights("gemma-3-12b", """--limit-mm-per-prompt '{"image": 0}'""") == (
+        weights("gemma-3-12b", "--language-model-only")[0],
+        False,
+    )
+    # Nothing is left to count in a model of text.
+    assert weights("llama-3.1-8b", """--limit-mm-per-prompt '{"image": 1}'""")[1] is False
+
+
+def test_limits_that_are_no_object_are_refused():
+    with pytest.raises(SettingError, match="limit-mm-per-prompt"):
+        weights("qwen3-vl-8b", "--limit-mm-per-prompt '[1]'")
