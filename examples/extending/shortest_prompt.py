@@ -57,7 +57,7 @@ class ShortestPromptFirst(Policy):
             tokens += sequence.start_tokens
             admitted.append(self._leave(sequence))
         # ``order`` is the queue with the admitted sequences first. One real step: the queue's order may change.
-        return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, order=tuple(queue), steady=False)
+        return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, order=tuple(queue), valid_until_horizon=False)
 
     def _leave(self, sequence):
         del self._seen_at[sequence]

@@ -139,7 +139,7 @@ class RoutedEngine(Engine):
         # a rest, whether an arrival ends it, and how many start in a step in which the others pause.
         self._since = self._until = self._steps = self._starting = 0
         self._leap: Leap | None = None
-        self._resting = self._wakes = False
+        self._resting = self._stops_at_arrival = False
         # Requests on their way.
         self._expected = 0
         self._changed: Callable[[], None] = ignored
@@ -161,7 +161,7 @@ class RoutedEngine(Engine):
         self._mailbox.send(now, sequence)
         if self._resting:
             self._wake_up(now)
-        elif self._wakes and self._steps > 1 and self._leap is not None:
+        elif self._stops_at_arrival and self._steps > 1 and self._leap is not None:
             start, _, first, second, growth, *_ = self._leap
             self._end_after(steps_until(now - start, first, second, growth) + self._ahead)
 
@@ -255,18 +255,18 @@ class RoutedEngine(Engine):
         steps: int,
         ticks: int,
         leap: Leap | None,
-        wakes: bool = False,
+        stops_at_arrival: bool = False,
         rests: bool = False,
         starting: int = 0,
     ) -> None:
         """Record the start of a leap or a rest."""
         self._since, self._until, self._steps, self._leap = now, now + ticks, steps, leap
-        self._wakes, self._resting, self._starting = wakes, rests, starting
+        self._stops_at_arrival, self._resting, self._starting = stops_at_arrival, rests, starting
         self._changed()
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         found = super()._leap_over(now, first_step)
-        self._begin(now, *found, wakes=first_step is None or first_step[4])
+        self._begin(now, *found, stops_at_arrival=first_step is None or first_step[4])
         return found
 
     def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:

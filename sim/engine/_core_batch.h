@@ -49,7 +49,7 @@ struct preempted {
 /* A step that a decision begins: ``Begun`` of executor.py. */
 struct step {
     int64_t ticks, prefill_tokens;
-    bool steady, wakes, preempts;
+    bool valid_until_horizon, stops_at_arrival, preempts;
 };
 
 /* A leap that an arrival may yet end. */
@@ -403,12 +403,12 @@ static void write_row(struct replica *r, const int64_t leap[9], int64_t live, in
 static bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last)
 {
     int64_t batch = r->batch_size, context = batch * r->decode_step + r->lag_sum, prefill = 0, waiting = 0, first;
-    bool steady = true, wakes = true;
+    bool valid_until_horizon = true, stops_at_arrival = true;
     struct line line;
     if (!decode_line(&r->cost, batch, step ? context + batch : context, &line))
         return false;
     if (step) {
-        first = step->ticks, prefill = step->prefill_tokens, steady = step->steady, wakes = step->wakes;
+        first = step->ticks, prefill = step->prefill_tokens, valid_until_horizon = step->valid_until_horizon, stops_at_arrival = step->stops_at_arrival;
         waiting = num_waiting(r);
     } else {
         first = line.base;
@@ -418,8 +418,8 @@ static bool leap_over(struct replica *r, const struct step *step, int64_t until,
     int64_t second = line.base, growth = line.slope * batch;
     if (line.slope && !add_product(&second, line.slope, context + batch))
         return false;
-    int64_t limit = steady ? r->slots[r->calendar[0]].finish_step - r->decode_step : 1;
-    if (wakes && limit > 1 && r->arrived < r->num_requests) {
+    int64_t limit = valid_until_horizon ? r->slots[r->calendar[0]].finish_step - r->decode_step : 1;
+    if (stops_at_arrival && limit > 1 && r->arrived < r->num_requests) {
         int64_t arrival = r->arrival_ticks[r->arrived], ahead = arrival - r->now - first - 1;
         int64_t reach = ahead < 0 ? 1 : 2 + whole_steps(ahead, second, growth, limit);
         limit = least(limit, reach + (r->ahead && arrival > r->now));

@@ -27,12 +27,12 @@ static int64_t admit(struct replica *r, int64_t free, struct step *step)
         int64_t prefill = r->prompt_tokens[head ? head->request : r->fresh] + (head ? head->generated_tokens : 0);
         free -= ceil_div(prefill, r->block_size);
         if (free < (r->batch_size ? r->watermark_blocks : 0) || r->batch_size == r->max_num_seqs) {
-            step->wakes = false;
+            step->stops_at_arrival = false;
             break;
         }
         if (r->batch_size && prefill > budget) {
-            step->steady = step->steady && !any;
-            step->wakes = false;
+            step->valid_until_horizon = step->valid_until_horizon && !any;
+            step->stops_at_arrival = false;
             break;
         }
         budget -= prefill;
@@ -48,11 +48,11 @@ static int64_t admit(struct replica *r, int64_t free, struct step *step)
 static bool decide(struct replica *r, struct step *step, bool *begins)
 {
     int64_t need = r->phases[r->decode_step % r->block_size], pairs = 0;
-    *step = (struct step){.steady = true, .wakes = true};
+    *step = (struct step){.valid_until_horizon = true, .stops_at_arrival = true};
     *begins = true;
     if (r->free - need < 1 && r->batch_size) {
         step->preempts = make_room(r, &need);
-        step->steady = !step->preempts;
+        step->valid_until_horizon = !step->preempts;
     } else if (!num_waiting(r)) {
         *begins = false;
         return true;
@@ -64,7 +64,7 @@ static bool decide(struct replica *r, struct step *step, bool *begins)
         pairs = admit(r, r->free - need, step);
     if (decodes || step->prefill_tokens)
         return step_ticks(&r->cost, decodes, context, step->prefill_tokens, pairs, &step->ticks);
-    step->steady = false;
+    step->valid_until_horizon = false;
     return true;
 }
 

@@ -229,7 +229,7 @@ static bool prefill(struct replica *r, int32_t slot, int64_t tokens, struct gran
         start(r, slot);
     } else {
         prefill_chunk(r, slot, tokens);
-        step->steady = false;
+        step->valid_until_horizon = false;
     }
     return ends;
 }
@@ -265,8 +265,8 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
         int64_t tokens = r->prompt_tokens[head ? head->request : r->fresh] + (head ? head->generated_tokens : 0);
         if (!grants->budget || held == r->max_num_seqs) {
             /* If this step also computed prompts, the next step has more budget for this one. */
-            step->steady = step->steady && (grants->budget || !step->prefill_tokens);
-            step->wakes = false;
+            step->valid_until_horizon = step->valid_until_horizon && (grants->budget || !step->prefill_tokens);
+            step->stops_at_arrival = false;
             return;
         }
         struct path path = path_of_head(r);
@@ -274,7 +274,7 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
         /* Found blocks that are free count as taken. */
         int64_t in_tables = path.is_given ? found_in_tables(r->cache) : 0;
         if (grants->free - (ceil_div(tokens, size) - in_tables) < (held ? r->watermark_blocks : 0)) {
-            step->wakes = false;
+            step->stops_at_arrival = false;
             if (path.is_given)
                 r->steps_to_look = steps_to_publication(r->cache, &path, known / size, num_places(r, tokens), r->decode_step);
             return;
@@ -297,7 +297,7 @@ static void continue_prefill(struct replica *r, struct grants *grants, struct st
     if (blocks > grants->free) {
         give_way(r, r->prefilling, grants->free);
         step->preempts = true;
-        step->steady = step->wakes = false;
+        step->valid_until_horizon = step->stops_at_arrival = false;
         return;
     }
     grants->free -= blocks;
@@ -311,7 +311,7 @@ static bool decide_v1(struct replica *r, struct step *step, bool *begins)
 {
     int64_t takes = r->phases[r->decode_step % r->block_size];
     bool short_of_blocks = r->free < takes;
-    *step = (struct step){.steady = true, .wakes = true};
+    *step = (struct step){.valid_until_horizon = true, .stops_at_arrival = true};
     *begins = short_of_blocks || r->prefilling != NONE || num_waiting(r) > 0;
     if (!*begins)
         return true;
@@ -321,7 +321,7 @@ static bool decide_v1(struct replica *r, struct step *step, bool *begins)
     if (short_of_blocks) {
         take_in_order(r, r->free);
         step->preempts = true;
-        step->steady = step->wakes = false;
+        step->valid_until_horizon = step->stops_at_arrival = false;
     }
     int64_t decodes = r->batch_size, context = decodes ? decodes * r->decode_step + r->lag_sum : 0;
     if (!short_of_blocks && r->prefilling != NONE)
@@ -330,7 +330,7 @@ static bool decide_v1(struct replica *r, struct step *step, bool *begins)
         admit_waiting(r, &grants, step);
     if (decodes || step->prefill_tokens)
         return step_ticks(&r->cost, decodes, context, step->prefill_tokens, grants.pairs, &step->ticks);
-    step->steady = false;
+    step->valid_until_horizon = false;
     return true;
 }
 
@@ -417,7 +417,7 @@ static bool finish(struct replica *r, struct step *step, bool *begins)
         any_in_vain = any_in_vain || (r->ended[at] != NONE && r->slots[r->ended[at]].progress == IN_VAIN);
     if (!*begins && any_in_vain) {
         int64_t context = r->batch_size * r->decode_step + r->lag_sum;
-        *step = (struct step){.steady = true, .wakes = true};
+        *step = (struct step){.valid_until_horizon = true, .stops_at_arrival = true};
         *begins = true;
         if (!decode_ticks(&r->cost, r->batch_size, context, &step->ticks))
             return false;
@@ -432,7 +432,7 @@ static bool finish(struct replica *r, struct step *step, bool *begins)
         r->unused[r->num_unused++] = slot;
     }
     if (*begins && num_waiting(r))
-        step->steady = false;
+        step->valid_until_horizon = false;
     return true;
 }
 

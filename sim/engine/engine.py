@@ -155,7 +155,7 @@ class Engine:
                 first_step = finish(ended, plan, first_step, now)
             steps = 0
             # In this order because reading the fields of a plan is slow.
-            if state.batch_size and (plan is CARRY_ON or not plan.pauses):
+            if state.batch_size and (plan is CARRY_ON or not plan.prefill_only):
                 steps, ticks, leap = leap_over(now, first_step)
             elif first_step and (first_step[0] or plan.preempted):
                 ticks, leap = stand_still(now, first_step, plan)
@@ -236,7 +236,7 @@ class Engine:
         """Release sequences that finished in the last step, now that the plan of the coming step is carried out.
 
         Returns:
-            ``first_step``, with the tokens that are computed in vain; not steady if a sequence waits for what was released.
+            ``first_step``, with the tokens that are computed in vain; no longer valid if a sequence waits for what was released.
         """
         state, decode_step = self.state, self.state.decode_step
         if first_step is None and state.in_vain:
@@ -260,8 +260,8 @@ class Engine:
             self.memory.release_finished(leaving, decode_step)
         state.forget_finished()
         if first_step is not None and state.waiting:
-            ticks, prefill, swap, _, wakes = first_step
-            first_step = ticks, prefill, swap, False, wakes
+            ticks, prefill, swap, _, stops_at_arrival = first_step
+            first_step = ticks, prefill, swap, False, stops_at_arrival
         return first_step
 
     def _release_and_notify(self, leaving: list[Sequence], decode_step: int, lost: Iterable[Sequence] = ()) -> None:
@@ -290,19 +290,19 @@ class Engine:
             context = self._effective(context, self.memory.repeated_slots())
         if first_step is None:
             prefill = swap = waiting = 0
-            steady = wakes = self.leap
+            valid_until_horizon = stops_at_arrival = self.leap
             base, slope, until = self.cost.decode_line(batch_size, context)
             first = base + slope * context
         else:
-            first, prefill, swap, steady, wakes = first_step
-            steady = steady and self.leap
+            first, prefill, swap, valid_until_horizon, stops_at_arrival = first_step
+            valid_until_horizon = valid_until_horizon and self.leap
             waiting = len(state.waiting)
             base, slope, until = self.cost.decode_line(batch_size, context + batch_size)
         second, growth = base, 0
         if slope:
             second, growth = base + slope * (context + batch_size), slope * batch_size
-        limit = state.calendar[0][0] - decode_step if steady else 1
-        if wakes and limit > 1:
+        limit = state.calendar[0][0] - decode_step if valid_until_horizon else 1
+        if stops_at_arrival and limit > 1:
             # ``steps_until`` and ``ticks_of``, spelt out: calls here cost 5 % of a run.
             ahead = self.source.next_ticks - now - first - 1
             reach = 1 if ahead < 0 else 2 + (whole_steps(ahead, second, growth) if growth else ahead // second)

@@ -22,8 +22,8 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
 
-#: A step that changes the running sequences: its ticks, prefill tokens and ticks of moves, and ``steady`` and
-#: ``wakes`` of its plan. None: the decision stays the same.
+#: A step that changes the running sequences: its ticks, prefill tokens and ticks of moves, and ``valid_until_horizon`` and
+#: ``stops_at_arrival`` of its plan. None: the decision stays the same.
 Begun = tuple[int, int, int, bool, bool]
 FirstStep = Begun | None
 
@@ -59,17 +59,17 @@ class Executor:
         if plan.forked:
             self._fork(plan.forked, now)
         # Decoding sequences: all except those that end their prefill in this step.
-        decodes = 0 if plan.pauses else state.batch_size
+        decodes = 0 if plan.prefill_only else state.batch_size
         context = decodes * decode_step + state.lag_sum
-        if plan.pauses:
+        if plan.prefill_only:
             # The admitted sequences count as started in the last step that decoded.
             decode_step -= 1
         if plan.admitted:
-            pairs = self._start(plan.admitted, plan.padded_tokens, decode_step, plan.pauses, now)
+            pairs = self._start(plan.admitted, plan.padded_tokens, decode_step, plan.prefill_only, now)
         if plan.chunks:
             pairs += self._prefill(plan.chunks, decode_step, now)
         if state.shares:
-            moves += self._copy(now, not plan.pauses)
+            moves += self._copy(now, not plan.prefill_only)
         prefill = plan.prefill_tokens
         if decodes or prefill:
             read = context = context if decodes else 0
@@ -77,8 +77,8 @@ class Executor:
                 read = self._effective(context, self._memory.repeated_slots(plan.admitted))
             work = decodes, read, prefill, pairs
             ticks = self._cost.step_ticks(*work) if plan.drafts is None else self._verify_ticks(plan, context, *work)
-            return moves + ticks, prefill, moves, plan.steady, plan.wakes
-        return moves, 0, moves, False, plan.wakes
+            return moves + ticks, prefill, moves, plan.valid_until_horizon, plan.stops_at_arrival
+        return moves, 0, moves, False, plan.stops_at_arrival
 
     def _verify_ticks(self, plan: StepPlan, context: int, decodes: int, read: int, prefill: int, pairs: int) -> int:
         """Ticks of a step that verifies drafts, and of the drafts for the next step.

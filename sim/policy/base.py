@@ -241,7 +241,7 @@ class Policy(Generic[MemoryT, TransactionT]):
     def horizon(self, state: State, memory: MemoryT, limit: int) -> int:
         """Steps, this one included and at most ``limit``, for which the decision stays the same.
 
-        Called after the plan has been carried out, and only for steady plans. The engine handles finishes and arrivals;
+        Called after the plan has been carried out, if it is ``valid_until_horizon``. The engine handles finishes and arrivals;
         the policy accounts for the growth of memory between them. 1 is always correct, and slow.
         """
         return 1

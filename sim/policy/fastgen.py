@@ -46,7 +46,7 @@ class FastGen(TokenBudget):
         tokens = min(left, budget, room)
         transaction.free -= transaction.blocks_of(partial.computed_tokens + tokens) - held
         if tokens < left:
-            return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
+            return StepPlan(prefill_tokens=tokens, valid_until_horizon=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget - tokens, ((partial, tokens),))
 
     def _with_skips(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -69,7 +69,7 @@ class FastGen(TokenBudget):
         plan = self._prompts(state, transaction, self.limits.max_num_batched_tokens - decodes)
         newly = tuple(sequence for sequence in skipped if sequence.start_step != NOT_DECODING)
         if decodes or plan.prefill_tokens:
-            return plan._replace(steady=False, stalls=(newly, tuple(resumed)))
+            return plan._replace(valid_until_horizon=False, stalls=(newly, tuple(resumed)))
         last = max([*in_order, *state.prefilling], key=lambda sequence: sequence.order)
         others = tuple(sequence for sequence in newly if sequence is not last)
-        return StepPlan(preempted=(last,), steady=False, stalls=(others, ()))
+        return StepPlan(preempted=(last,), valid_until_horizon=False, stalls=(others, ()))

@@ -58,18 +58,23 @@ class LightLLM(TrtllmMaxUtil):
         for sequence in state.waiting:
             prefill = sequence.start_tokens
             if running == limits.max_num_seqs:
-                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, stops_at_arrival=False)
             if running and prefill > budget:
-                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
+                return StepPlan(
+                    admitted=tuple(admitted),
+                    prefill_tokens=tokens,
+                    valid_until_horizon=not admitted,
+                    stops_at_arrival=False,
+                )
             new = self._left(sequence, 0), prefill
             # With larger blocks what fits in slots may not fit in blocks, which only a finish returns.
             free -= transaction.blocks_of(prefill)
             if free < 0:
-                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, stops_at_arrival=False)
             refused = _steps_above(peaks, new, transaction.memory.capacity_slots)
             if refused:
                 self._refused_steps = refused
-                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, stops_at_arrival=False)
             peaks.append(new)
             running += 1
             tokens += prefill

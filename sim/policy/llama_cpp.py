@@ -84,7 +84,7 @@ class LlamaServer(Policy[MemoryT, TransactionT]):
         return StepPlan(
             admitted=tuple(admitted),
             prefill_tokens=prefill_tokens,
-            steady=not (chunks or starved),
+            valid_until_horizon=not (chunks or starved),
             chunks=tuple(chunks),
             order=_queue(state, [*admitted, *(sequence for sequence, _ in chunks)]),
         )

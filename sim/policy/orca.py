@@ -57,13 +57,15 @@ class OrcaPaper(Policy[ContiguousMemory, ContiguousTransaction]):
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
         decodes = running = tokens = state.batch_size + len(forked)
-        steady, wakes = True, False
+        valid_until_horizon, stops_at_arrival = True, False
         for sequence in state.waiting:
             reserved, num_seqs = self.reserved_tokens(sequence), num_seqs_of(sequence)
             transaction.memory.look_up(sequence, state.decode_step)
             if not transaction.fits(sequence, reserved, num_seqs):
                 transaction.refuse(reserved)
-                steady = steady and not transaction.memory.may_grow(sequence, state.decode_step)
+                valid_until_horizon = valid_until_horizon and not transaction.memory.may_grow(
+                    sequence, state.decode_step
+                )
                 break
             prefill = sequence.start_tokens - sequence.computed_tokens
             if running and running + num_seqs > self.limits.max_num_seqs:
@@ -71,18 +73,23 @@ class OrcaPaper(Policy[ContiguousMemory, ContiguousTransaction]):
             # A prompt that alone exceeds the budget runs when nothing else is in the step.
             if running and tokens + prefill > self.limits.max_num_batched_tokens:
                 # Sequences admitted now cost one token each in the next step; otherwise nothing changes until a finish.
-                steady = steady and not admitted and not transaction.memory.may_grow(sequence, state.decode_step)
+                settled = not admitted and not transaction.memory.may_grow(sequence, state.decode_step)
+                valid_until_horizon = valid_until_horizon and settled
                 break
             transaction.place(sequence, reserved, num_seqs)
             running += num_seqs
             tokens += prefill
             admitted.append(sequence)
             # Its siblings begin in the next step.
-            steady = steady and num_seqs == 1
+            valid_until_horizon = valid_until_horizon and num_seqs == 1
         else:
-            wakes = True
+            stops_at_arrival = True
         return StepPlan(
-            admitted=tuple(admitted), prefill_tokens=tokens - decodes, steady=steady, wakes=wakes, forked=forked
+            admitted=tuple(admitted),
+            prefill_tokens=tokens - decodes,
+            valid_until_horizon=valid_until_horizon,
+            stops_at_arrival=stops_at_arrival,
+            forked=forked,
         )
 
     def horizon(self, state: State, memory: ContiguousMemory, limit: int) -> int:

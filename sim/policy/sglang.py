@@ -131,9 +131,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return StepPlan(
             tuple(batch.admitted),
             batch.tokens,
-            steady=False,
+            valid_until_horizon=False,
             chunks=tuple(batch.chunks),
-            pauses=True,
+            prefill_only=True,
             order=_order(state, queue),
         )
 
@@ -156,8 +156,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if not state.waiting:
             return CARRY_ON
         # After this step the batch no longer has the sequences that left just now, and is looked at again.
-        steady = transaction.left_before(state.decode_step + 1) < state.decode_step
-        return StepPlan(steady=steady, wakes=False, order=_order(state, queue))
+        valid_until_horizon = transaction.left_before(state.decode_step + 1) < state.decode_step
+        return StepPlan(valid_until_horizon=valid_until_horizon, stops_at_arrival=False, order=_order(state, queue))
 
     def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
         """Retract the sequences with the fewest generated tokens until the others find free slots."""
@@ -171,7 +171,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         declared = sum(transaction.max_output_tokens(sequence) for sequence in kept)
         self._ratio.estimate(sum(generated[s] for s in kept), len(kept), declared, decode_step)
         self._full_since = None
-        return StepPlan(preempted=tuple(retracted), steady=False, wakes=False, order=(*queue, *retracted))
+        return StepPlan(
+            preempted=tuple(retracted), valid_until_horizon=False, stops_at_arrival=False, order=(*queue, *retracted)
+        )
 
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""

@@ -107,7 +107,7 @@ class _Sharing(VllmSosp23):
         limits, memory, free = self.limits, transaction.memory, transaction.free
         admitted: list[Sequence] = []
         tokens, budget = 0, limits.max_num_batched_tokens - running
-        steady, wakes = not preempted, True
+        valid_until_horizon, stops_at_arrival = not preempted, True
         for leader in filter(leads, state.waiting):
             if preempted and leader.order > preempted[-1].order:
                 break
@@ -116,10 +116,13 @@ class _Sharing(VllmSosp23):
             prefill = _prefill_tokens(members)
             free -= memory.needed_blocks(members)
             if free < (limits.watermark_blocks if running else 0) or self._full(running, num_seqs):
-                wakes, steady = False, steady and not memory.may_grow(leader, state.decode_step)
+                stops_at_arrival = False
+                valid_until_horizon = valid_until_horizon and not memory.may_grow(leader, state.decode_step)
                 break
             if running and prefill > budget:
-                wakes, steady = False, steady and not admitted and not memory.may_grow(leader, state.decode_step)
+                stops_at_arrival = False
+                settled = not admitted and not memory.may_grow(leader, state.decode_step)
+                valid_until_horizon = valid_until_horizon and settled
                 break
             memory.promise(leader)
             running += num_seqs
@@ -127,14 +130,14 @@ class _Sharing(VllmSosp23):
             budget -= prefill
             admitted += members
             # It forks in the next step.
-            steady = steady and num_seqs == 1
+            valid_until_horizon = valid_until_horizon and num_seqs == 1
         return StepPlan(
             admitted=tuple(admitted),
             prefill_tokens=tokens,
             preempted=preempted,
             swapped_in=swapped_in,
-            steady=steady,
-            wakes=wakes,
+            valid_until_horizon=valid_until_horizon,
+            stops_at_arrival=stops_at_arrival,
         )
 
     def _full(self, running: int, num_seqs: int) -> bool:
@@ -159,13 +162,23 @@ class SharingSosp23(_Sharing):
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
         if swapped_out:
-            return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
+            return StepPlan(
+                preempted=preempted,
+                swapped_out=swapped_out,
+                valid_until_horizon=False,
+                stops_at_arrival=False,
+                forked=forked,
+            )
         running = state.batch_size - len(preempted) + len(forked)
         swapped_in = self._swap_in(state, transaction, running)
         forked += _siblings_back(swapped_in)
         if len(swapped_in) < len(state.swapped):
             return StepPlan(
-                preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False, forked=forked
+                preempted=preempted,
+                swapped_in=swapped_in,
+                valid_until_horizon=not preempted,
+                stops_at_arrival=False,
+                forked=forked,
             )
         running = state.batch_size - len(preempted) + len(forked) + len(swapped_in)
         plan = self._admit(state, transaction, running, preempted, swapped_in)
@@ -180,17 +193,26 @@ class SharingV0(_Sharing, VllmV0):
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
+                return StepPlan(admitted=admitted, prefill_tokens=tokens, valid_until_horizon=False, prefill_only=True)
         preempted, swapped_out = self._make_room(state, transaction)
         forked = _siblings(state, preempted + swapped_out)
         if preempted or swapped_out:
-            return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False, forked=forked)
+            return StepPlan(
+                preempted=preempted,
+                swapped_out=swapped_out,
+                valid_until_horizon=False,
+                stops_at_arrival=False,
+                forked=forked,
+            )
         swapped_in = self._swap_in(state, transaction, state.batch_size + len(forked))
         forked += _siblings_back(swapped_in)
         may_grow = bool(state.waiting) and transaction.memory.may_grow(state.waiting[0], state.decode_step)
         waits_on = len(swapped_in) < len(state.swapped) or not (swapped_in or may_grow)
         plan = StepPlan(
-            swapped_in=swapped_in, steady=waits_on, wakes=not (state.waiting or state.swapped), forked=forked
+            swapped_in=swapped_in,
+            valid_until_horizon=waits_on,
+            stops_at_arrival=not (state.waiting or state.swapped),
+            forked=forked,
         )
         return _or_carry_on(plan, state, transaction)
 

@@ -13,7 +13,7 @@ from ..types.state import State
 from ..workload.workload import Workload
 from .base import Policy, Pool, Server, blocks_of
 
-_LET_IT_RUN = StepPlan(wakes=False)
+_LET_IT_RUN = StepPlan(stops_at_arrival=False)
 #: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.
 PAPER_BATCH = {"opt-13b": 5, "opt-66b": 2, "opt-175b": 24}
 
@@ -55,7 +55,9 @@ class StaticBatching(Policy[Memory, ContiguousTransaction]):
         for _ in batch:
             transaction.reserve(tokens)
         padded = max(sequence.prompt_tokens for sequence in batch)
-        return StepPlan(admitted=tuple(batch), prefill_tokens=padded * len(batch), padded_tokens=padded, wakes=False)
+        return StepPlan(
+            admitted=tuple(batch), prefill_tokens=padded * len(batch), padded_tokens=padded, stops_at_arrival=False
+        )
 
     def reserved_tokens(self, batch: Ordered[Sequence]) -> int:
         """Tokens that each sequence of the batch reserves."""

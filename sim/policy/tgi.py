@@ -50,16 +50,16 @@ class Tgi(Policy[Memory, ContiguousTransaction]):
             return CARRY_ON
         if self._has_paused and state.decode_step == self._prefill_step:
             # The paused sequences decode before the queue is looked at again.
-            return StepPlan(steady=False)
+            return StepPlan(valid_until_horizon=False)
         minimum = self._minimum(state)
         batch = self._batch(state, transaction) if len(state.waiting) >= minimum else []
         if len(batch) < max(1, minimum):
-            return StepPlan(wakes=len(state.waiting) < minimum)
+            return StepPlan(stops_at_arrival=len(state.waiting) < minimum)
         self._prefill_step, self._has_paused = state.decode_step, state.batch_size > 0
         for sequence in batch:
             transaction.reserve(self._reserved_tokens(sequence))
         tokens = sum(sequence.start_tokens for sequence in batch)
-        return StepPlan(admitted=tuple(batch), prefill_tokens=tokens, steady=False, pauses=True)
+        return StepPlan(admitted=tuple(batch), prefill_tokens=tokens, valid_until_horizon=False, prefill_only=True)
 
     def _minimum(self, state: State) -> int:
         """Minimum number of requests of a new batch."""

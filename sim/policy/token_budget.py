@@ -56,7 +56,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         partial = next(iter(state.prefilling), None)
         preempted = self._victims(state, transaction, partial)
         if preempted:
-            return StepPlan(preempted=preempted, steady=False, wakes=False)
+            return StepPlan(preempted=preempted, valid_until_horizon=False, stops_at_arrival=False)
         return self._fill(state, transaction, partial)
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
@@ -102,11 +102,11 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         blocks = transaction.chunk_blocks(partial, tokens)
         if blocks > transaction.free:
             transaction.preempt(partial)
-            return StepPlan(preempted=(partial,), steady=False, wakes=False)
+            return StepPlan(preempted=(partial,), valid_until_horizon=False, stops_at_arrival=False)
         transaction.free -= blocks
         transaction.extend(partial, partial.computed_tokens + tokens)
         if partial.computed_tokens + tokens < partial.start_tokens:
-            return StepPlan(prefill_tokens=tokens, steady=False, chunks=((partial, tokens),))
+            return StepPlan(prefill_tokens=tokens, valid_until_horizon=False, chunks=((partial, tokens),))
         return self._admit(state, transaction, budget - tokens, ((partial, tokens),))
 
     def _admit(
@@ -122,11 +122,11 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         Args:
             ended, chunks: Prefills that end in this step, and prefills that continue, with their tokens.
         """
-        wakes, steady, tokens = True, True, 0
+        stops_at_arrival, valid_until_horizon, tokens = True, True, 0
         admitted: list[Sequence] = []
         going_on = list(chunks)
         if ended or chunks:
-            steady, tokens = not chunks, sum(tokens for _, tokens in (*ended, *chunks))
+            valid_until_horizon, tokens = not chunks, sum(tokens for _, tokens in (*ended, *chunks))
             admitted += (sequence for sequence, _ in ended)
         held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
         free_seqs = self.most_running - held_seqs
@@ -135,10 +135,10 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         for sequence in self._queue(state):
             if budget <= 0:
                 # If this step also computed prompts, the next step has more budget for this one.
-                steady, wakes = steady and not tokens, False
+                valid_until_horizon, stops_at_arrival = valid_until_horizon and not tokens, False
                 break
             if not free_seqs:
-                wakes = False
+                stops_at_arrival = False
                 break
             known = transaction.look_up(sequence)
             if known is None:
@@ -155,7 +155,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             required = blocks if self.reserves_whole else blocks - later
             spare = watermark and watermark * bool(held_seqs or admitted or going_on)
             if not now or transaction.free - required < spare:
-                wakes = False
+                stops_at_arrival = False
                 break
             free_seqs -= 1
             transaction.enter(sequence, now, blocks - later)
@@ -163,14 +163,14 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             budget -= now + self.extra_slots
             if left > now:
                 going_on.append((sequence, now))
-                steady = False
+                valid_until_horizon = False
             else:
                 admitted.append(sequence)
         return StepPlan(
             admitted=tuple(admitted),
             prefill_tokens=tokens,
-            steady=steady,
-            wakes=wakes,
+            valid_until_horizon=valid_until_horizon,
+            stops_at_arrival=stops_at_arrival,
             chunks=tuple(going_on),
             order=_behind(state, admitted, going_on, passed) if passed or self.sorts_loads else (),
         )

@@ -44,10 +44,15 @@ class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):
             prefill = sequence.start_tokens
             left -= transaction.blocks_of(self._requested_tokens(sequence))
             if left < 0 or running == limits.max_num_seqs:
-                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, wakes=False)
+                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, stops_at_arrival=False)
             if running and prefill > budget:
                 # Those admitted now cost only a token in the next step; else nothing changes until a finish.
-                return StepPlan(admitted=tuple(admitted), prefill_tokens=tokens, steady=not admitted, wakes=False)
+                return StepPlan(
+                    admitted=tuple(admitted),
+                    prefill_tokens=tokens,
+                    valid_until_horizon=not admitted,
+                    stops_at_arrival=False,
+                )
             running += 1
             tokens += prefill
             budget -= prefill
@@ -86,7 +91,7 @@ class TrtllmMaxUtil(TrtllmNoEvict):
         """Running sequences decode or are paused; if none is paused, waiting ones are admitted."""
         paused = self._victims(state, transaction)
         if paused:
-            return StepPlan(preempted=paused, steady=False, wakes=False)
+            return StepPlan(preempted=paused, valid_until_horizon=False, stops_at_arrival=False)
         return super().schedule(state, transaction)
 
     def _victims(self, state: State, transaction: PagedTransaction) -> tuple[Sequence, ...]:

@@ -63,7 +63,9 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
         """The three phases if the pool has too few free blocks."""
         preempted, swapped_out = self._make_room(state, transaction)
         if swapped_out:
-            return StepPlan(preempted=preempted, swapped_out=swapped_out, steady=False, wakes=False)
+            return StepPlan(
+                preempted=preempted, swapped_out=swapped_out, valid_until_horizon=False, stops_at_arrival=False
+            )
         return self._swap_in_and_admit(state, transaction, preempted)
 
     def _swap_in_and_admit(
@@ -73,7 +75,9 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
         running = state.batch_size - len(preempted)
         swapped_in = self._swap_in(state, transaction, running)
         if len(swapped_in) < len(state.swapped):
-            return StepPlan(preempted=preempted, swapped_in=swapped_in, steady=not preempted, wakes=False)
+            return StepPlan(
+                preempted=preempted, swapped_in=swapped_in, valid_until_horizon=not preempted, stops_at_arrival=False
+            )
         return self._admit(state, transaction, running + len(swapped_in), preempted, swapped_in)
 
     def _make_room(self, state: State, transaction: PagedTransaction) -> Victims:
@@ -160,18 +164,18 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
         admitted: list[Sequence] = []
         # Each running sequence computes one token.
         tokens, budget = 0, limits.max_num_batched_tokens - running
-        steady, wakes = not preempted, True
+        valid_until_horizon, stops_at_arrival = not preempted, True
         for sequence in state.waiting:
             if preempted and sequence.order > preempted[-1].order:
                 break
             prefill = sequence.start_tokens
             free += -prefill // size * groups
             if free < (limits.watermark_blocks if running else 0) or running == limits.max_num_seqs:
-                wakes = False
+                stops_at_arrival = False
                 break
             if running and prefill > budget:
                 # Sequences admitted now cost one token each in the next step; otherwise nothing changes until a finish.
-                steady, wakes = steady and not admitted, False
+                valid_until_horizon, stops_at_arrival = valid_until_horizon and not admitted, False
                 break
             running += 1
             tokens += prefill
@@ -182,8 +186,8 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
             prefill_tokens=tokens,
             preempted=preempted,
             swapped_in=swapped_in,
-            steady=steady,
-            wakes=wakes,
+            valid_until_horizon=valid_until_horizon,
+            stops_at_arrival=stops_at_arrival,
         )
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:

@@ -27,7 +27,7 @@ class VllmV0(VllmSosp23):
         if state.waiting and not state.swapped:
             admitted, tokens = self._prompts(state, transaction)
             if admitted:
-                return StepPlan(admitted=admitted, prefill_tokens=tokens, steady=False, pauses=True)
+                return StepPlan(admitted=admitted, prefill_tokens=tokens, valid_until_horizon=False, prefill_only=True)
         if transaction.free - transaction.takes < transaction.groups and state.batch_size:
             return self._under_pressure(state, transaction)
         transaction.free -= transaction.need
@@ -36,13 +36,13 @@ class VllmV0(VllmSosp23):
     def _decode(self, state: State, transaction: PagedTransaction, preempted: tuple[Sequence, ...]) -> StepPlan:
         """Running sequences decode; swapped sequences return unless one was preempted."""
         if preempted:
-            return StepPlan(preempted=preempted, steady=False, wakes=False)
+            return StepPlan(preempted=preempted, valid_until_horizon=False, stops_at_arrival=False)
         swapped_in = self._swap_in(state, transaction, state.batch_size)
         if not swapped_in and not state.swapped and not state.waiting:
             return CARRY_ON
         # With no sequence left on the host, waiting ones may be admitted in the next step.
         waits_on = len(swapped_in) < len(state.swapped) or not swapped_in
-        return StepPlan(swapped_in=swapped_in, steady=waits_on, wakes=False)
+        return StepPlan(swapped_in=swapped_in, valid_until_horizon=waits_on, stops_at_arrival=False)
 
     _swap_in_and_admit = _decode
 

@@ -272,7 +272,7 @@ class VllmV1(TokenBudget):
         return plan._replace(
             drafts={**memory.drafts, **memory.padding},
             prefill_tokens=plan.prefill_tokens - sum(memory.padding.values()),
-            steady=False,
+            valid_until_horizon=False,
         )
 
     def _schedule_split(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -288,7 +288,7 @@ class VllmV1(TokenBudget):
             self._cadence.end(state, plan)
         if self._by_priority and state.waiting and not plan.preempted:
             # A request that arrives may come before those that wait.
-            plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), wakes=True)
+            plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), stops_at_arrival=True)
         return plan
 
     def _schedule_in_order(self, state: State, transaction: PagedTransaction) -> StepPlan:
@@ -307,7 +307,7 @@ class VllmV1(TokenBudget):
                 break
             transaction.take(kept[place], 1, 1)
         transaction.end_of_running(bool(kept))
-        return StepPlan(preempted=tuple(preempted), steady=False, wakes=False)
+        return StepPlan(preempted=tuple(preempted), valid_until_horizon=False, stops_at_arrival=False)
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
         """See ``TokenBudget``."""
@@ -424,13 +424,13 @@ class VllmV1(TokenBudget):
                 prefill_tokens=sum(tokens for _, tokens in prefills),
                 preempted=preempted,
                 chunks=tuple(chunks),
-                steady=False,
-                wakes=False,
+                valid_until_horizon=False,
+                stops_at_arrival=False,
             )
         else:
             plan = self._admit(state, transaction, budget, ended, chunks)
         if stalls or resumes or state.stalled or (state.prefilling and not self._defers):
-            plan = plan._replace(steady=False, stalls=(stalls, resumes))
+            plan = plan._replace(valid_until_horizon=False, stalls=(stalls, resumes))
         return plan
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:

@@ -90,13 +90,14 @@ class StepPlan(NamedTuple):
         swapped_out: Running sequences that move their blocks to host memory.
         swapped_in: Sequences that return from the head of the swapped queue and decode.
         padded_tokens: Length to which static batching pads every prompt; 0 without padding.
-        steady: Whether the decision also applies to the following steps, up to the policy's horizon. False
-            requests a single step.
-        wakes: Whether a leap stops at an arrival, because the new request could be admitted.
+        valid_until_horizon: A promise. Up to the policy's horizon, ``schedule`` would move no sequence and compute no prompt in
+            any of the following steps, so the engine need not ask. False requests a single step.
+        stops_at_arrival: Whether these steps end where a request arrives, so that the policy is asked about it. False promises
+            that no request that arrives meanwhile would be admitted.
         chunks: Prefills that continue after this step: the sequence, and the tokens that it computes in this
             step. A new one leaves the head of the waiting queue.
         stalls: Sequences that stall from this step on and keep their blocks, and sequences that resume; or empty.
-        pauses: Whether the running sequences do not decode in this step, which only computes prefills.
+        prefill_only: Whether the step computes prefills alone: the running sequences do not decode in it.
         order: The queue as the scheduler sorts it, with the admitted sequences first, and its victims; or empty.
         forked: Siblings of running sequences that decode from this step on, sharing the computed tokens.
         flush_ticks: Time before the step computes, in which blocks that it takes finish their copy to the host.
@@ -109,10 +110,10 @@ class StepPlan(NamedTuple):
     swapped_out: tuple[Sequence, ...] = ()
     swapped_in: tuple[Sequence, ...] = ()
     padded_tokens: int = 0
-    steady: bool = True
-    wakes: bool = True
+    valid_until_horizon: bool = True
+    stops_at_arrival: bool = True
     chunks: tuple[tuple[Sequence, int], ...] = ()
-    pauses: bool = False
+    prefill_only: bool = False
     stalls: tuple[tuple[Sequence, ...], tuple[Sequence, ...]] | tuple[()] = ()
     order: tuple[Sequence, ...] = ()
     forked: tuple[Sequence, ...] = ()

@@ -36,7 +36,9 @@ class Right(Policy):
 
     def plan(self, admitted, state):
         return StepPlan(
-            admitted=admitted, prefill_tokens=sum(each.start_tokens for each in admitted), steady=not state.waiting
+            admitted=admitted,
+            prefill_tokens=sum(each.start_tokens for each in admitted),
+            valid_until_horizon=not state.waiting,
         )
 
     def _blocks(self, sequence, transaction):
@@ -126,7 +128,11 @@ class Twice(Right):
 
 class LastFirst(Right):
     def plan(self, admitted, state):
-        return super().plan((state.waiting[-1],), state) if len(state.waiting) > 1 else CARRY_ON._replace(steady=False)
+        return (
+            super().plan((state.waiting[-1],), state)
+            if len(state.waiting) > 1
+            else CARRY_ON._replace(valid_until_horizon=False)
+        )
 
 
 class OtherOrder(Right):
@@ -195,7 +201,7 @@ class Pauses(Right):
     """Lets the running sequences stand still for nothing."""
 
     def schedule(self, state, transaction):
-        return StepPlan(pauses=True) if state.running else super().schedule(state, transaction)
+        return StepPlan(prefill_only=True) if state.running else super().schedule(state, transaction)
 
 
 class PreemptsForever(Right):

@@ -216,8 +216,8 @@ class PolicyMachine(RuleBasedStateMachine):
             memory.release_finished(leaving, state.decode_step)
             for sequence in leaving:
                 state.forget(sequence)
-        if state.batch_size and not plan.pauses:
-            limit = min(most, state.calendar[0][0] - state.decode_step) if plan.steady else 1
+        if state.batch_size and not plan.prefill_only:
+            limit = min(most, state.calendar[0][0] - state.decode_step) if plan.valid_until_horizon else 1
             steps = min(limit, self.policy.horizon(state, memory, limit)) if limit > 1 else 1
         else:
             assert begun[1] or begun[2] or plan.preempted or ended, "nothing computes"

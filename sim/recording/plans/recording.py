@@ -280,7 +280,7 @@ class Row(NamedTuple):
 
 def decoding(state: State, decision: StepPlan) -> Iterator[Row]:
     """Sequences that decode in a step that is about to run; in a static batch those that have not ended."""
-    if decision.pauses:
+    if decision.prefill_only:
         return
     prefills = set(decision.admitted)
     for sequence in state.running:
@@ -298,7 +298,7 @@ def prefilling(decision: StepPlan) -> Iterator[Row]:
 
 def _padding_tokens(state: State, decision: StepPlan, decodes: int, prefill_tokens: int) -> int:
     """Tokens that a static batch computes as padding: the ends of short prompts, and rows that have ended."""
-    ended = 0 if decision.pauses else state.batch_size - decodes - len(decision.admitted)
+    ended = 0 if decision.prefill_only else state.batch_size - decodes - len(decision.admitted)
     return decision.prefill_tokens - prefill_tokens + ended
 
 
@@ -337,7 +337,7 @@ class Recorder:
     def step(self, start_ticks: int, ticks: int, state: State, decision: StepPlan) -> None:
         """A step is about to run."""
         decodes, prefills = [*decoding(state, decision)], [*prefilling(decision)]
-        self._layout.settle(state, int(not decision.pauses and bool(state.batch_size)))
+        self._layout.settle(state, int(not decision.prefill_only and bool(state.batch_size)))
         if self._ahead:
             self._carry_out(decodes + prefills)
             self._ahead -= 1

@@ -46,9 +46,9 @@ class Capped(Policy):
 
         cap = more + beside.MORE + more_of_them + within.deeper.MORE + computed.MORE
         if not state.waiting or state.batch_size >= cap:
-            return CARRY_ON._replace(steady=False)
+            return CARRY_ON._replace(valid_until_horizon=False)
         head = state.waiting[0]
-        return StepPlan(admitted=(head,), prefill_tokens=head.start_tokens, steady=False)
+        return StepPlan(admitted=(head,), prefill_tokens=head.start_tokens, valid_until_horizon=False)
 """,
     "plugged/within/__init__.py": "from ..within import deeper\n",
     "plugged/within/deeper.py": "MORE = 1\n",
