@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ...sim.output.files import write_whole
 from ...sim.types.errors import KernelFault, UserError
+from ...sim.types.user_files import user_cache
 from .arguments import Argument, Arguments, Extent
 from .arrays import Array
 from .source import KERNELS, Kernel, inlined
@@ -181,8 +182,7 @@ def _flags() -> tuple[str, ...]:
 
 def cache_folder() -> Path:
     """Folder of built kernels, by the hash of their sources and build options."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fragmeter" / "kernels"
+    return user_cache() / "kernels"
 
 
 def compiler() -> str | None:

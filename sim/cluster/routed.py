@@ -115,7 +115,7 @@ class RoutedEngine(Engine):
     Args:
         number: Number of the replica; at one tick, replicas act in the order of their numbers.
         source: The mailbox that requests are sent to.
-        policy, memory, cost, edges, leap: See ``Engine``.
+        policy, memory, cost, edges, leap, check_leaps: See ``Engine``.
     """
 
     state: RoutedState
@@ -130,8 +130,10 @@ class RoutedEngine(Engine):
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
+        check_leaps: bool | None = None,
     ) -> None:
-        super().__init__(env, source, policy, memory, cost, edges, leap, RoutedState(policy.preempted_first))
+        state = RoutedState(policy.preempted_first)
+        super().__init__(env, source, policy, memory, cost, edges, leap, check_leaps, state)
         # ``source`` delivers its requests beside the ends of copies where blocks are offloaded.
         self._mailbox = source
         self.number, self.priority = number, EventPriority(NORMAL + number)

@@ -121,7 +121,8 @@ class Fleet:
     def _parts(self, number: int) -> tuple[Any, ...]:
         """Arguments of an engine."""
         replica = self._replicas[number]
-        return replica.policy, replica.memory, replica.cost, edges(self._settings), self._settings.leap
+        leaps = self._settings.leap, self._settings.check_leaps
+        return replica.policy, replica.memory, replica.cost, edges(self._settings), *leaps
 
     def _lock_steps(self) -> list[Barrier]:
         """The barrier of each replica, one for all engines that share experts; none where engines share nothing."""

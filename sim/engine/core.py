@@ -56,7 +56,7 @@ SETTINGS = frozenset(
         "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
         "enable_expert_parallel", "quantization", "kv_cache_dtype", "enforce_eager", "block_size", "num_gpu_blocks_override",
         "enable_prefix_caching", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "cost", "server", "step_scale",
-        "window", "seed", "outside_ms",
+        "window", "seed", "outside_ms", "check_leaps",
     )
 )  # fmt: skip
 #: The policies that the core has: the memories of each, and its options that may have another value than their default.
@@ -103,7 +103,12 @@ def serves(settings: Settings, replica: Replica) -> bool:
     """
     memory = replica.memory
     kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
-    if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
+    if (
+        settings.check_leaps
+        or type(memory) not in kinds
+        or not SETTINGS | options >= settings.given().keys()
+        or compiled()[0] is None
+    ):
         return False
     assert isinstance(memory, PagedMemory)
     if isinstance(memory, CachedMemory) and effective_context(replica.cost) is not None and not all(memory.unshared):

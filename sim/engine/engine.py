@@ -42,6 +42,7 @@ from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
 from .executor import Begun, Executor, FirstStep
 from .guard import Guard, translated
+from .leap_check import Calls, checked_calls
 from .observer import Observer
 from .transfers import TransferSource
 
@@ -68,6 +69,7 @@ class Engine:
         policy, memory, cost: Scheduler, KV memory and step times.
         edges: Ticks at which a measurement begins or ends; leaps end there.
         leap: False to make every step an event.
+        check_leaps: See ``leap_check.checked_calls``.
         state: Waiting and running sequences; None makes a state without groups.
         observers: Notified of plans and steps.
 
@@ -89,6 +91,7 @@ class Engine:
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
+        check_leaps: bool | None = None,
         state: State | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -102,11 +105,9 @@ class Engine:
         self.state.speculates = memory.speculation is not None
         self._effective = effective_context(cost)
         guard = Guard.of(policy, memory)
-        self._schedule, self._horizon, self._advance = (
-            (policy.schedule, policy.horizon, memory.advance)
-            if guard is None
-            else (guard.schedule, guard.horizon, guard.advance)
-        )
+        of = policy if guard is None else guard
+        calls = Calls(of.schedule, of.horizon, memory.advance if guard is None else guard.advance)
+        self._schedule, self._horizon, self._advance = checked_calls(policy, memory, cost, calls, check_leaps)
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = self._may_leap = leap

@@ -5,8 +5,8 @@
     Executor -- step_ticks, ... ------> CheckedCost -------------> StepCost    times
 
 ``Engine`` calls its policy and memory themselves where both are of this package, and ``engine.replica`` wraps no cost of this
-package: a run without plug-ins has none of this. The rules are those of the table in docs/extending.md, by their names. A check
-that a plan's promise holds through a leap would be another method of ``Guard`` that ``horizon`` and ``advance`` call.
+package: a run without plug-ins has none of this. The rules are those of the table in docs/extending.md, by their names.
+``leap_check`` checks the rule ``leap``, which takes steps in place of leaps.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ class Guard:
             Overdrawn: The policy granted more than is free.
         """
         memory = self._memory
+        # Copies that end, and drafts, change the room beside the steps.
+        leaps = steps > 1 and memory.transfers is None and memory.speculation is None
+        expected = memory.room_after(state, steps) if leaps else None
         meter = memory.advance(state, steps)
         if len(meter) != len(memory.meter) or any(_whole(level) is None for level in meter):
             what = f"advance returns {meter!r}; return a whole number for each of {', '.join(memory.meter)}"
@@ -102,6 +105,9 @@ class Guard:
         if lacking > 0:
             # A memory of the package has seen to that.
             raise Overdrawn(f"{lacking} slots more than are free are taken")
+        if expected is not None and expected != -lacking:
+            what = f"room: {steps} steps leave {-lacking} slots, and room_after said {expected}; let both say the same"
+            raise broken(type(memory), "advance", "leap", what, state.decode_step)
         return meter
 
     def _refuse(self, state: State, rule: str, what: str, method: str = "schedule") -> NoReturn:

@@ -28,6 +28,7 @@ from .core import CoreEngine, serves
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .guard import of_plugins, suspect
+from .leap_check import require_same
 from .observer import Observer
 from .queue_limits import LimitedLoop
 from .replica import Replica, build
@@ -102,6 +103,7 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
+    given = workload
     with no_cycle_collection():
         grouped, looks = is_grouped(settings, workload), () if watch is None else tuple(milestones(workload))
         replica, engine, source, needed = _start(settings, workload, grouped, step_cost, observers, looks)
@@ -113,6 +115,9 @@ def simulate(
         run = replace(run, rejected=source.rejected)
     if not engine.stopped:
         require_served(run)
+        if settings.check_leaps:
+            leapt = simulate(replace(settings, check_leaps=False), given, step_cost)
+            require_same(leapt.log, run.log, replica.policy)
     return run
 
 
@@ -287,7 +292,7 @@ def _start(
         if limits != (None, None):
             source = LimitedLoop(loop, workload.num_sequences, *limits)
             observers = (source, *observers)
-    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, state
+    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, settings.check_leaps, state
     engine = Engine(env, source, *parts, observers)
     for observer in observers:
         observer.run_started(engine, refused)

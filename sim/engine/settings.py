@@ -60,6 +60,9 @@ class Settings:
         step_scale: Factor on the step time; default: 1, and for paper the factor fitted to Fig 13a.
         window: Start and end of the measurement in simulated seconds; default: the whole run.
         leap: Simulate all steps between two decisions as one event. The results are the same bits.
+        check_leaps: Take leaps step by step, and ask the policy before each step whether its decision stays the same, as its leap
+            says; at the end compare the run with one that leaps. Default: the first 200 leaps and one in 20 after them, of a policy
+            or a memory of another package that ``fragmeter check-policy`` has not passed. No part of ``as_dict``.
         core: Use the compiled core for the runs that it serves (docs/scale.md). The results are the same bits, so it is no part
             of ``as_dict``.
         ids: Allocate physical block ids. Decisions are the same; beams always have ids.
@@ -90,6 +93,7 @@ class Settings:
     step_scale: Scale | None = None
     window: tuple[Seconds, Seconds] | None = None
     leap: bool = True
+    check_leaps: bool | None = None
     core: bool = True
     ids: bool = False
     seed: Seed = 0
@@ -144,10 +148,12 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting of the run by its name, for ``run.json``: the shared ones and the policy's options."""
-        shared = {name: value for name, value in asdict(self).items() if name not in ("options", "core")}
+        shared = {name: value for name, value in asdict(self).items() if name not in ("options", *_UNRECORDED)}
         return shared | asdict(self.policy_options) | dict(self.options)
 
 
+#: Settings that change no result and are not recorded.
+_UNRECORDED = ("core", "check_leaps")
 #: Settings that all policies share.
 SHARED = tuple(field.name for field in fields(Settings) if field.name != "options")
 

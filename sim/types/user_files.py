@@ -7,8 +7,10 @@ thousands of digits is one error. Traces are read in pieces, by ``traces.parsing
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from .errors import SettingError
@@ -16,6 +18,11 @@ from .signatures import EXPECTED, remedy
 
 #: Far beyond any file of settings, logs and metrics included.
 MOST_BYTES = 2**28
+
+
+def user_cache() -> Path:
+    """The folder of what can be made again: in ``$XDG_CACHE_HOME``, else in ``~/.cache``. It need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fragmeter"
 
 
 def content_of(path: str | PathLike[str], field: str) -> bytes:
