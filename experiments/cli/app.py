@@ -122,12 +122,14 @@ VERBS = {
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
     "traces": "Describe, convert, fetch and synthesise request traces.",
     "list": "List policies, models, GPUs or stories.",
+    "check-policy": "Check that the leaps of a policy of your own are what its steps are.",
     "calibrate": "Measure the operations of a step on a device.",
     "doctor": "Check the installation: packages, compilers, GPU.",
 }
 # Verbs are imported on demand: pictures and tables take a second to load.
 for _place, (_verb, _help) in enumerate(VERBS.items()):
-    app.command(f"{__package__}.{_verb}:{_verb}", name=_verb, help=_help, sort_key=_place)
+    _name = _verb.replace("-", "_")
+    app.command(f"{__package__}.{_name}:{_name}", name=_verb, help=_help, sort_key=_place)
 
 
 def main() -> None:

@@ -322,7 +322,11 @@ class VllmV1Options(VllmServeOptions):
         Field(
             description="Speculative decoding, as vLLM's JSON: method (draft_model, eagle, eagle3, mtp or ngram), model,"
             " num_speculative_tokens, and how many drafts are accepted: rejection_sample_method synthetic with"
-            " synthetic_acceptance_rates or synthetic_acceptance_length."
+            " synthetic_acceptance_rates or synthetic_acceptance_length.",
+            examples=[
+                '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",'
+                ' "synthetic_acceptance_rates": [0.8, 0.5]}'
+            ],
         ),
     ] = None
     decode_context_parallel_size: Annotated[
@@ -338,7 +342,8 @@ class VllmV1Options(VllmServeOptions):
         Field(
             description=f"Release, 0.{FIRST_ORDERED} to 0.{LAST_ORDERED}, that orders the free queue; until 0.23 blocks without a"
             " hash are freed to its tail, not to its head. It also decides whether prefills export states for prefix hits."
-            " Everything else is as in the latest."
+            " Everything else is as in the latest.",
+            examples=[f"0.{FIRST_ORDERED}", f"0.{LAST_ORDERED}"],
         ),
     ] = f"0.{LAST_ORDERED}"
 
@@ -419,7 +424,8 @@ class VAttentionOptions(WatermarkOptions):
         AfterValidator(_is_page_size),
         Field(
             description="Size in KiB of the pages that vAttention maps, one each for K and V in every layer."
-            " The tokens of such a page group are the block, unless a block size is given."
+            " The tokens of such a page group are the block, unless a block size is given.",
+            examples=list(PAGE_SIZES),
         ),
     ] = 2048
 
