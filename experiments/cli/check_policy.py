@@ -10,7 +10,7 @@ from ...sim.output.files import write_whole
 from ...sim.policy.registry import policy
 from ...sim.policy.stamps import stamp
 from ...sim.types.bounds import Count, Seed
-from ...sim.types.errors import user_paths
+from ...sim.types.errors import UserError, user_paths
 from ...sim.types.plugins import is_plugin
 from ..runs.output import JsonTarget, Report
 from ..runs.policy_check import check_policy as checks
@@ -39,14 +39,16 @@ def check_policy(
             served[option] = served.get(option, 0) + 1
     for option, count in served.items():
         report.line(f"{option}: {count} loads, each step by step and with leaps, are the same")
-    for option, why in refused.items():
-        if option not in served:
-            report.line(f"{option}: no drawn load reads it ({why})")
-    passed = bool(served)
-    if passed and is_plugin(kind):
+    unread = {option: why for option, why in refused.items() if option not in served}
+    report.data({"policy": name, "served": served, "unread": unread})
+    for option, why in unread.items():
+        remedy = "give its Field examples that a load reads"
+        raise UserError(
+            f"{option}: no drawn load reads it ({why or 'no other value than the default is known'}); {remedy}"
+        )
+    if is_plugin(kind):
         path = stamp(kind)
         with user_paths(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, "")
         report.point_to("stamp", path)
-    report.data({"policy": name, "served": served, "refused": refused, "passed": passed})

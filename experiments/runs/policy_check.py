@@ -7,17 +7,17 @@ mostly a small one, or one of the ``examples`` of its ``Field``. A text without 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import settings
+from ...sim.engine.settings import Settings, settings
 from ...sim.policy.options import option_names
 from ...sim.policy.registry import policy
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import PluginError, SettingError
 from ...sim.types.ticks import PER_MS
 from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import NO_PARENT, Dialogue
@@ -25,7 +25,7 @@ from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload
 
 #: Loads that are drawn until one reads an option.
-_MOST_DRAWS = 100
+_MOST_DRAWS = 300
 #: Largest number that is drawn where a declaration allows more, and smallest share.
 _MOST, _LEAST_SHARE = 64, 1e-3
 
@@ -62,7 +62,7 @@ def check_policy(name: str, loads: int, seed: int) -> Iterator[Served]:
 
 
 def _serve(name: str, option: str | None, rng: np.random.Generator) -> Served:
-    """Draw loads until one is served that reads the option; what others refuse is left out of them."""
+    """Draw loads until one is served that reads the option. A setting that is refused is left out."""
     why = ""
     for _ in range(_MOST_DRAWS):
         chosen = _drawn_settings(rng)
@@ -70,14 +70,29 @@ def _serve(name: str, option: str | None, rng: np.random.Generator) -> Served:
         chosen |= _drawn_options(name, option, rng)
         while option is None or option in chosen:
             try:
-                simulate(settings(policy=name, check_leaps=True, **chosen), work)
+                given = settings(policy=name, check_leaps=True, **chosen)
+                simulate(given, work)
                 return Served(option, chosen)
+            except PluginError as error:
+                if error.rule == "leap" or not _fails_in_steps(given, work):
+                    raise
+                why = str(error)
+                break
             except SettingError as error:
                 why = str(error)
                 if error.field not in chosen:
                     break
                 del chosen[error.field]
     return Served(option, None, why)
+
+
+def _fails_in_steps(given: Settings, work: Workload) -> bool:
+    """Whether a policy cannot serve a load step by step either, such as a prompt longer than the token budget."""
+    try:
+        simulate(replace(given, check_leaps=False, leap=False), work)
+    except PluginError:
+        return True
+    return False
 
 
 def _drawn_settings(rng: np.random.Generator) -> dict[str, Any]:
@@ -91,7 +106,7 @@ def _drawn_settings(rng: np.random.Generator) -> dict[str, Any]:
         "cost": "roofline",
         "max_model_len": length,
         "max_num_seqs": seqs,
-        "max_num_batched_tokens": int(rng.choice([seqs, seqs + 3, length // 3 + seqs, 2560])),
+        "max_num_batched_tokens": int(rng.choice([seqs, seqs + 3, length // 3 + seqs, 2560, 2560])),
     }
     if rng.random() < 0.9:
         chosen |= {"block_size": size, "num_gpu_blocks_override": max(1, room // size)}
@@ -137,7 +152,7 @@ def _drawn_options(name: str, option: str | None, rng: np.random.Generator) -> d
     declared = policy(name).options_type
     schemas = TypeAdapter(declared).json_schema().get("properties", {})
     found: dict[str, Any] = {}
-    share = rng.choice([0.0, 0.2, 0.6])
+    share = rng.choice([0.0, 0.2, 0.9])
     for other, schema in schemas.items():
         if other == option or rng.random() < share:
             value = _drawn_value(schema, rng)

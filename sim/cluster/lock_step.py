@@ -193,7 +193,7 @@ class LockStepEngine(RoutedEngine):
 
     def start(self, now: int, steps: int, ticks: int, leap: Leap) -> None:
         """Begin steps of lengths that the barrier has found."""
-        self._begin(now, steps, ticks, leap, self._wakes, starting=self._starting)
+        self._begin(now, steps, ticks, leap, self._stops_at_arrival, starting=self._starting)
         self._ring_at(now + ticks, steps, leap)
 
     def stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:

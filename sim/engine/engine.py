@@ -105,9 +105,9 @@ class Engine:
         self.state.speculates = memory.speculation is not None
         self._effective = effective_context(cost)
         guard = Guard.of(policy, memory)
-        of = policy if guard is None else guard
-        calls = Calls(of.schedule, of.horizon, memory.advance if guard is None else guard.advance)
-        self._schedule, self._horizon, self._advance = checked_calls(policy, memory, cost, calls, check_leaps)
+        calls = Calls(policy.schedule, policy.horizon) if guard is None else Calls(guard.schedule, guard.horizon)
+        self._schedule, self._horizon = checked_calls(policy, memory, cost, calls, check_leaps)
+        self._advance = memory.advance if guard is None else guard.advance
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)
         self.leap = self._may_leap = leap

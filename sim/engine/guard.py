@@ -94,9 +94,7 @@ class Guard:
             Overdrawn: The policy granted more than is free.
         """
         memory = self._memory
-        # Copies that end, and drafts, change the room beside the steps.
-        leaps = steps > 1 and memory.transfers is None and memory.speculation is None
-        expected = memory.room_after(state, steps) if leaps else None
+        expected = memory.room_after(state, steps) if steps > 1 and is_plugin(memory) else None
         meter = memory.advance(state, steps)
         if len(meter) != len(memory.meter) or any(_whole(level) is None for level in meter):
             what = f"advance returns {meter!r}; return a whole number for each of {', '.join(memory.meter)}"

@@ -1,17 +1,17 @@
 """Checks that a leap is what its steps are.
 
-A leap rests on three promises: of the policy that its decision stays the same, of the memory that it grows as ``room_after`` says,
-and of the cost that its line goes through the times of the steps. A checked leap is taken step by step, and the policy is asked
-before each step:
+A leap rests on two promises: of the policy that its decision stays the same, and of the cost that its line goes through the times
+of the steps. A checked leap is taken step by step, and the policy is asked before each step:
 
     leap           |-----------------------------|     not taken
-    steps          |----|----|----|----|----|----|     each with the room and the ticks that the leap would have had
+    steps          |----|----|----|----|----|----|     each takes the ticks that it would have taken in the leap
     schedule       ^    ^    ^    ^    ^    ^          from the second on it moves no sequence and computes no prompt
 
 So a run with checks is one with steps in place of some leaps, which changes no result unless a check fails. The engine calls
-``LeapCheck`` where it calls ``schedule``, ``horizon`` and ``advance``; without checks it calls these themselves.
+``LeapCheck`` where it calls the policy; without checks it calls the policy itself.
 
-``require_same`` compares whole runs. It finds also a policy that decides otherwise because it was asked more often.
+``require_same`` compares whole runs. It also finds a memory that grows otherwise in a leap, and a policy that decides otherwise
+because it was asked more often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from ..cost.base import StepCost, effective_context
 from ..memory import Memory, Transaction
-from ..memory.accounting.ledger import LEAP, Meter
+from ..memory.accounting.ledger import LEAP
 from ..memory.accounting.run_log import RunLog
 from ..policy.base import PairedPolicy
 from ..policy.stamps import is_stamped
@@ -43,11 +43,10 @@ _REMEDY = "return valid_until_horizon=False, or fewer steps from horizon"
 
 
 class Calls(NamedTuple):
-    """What an engine calls of its policy and its memory."""
+    """What an engine calls of its policy."""
 
     schedule: Callable[[State, Transaction], StepPlan]
     horizon: Callable[[State, Memory, int], int]
-    advance: Callable[[State, int], Meter]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class _Promise:
         held_until: Decode step up to which the decision stays the same also after a finish, as no sequence waits.
         waiting: Sequences in the queue.
         stops_at_arrival: Of the plan.
-        taken: Slots that each step takes of the room, int [steps].
         line: Base and slope of the ticks of a step over its context, and the context of the first step.
     """
 
@@ -68,7 +66,6 @@ class _Promise:
     held_until: int
     waiting: int
     stops_at_arrival: bool
-    taken: tuple[int, ...]
     line: tuple[int, int, int]
 
     def holds(self, state: State) -> bool:
@@ -93,10 +90,8 @@ class LeapCheck:
 
     def __init__(self, policy: PairedPolicy, memory: Memory, cost: StepCost, calls: Calls, every: bool) -> None:
         self._policy, self._memory, self._cost, self._every = policy, memory, cost, every
-        self._schedule, self._horizon, self._advance = calls
+        self._schedule, self._horizon = calls
         self._effective = effective_context(cost)
-        # Copies end, and drafts are accepted, beside what the room says of a leap.
-        self._has_room = memory.transfers is None and memory.speculation is None
         self._leaps = 0
         self._plan, self._planned_at = CARRY_ON, -1
         self._promise: _Promise | None = None
@@ -104,7 +99,7 @@ class LeapCheck:
     @property
     def calls(self) -> Calls:
         """What the engine calls."""
-        return Calls(self.schedule, self.horizon, self.advance)
+        return Calls(self.schedule, self.horizon)
 
     def schedule(self, state: State, transaction: Transaction) -> StepPlan:
         """The policy's plan, which changes nothing where a promise holds.
@@ -139,27 +134,9 @@ class LeapCheck:
         self._promise = self._promised(state, steps, limit)
         return 1
 
-    def advance(self, state: State, steps: int) -> Meter:
-        """The memory's levels. A step takes what its leap would have taken.
-
-        Raises:
-            PluginError, SimulationFault: It does not.
-        """
-        promise, place = self._promise, 0 if self._promise is None else state.decode_step - self._promise.start
-        if promise is None or steps != 1 or not 0 <= place < len(promise.taken):
-            return self._advance(state, steps)
-        before = self._memory.room_after(state, 0)
-        meter = self._advance(state, steps)
-        taken = before - self._memory.room_after(state, 0)
-        if taken != promise.taken[place]:
-            what = f"the step takes {taken} slots, and room_after of decode step {promise.start} says {promise.taken[place]}"
-            self._refuse(self._memory, "advance", "room", f"{what}; let a leap take what its steps take", state)
-        return meter
-
     def _promised(self, state: State, steps: int, limit: int) -> _Promise:
         start, batch_size = state.decode_step, state.batch_size
         end = start + min(steps, limit)
-        rooms = [self._memory.room_after(state, each) for each in range(end - start + 1)] if self._has_room else []
         context, carries_on = self._context(state), self._planned_at != start or self._plan is CARRY_ON
         base, slope, _ = self._cost.decode_line(batch_size, context if carries_on else context + batch_size)
         return _Promise(
@@ -168,7 +145,6 @@ class LeapCheck:
             held_until=end if state.waiting or state.swapped else start + steps,
             waiting=len(state.waiting),
             stops_at_arrival=carries_on or self._plan.stops_at_arrival,
-            taken=tuple(one - other for one, other in zip(rooms, rooms[1:], strict=False)),
             line=(base, slope, context),
         )
 
@@ -243,6 +219,9 @@ _EVENTS = {
     "chunks": ("chunks", "start_ticks"),
 }
 
+#: Columns of a row that say how long a leap is, or what waits while it lasts.
+_OF_A_LEAP = ("steps", "iterations", "ticks", "next_ticks", "slope_ticks", "waiting")
+
 
 def first_difference(leapt: RunLog, stepped: RunLog) -> tuple[int, str] | None:
     """Decode step and field of the first difference of a run with leaps and the same run in steps; None if they are equal."""
@@ -271,19 +250,17 @@ def _differences(leapt: RunLog, stepped: RunLog) -> Iterator[tuple[int, int, str
         if ticks:
             yield min(ticks), place, field
     # Of rows those that begin at the same time.
-    timed = [log.rows["ticks"] > 0 for log in (leapt, stepped)]
-    starts = [log.rows["start_ticks"][rows] for log, rows in zip((leapt, stepped), timed, strict=True)]
-    both, here, there = np.intersect1d(*starts, return_indices=True)
-    lacking = np.setdiff1d(starts[0], both)
-    if len(lacking):
-        yield int(lacking[0]), len(_EVENTS), "ticks"
-    spans = ("steps", "iterations", "ticks", "next_ticks", "slope_ticks", "waiting")
+    here, there = (log.rows["ticks"] > 0 for log in (leapt, stepped))
+    starts, others = leapt.rows["start_ticks"][here], stepped.rows["start_ticks"][there]
+    places = np.searchsorted(others, starts)
+    found = others[np.minimum(places, len(others) - 1)] == starts if len(others) else np.zeros(len(starts), dtype=bool)
+    if not found.all():
+        yield int(starts[~found][0]), len(_EVENTS), "ticks"
     for name in leapt.rows:
-        if name in spans:
-            continue
-        differs = leapt.rows[name][timed[0]][here] != stepped.rows[name][timed[1]][there]
-        if differs.any():
-            yield int(both[np.flatnonzero(differs)[0]]), len(_EVENTS) + (name in LEAP), name
+        if name not in _OF_A_LEAP:
+            differs = leapt.rows[name][here][found] != stepped.rows[name][there][places[found]]
+            if differs.any():
+                yield int(starts[found][differs][0]), len(_EVENTS) + (name in LEAP), name
     if leapt.end_ticks != stepped.end_ticks:
         yield min(leapt.end_ticks, stepped.end_ticks), len(_EVENTS) + 1, "ticks"
 

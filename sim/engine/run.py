@@ -116,9 +116,24 @@ def simulate(
     if not engine.stopped:
         require_served(run)
         if settings.check_leaps:
-            leapt = simulate(replace(settings, check_leaps=False), given, step_cost)
-            require_same(leapt.log, run.log, replica.policy)
+            _require_same_with_leaps(run, given, step_cost)
     return run
+
+
+def _require_same_with_leaps(run: Run, workload: Workload, step_cost: StepCost | None) -> None:
+    """Serve the workload of a run in steps again, with leaps.
+
+    Raises:
+        PluginError, SimulationFault: That fails, or is another run.
+    """
+    policy = run.replica.policy
+    try:
+        leapt = simulate(replace(run.settings, check_leaps=False), workload, step_cost)
+    except SimulationFault as error:
+        raise SimulationFault(
+            f"policy {policy.name}: a run with leaps fails, and one in steps does not: {error}"
+        ) from error
+    require_same(leapt.log, run.log, policy)
 
 
 def finished(

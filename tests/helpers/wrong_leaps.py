@@ -8,12 +8,12 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+import planted
 from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.policy.options import VllmV1Options
 from fragmeter.sim.policy.vllm_sosp23 import VllmSosp23
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.sequence import CARRY_ON
-from planted import Right
 from strategies import KneeCost
 
 
@@ -31,6 +31,16 @@ class AdmitsAFew(VllmV1):
 
     def _queue(self, state):
         return islice(super()._queue(state), self.options.max_admitted_per_step)
+
+
+class Right(planted.Right):
+    """First come, first served; whatever waits, nothing changes before a finish."""
+
+    def plan(self, admitted, state):
+        return super().plan(admitted, state)._replace(valid_until_horizon=True)
+
+    def horizon(self, state, memory, limit):
+        return limit
 
 
 # Of each promise one that does not hold.

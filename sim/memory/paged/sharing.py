@@ -184,10 +184,6 @@ class SharingMemory(PagedMemory):
         """See ``PagedMemory``; beams decide anew in every step."""
         return 1 if self._beams else super().steps_with(state, blocks - self.due_copies, limit)
 
-    def room_after(self, state: State, steps: int) -> int:
-        """See ``PagedMemory``; the first step makes the copies that are due."""
-        return super().room_after(state, steps) - bool(steps) * self.due_copies * self.block_size
-
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; in the first step sequences that owe a copy make it."""
         live, held, _ = super().advance(state, steps)
