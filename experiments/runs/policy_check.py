@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,8 @@ def _fails_in_steps(given: Settings, work: Workload) -> bool:
 def _drawn_settings(rng: np.random.Generator) -> dict[str, Any]:
     """A replica with a pool that is often too small."""
     length, size = int(rng.choice([96, 400, 1600])), int(rng.choice([1, 2, 4, 16, 32]))
-    room = int(length * rng.choice([0.9, 1.3, 2.0, 5.0, 50.0]))
-    seqs = int(rng.choice([1, 2, 5, 64]))
+    room = int(length * rng.choice([0.7, 0.9, 1.0, 1.3, 2.0, 50.0]))
+    seqs = int(rng.choice([1, 2, 5, 64, 64]))
     chosen: dict[str, Any] = {
         "model": str(rng.choice(["toy-llama"] * 8 + ["gpt-oss-20b", "nemotron-h-8b"])),
         "gpu": "h100-80gb",
@@ -125,7 +126,7 @@ def _drawn_load(max_model_len: int, rng: np.random.Generator) -> Workload:
     gap = rng.choice([0, 0.3, 3, 30, 300]) * PER_MS
     arrivals = np.cumsum(np.rint(rng.exponential(1.0, count) * gap) * rng.integers(0, 2, count)).astype(np.int64)
     facts: dict[str, Any] = {}
-    match rng.choice(["plain", "plain", "early", "sessions", "samples", "priorities", "users", "parents"]):
+    match rng.choice(["plain", "early", "sessions", "samples", "samples", "priorities", "users", "parents"]):
         case "early":
             facts["max_tokens"] = outputs + rng.integers(0, 9, count)
         case "sessions":
@@ -150,14 +151,20 @@ def _drawn_options(name: str, option: str | None, rng: np.random.Generator) -> d
     if option is None:
         return {}
     declared = policy(name).options_type
-    schemas = TypeAdapter(declared).json_schema().get("properties", {})
     found: dict[str, Any] = {}
     share = rng.choice([0.0, 0.2, 0.9])
-    for other, schema in schemas.items():
+    for other, schema in _schemas(declared).items():
         if other == option or rng.random() < share:
             value = _drawn_value(schema, rng)
             if value != getattr(declared, other):
                 found[other] = value
+    return found
+
+
+@cache
+def _schemas(declared: type) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each option."""
+    found: dict[str, dict[str, Any]] = TypeAdapter(declared).json_schema().get("properties", {})
     return found
 
 
