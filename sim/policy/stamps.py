@@ -6,6 +6,7 @@ them, or another release, asks for another check.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -41,4 +42,4 @@ def is_stamped(policy: type, memory: type) -> bool:
     if is_plugin(memory) and memory.__module__ not in imported_files(policy.__module__):
         # An allocator, with which the policy was not checked.
         return False
-    return stamp(policy).is_file()
+    return os.path.isfile(stamp(policy))

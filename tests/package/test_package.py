@@ -188,8 +188,7 @@ def test_no_verb_loads_what_it_does_not_need_yet():
     """
     from fragmeter.experiments.cli.app import VERBS
 
-    assert len(VERBS) == 13
-    modules = ", ".join(f"fragmeter.experiments.cli.{name}" for name in ["app", *VERBS])
+    modules = ", ".join(f"fragmeter.experiments.cli.{name.replace('-', '_')}" for name in ["app", *VERBS])
     late = {"torch", "cupy", "pandas", "plotly.graph_objs._figure", "scipy"}
     code = f"import sys, {modules}; print(*sorted({late} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"

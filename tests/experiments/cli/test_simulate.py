@@ -143,8 +143,8 @@ def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
 
 def test_no_setting_is_left_out():
     # tests/sim/policy/test_registry.py has an allocator, tests/experiments/measured/test_save_server.py a server,
-    # tests/sim/engine/test_core.py the core.
-    assert {*FLAGS, "allocator", "server", "core"} == {*SHARED, *options_by_policy(POLICIES)}
+    # tests/sim/engine/test_core.py the core, tests/sim/engine/test_leap_check.py the checks of leaps.
+    assert {*FLAGS, "allocator", "server", "core", "check_leaps"} == {*SHARED, *options_by_policy(POLICIES)}
 
 
 @pytest.mark.parametrize("name", policies())

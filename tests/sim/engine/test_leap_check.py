@@ -20,6 +20,7 @@ from fragmeter.sim.policy.sarathi import Sarathi
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import PluginError, SimulationFault
 from fragmeter.sim.workload.workload import Workload
+from paths import ROOT
 from same_runs import same
 from strategies import LineCost
 from wrong_leaps import EndlessLine
@@ -97,6 +98,19 @@ def test_replicas_of_a_cluster_are_checked(router, monkeypatch, tmp_path):
     with pytest.raises(PluginError) as raised:
         simulate_cluster(chosen, together, Cluster(num_replicas=2, router=router), LineCost())
     assert raised.value.rule == "leap" and raised.value.what.startswith("admitted: ")
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_option_of_the_example_is_right_in_every_mode(most, monkeypatch):
+    """It is the option of ``AdmitsAFew``, with its promise taken back where others wait behind."""
+    monkeypatch.syspath_prepend(ROOT / "examples" / "extending")
+    chosen = {"policy": "a_few_a_step:AFewAStep", "max_admitted_per_step": most}
+    checked, stepped = run_of(**chosen, check_leaps=True), run_of(**chosen, leap=False)
+    leapt = run_of(**chosen, check_leaps=False)
+    for run in (checked, leapt):
+        same(run, stepped)
+    assert np.unique(leapt.log.residencies["start_step"], return_counts=True)[1].max() == most
+    assert (leapt.log.rows["steps"] > 1).any()
 
 
 def test_the_first_leaps_are_checked_and_then_one_in_so_many(monkeypatch):
