@@ -158,7 +158,7 @@ def test_the_command_runs(command, run_command, monkeypatch, tmp_path):
     program, *arguments = shlex.split(command)
     assert program == "fragmeter"
     if arguments[0] == "check-policy":
-        # Its stamp is for nobody else. Kernels are kept.
+        # Its stamp is no one else's. Kernels are kept.
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if arguments[0] == "report":
         make_results(run_command, arguments)

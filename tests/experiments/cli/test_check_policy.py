@@ -40,7 +40,7 @@ def test_a_policy_that_passes_is_stamped_until_it_is_edited(module, capsys):
     kind = policy(name)
     assert not is_stamped(kind, PagedMemory)
     assert status(["check-policy", name, "--loads", "2"]) == DONE
-    # The allocator of somebody else was not checked with it.
+    # An allocator of another package was not checked with it.
     assert len(stamps(module)) == 1 and is_stamped(kind, PagedMemory) and not is_stamped(kind, LeakingMemory)
     printed = capsys.readouterr().out
     assert "defaults: 2 loads" in printed and "max_wait_steps: 2 loads" in printed

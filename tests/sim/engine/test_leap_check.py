@@ -63,7 +63,7 @@ def test_a_wrong_leap_is_named_with_its_step_and_field(kind, field):
     assert raised.value.owner.endswith("GrowsTooLittle" if field == "room" else kind)
     stepped = run_of(f"wrong_leaps:{kind}", leap=False)
     if kind in ("AdmitsAFew", "AdmitsInALeap", "SleepsInALeap", "CountsCalls"):
-        # Without a check nobody would notice.
+        # Without a check both runs end well.
         assert raised.value.step == first_event(run_of(f"wrong_leaps:{kind}", check_leaps=False), stepped)
     elif kind == "PreemptsInALeap":
         assert raised.value.step in stepped.log.evictions["decode_step"]
