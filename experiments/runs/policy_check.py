@@ -6,7 +6,7 @@ mostly a small one, or one of the ``examples`` of its ``Field``. A text without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -162,7 +162,7 @@ def _drawn_options(name: str, option: str | None, rng: np.random.Generator) -> d
 
 
 @cache
-def _schemas(declared: type) -> dict[str, dict[str, Any]]:
+def _schemas(declared: Hashable) -> dict[str, dict[str, Any]]:
     """The JSON schema of each option."""
     found: dict[str, dict[str, Any]] = TypeAdapter(declared).json_schema().get("properties", {})
     return found

@@ -447,7 +447,7 @@ static void log_held(struct replica *r, const struct sequence *sequence, struct 
     const struct table *table = sequence->table;
     if (table == NULL) {
         int64_t known = sequence->start_tokens, blocks = ceil_div(known, size), index = r->index[sequence->request];
-        add_record(c, growing, (int64_t[GROWTH_FIELDS]){blocks, ceil_div(until - finished, size), lag});
+        add_record(c, growing, (int64_t[GROWTH_FIELDS]){blocks, ceil_div(finished ? r->decode_step - 1 + lag : until, size), lag});
         add_record(c, alone, (int64_t[TAKE_FIELDS]){sequence->born, known - lag, blocks, index, known, 0});
     } else if (sequence->progress != PREFILLS && !finished) {
         add_record(c, growing, (int64_t[GROWTH_FIELDS]){table->taken, ceil_div(until, size), lag});

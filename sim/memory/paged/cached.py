@@ -145,8 +145,8 @@ class CachedMemory(PagedMemory):
         self._transaction = CachedTransaction(self)
         #: For each request, whether no other request has a common prefix with it.
         self.unshared = chains.unshared
-        # Those of them that have finished, and take no more blocks.
-        self._resting: dict[Sequence, None] = {}
+        # Those of them that have finished and take no more blocks, with the step that comes after their last one.
+        self._resting: dict[Sequence, int] = {}
         # Paths of waiting sequences with a look-up.
         self._paths: dict[Sequence, Path | None] = {}
         # Sequences that were preempted while the current step was decided.
@@ -254,7 +254,7 @@ class CachedMemory(PagedMemory):
         for sequence in finished:
             if self.leaves_alone and sequence in self.alone:
                 # Cheaper than a stall, which gives it a table.
-                self._resting[sequence] = None
+                self._resting[sequence] = decode_step
                 phase = (1 - sequence.lag) % size
                 phases[phase] -= 1
                 phases[phase + size] -= 1
@@ -480,7 +480,8 @@ class CachedMemory(PagedMemory):
         taken |= {sequence: -(-sequence.start_tokens // size) for sequence in self.alone}
         for sequence, blocks in taken.items():
             if sequence not in self.partial:
-                yield blocks, -(-(until - 1 - (sequence in self._resting) + sequence.lag) // size), sequence.lag
+                # One that rests took none in a step that was decided after its last one.
+                yield blocks, -(-(self._resting.get(sequence, until) - 1 + sequence.lag) // size), sequence.lag
             elif self.held[sequence].decodes:
                 yield blocks, self.partial[sequence].blocks, self.held[sequence].lag
 

@@ -71,6 +71,12 @@ def test_core_python_and_stepping_are_the_same_bits(seed, policy):
 
 
 @needs_core
+def test_a_run_that_a_look_ends_before_finished_sequences_are_released():
+    """Asynchronous scheduling: they took no block less than in their last step. The history of the pool counted one less."""
+    compare_looks(Load(8, "vllm-v1"), [50756], 0)
+
+
+@needs_core
 def test_an_author_that_leaves_a_chain_publishes_no_more_of_it():
     """A waiting request looks for blocks of a chain after the place at which a running one went on to another."""
     compare(Load(10134, "vllm-v1", most=80))
