@@ -6,7 +6,7 @@ mostly a small one, or one of the ``examples`` of its ``Field``. A text without 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -150,7 +150,7 @@ def _drawn_options(name: str, option: str | None, rng: np.random.Generator) -> d
     """A value of an option, other than its default, and of some others; none at all without an option."""
     if option is None:
         return {}
-    declared = policy(name).options_type
+    declared: type = policy(name).options_type
     found: dict[str, Any] = {}
     share = rng.choice([0.0, 0.2, 0.9])
     for other, schema in _schemas(declared).items():
@@ -162,7 +162,7 @@ def _drawn_options(name: str, option: str | None, rng: np.random.Generator) -> d
 
 
 @cache
-def _schemas(declared: Hashable) -> dict[str, dict[str, Any]]:
+def _schemas(declared: type) -> dict[str, dict[str, Any]]:
     """The JSON schema of each option."""
     found: dict[str, dict[str, Any]] = TypeAdapter(declared).json_schema().get("properties", {})
     return found
