@@ -190,7 +190,8 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
         Field(
             description="Time that the event loop of the API server works, beside outside_ms: microseconds of a request, of each"
             " prompt_token, of each step with outputs, and of each output token and chunk of it, as JSON; or measured, for those of"
-            " vLLM 0.33 on one machine's CPU. Requests and outputs wait for the loop; default: it takes no time."
+            " vLLM 0.33 on one machine's CPU. Requests and outputs wait for the loop; default: it takes no time.",
+            examples=["measured"],
         ),
     ] = None
     api_server_count: Annotated[
