@@ -90,7 +90,7 @@ def _serve(name: str, option: str | None, rng: np.random.Generator) -> Served:
 def _fails_in_steps(given: Settings, work: Workload) -> bool:
     """Whether a policy cannot serve a load step by step either, such as a prompt longer than the token budget."""
     try:
-        simulate(replace(given, check_leaps=False, leap=False), work)
+        simulate(replace(given, leap=False), work)
     except PluginError:
         return True
     return False

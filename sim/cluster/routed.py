@@ -28,6 +28,7 @@ from simpy.events import NORMAL, EventPriority
 from ..cost.base import StepCost
 from ..engine.engine import Alarm, Engine
 from ..engine.executor import Begun, FirstStep
+from ..engine.leap_check import NONE
 from ..memory import Memory
 from ..memory.accounting.ledger import Leap
 from ..policy.base import PairedPolicy
@@ -130,7 +131,7 @@ class RoutedEngine(Engine):
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
-        check_leaps: bool | None = None,
+        check_leaps: int = NONE,
     ) -> None:
         state = RoutedState(policy.preempted_first)
         super().__init__(env, source, policy, memory, cost, edges, leap, check_leaps, state)

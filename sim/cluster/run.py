@@ -26,6 +26,7 @@ from ..engine.core import CoreEngine, serves
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
 from ..engine.guard import of_plugins
+from ..engine.leap_check import NONE, leaps_to_check, require_same
 from ..engine.replica import Replica, build
 from ..engine.run import (
     Run,
@@ -37,6 +38,7 @@ from ..engine.run import (
     no_cycle_collection,
     queue_limits,
     require_served,
+    with_leaps,
 )
 from ..engine.settings import Settings
 from ..engine.unread import refuse_unread, refuse_unread_in_cluster
@@ -75,6 +77,7 @@ class Fleet:
         replicas, sent: Replica and requests of each engine.
         choose: The router of arriving requests.
         schedule: Replicas that take requests over time; None if all always do.
+        check_leaps: As of ``Engine``.
     """
 
     def __init__(
@@ -87,8 +90,9 @@ class Fleet:
         sent: list[Sent],
         choose: Router,
         schedule: FleetSchedule | None = None,
+        check_leaps: int = NONE,
     ) -> None:
-        self._schedule = schedule
+        self._schedule, self._check_leaps = schedule, check_leaps
         self.env = simpy.Environment(initial_time=0)
         self._settings, self._workload, self._rows = settings, workload, rows
         self._replicas, self._sent = replicas, sent
@@ -121,7 +125,7 @@ class Fleet:
     def _parts(self, number: int) -> tuple[Any, ...]:
         """Arguments of an engine."""
         replica = self._replicas[number]
-        leaps = self._settings.leap, self._settings.check_leaps
+        leaps = self._settings.leap, self._check_leaps
         return replica.policy, replica.memory, replica.cost, edges(self._settings), *leaps
 
     def _lock_steps(self) -> list[Barrier]:
@@ -377,6 +381,26 @@ def simulate_cluster(
             sequences or with parents under a policy that shares blocks.
         SimulationFault: An invariant does not hold.
     """
+    which, stepped = leaps_to_check(settings), None
+    if which != NONE:
+        stepped = _simulate(replace(settings, core=False), workload, cluster, step_cost, None, schedule, which)
+    with with_leaps(None if stepped is None else stepped.runs[0]):
+        run = _simulate(settings, workload, cluster, step_cost, progress, schedule, NONE)
+    for one, other in zip(run.runs, () if stepped is None else stepped.runs, strict=stepped is not None):
+        require_same(one.log, other.log, one.replica.policy)
+    return run
+
+
+def _simulate(
+    settings: Settings,
+    workload: Workload,
+    cluster: Cluster,
+    step_cost: StepCost | None,
+    progress: Callable[[int], None] | None,
+    schedule: FleetSchedule | None,
+    check_leaps: int,
+) -> ClusterRun:
+    """See ``simulate_cluster``; ``check_leaps`` is that of ``Engine``."""
     _check_separate(settings, workload)
     _check_disaggregated(settings, cluster, workload)
     _check_engines(settings, cluster, schedule)
@@ -395,9 +419,8 @@ def simulate_cluster(
     check_fits(workload, first.max_model_len)
     needed = smallest_pools(first.policy, first.block_size, workload, grouped=False)
     rows = np.flatnonzero(needed <= first.num_blocks)
-    fleet = Fleet(
-        settings, cluster, workload, rows, replicas, sent, _router(cluster, arriving, first, workload, whole), schedule
-    )
+    choose = _router(cluster, arriving, first, workload, whole)
+    fleet = Fleet(settings, cluster, workload, rows, replicas, sent, choose, schedule, check_leaps)
     with no_cycle_collection():
         fleet.run(progress)
     end_ticks = int(max(engine.end_ticks for engine in fleet.engines))

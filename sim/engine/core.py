@@ -103,12 +103,7 @@ def serves(settings: Settings, replica: Replica) -> bool:
     """
     memory = replica.memory
     kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
-    if (
-        settings.check_leaps
-        or type(memory) not in kinds
-        or not SETTINGS | options >= settings.given().keys()
-        or compiled()[0] is None
-    ):
+    if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
     if isinstance(memory, CachedMemory) and effective_context(replica.cost) is not None and not all(memory.unshared):

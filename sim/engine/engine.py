@@ -42,7 +42,7 @@ from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
 from .executor import Begun, Executor, FirstStep
 from .guard import Guard, translated
-from .leap_check import Calls, checked_calls
+from .leap_check import NONE, Calls, LeapCheck
 from .observer import Observer
 from .transfers import TransferSource
 
@@ -69,7 +69,7 @@ class Engine:
         policy, memory, cost: Scheduler, KV memory and step times.
         edges: Ticks at which a measurement begins or ends; leaps end there.
         leap: False to make every step an event.
-        check_leaps: See ``leap_check.checked_calls``.
+        check_leaps: ``NONE``, ``SOME`` or ``ALL`` of ``leap_check``: leaps to take step by step.
         state: Waiting and running sequences; None makes a state without groups.
         observers: Notified of plans and steps.
 
@@ -91,7 +91,7 @@ class Engine:
         cost: StepCost,
         edges: Iterable[int] = (),
         leap: bool = True,
-        check_leaps: bool | None = None,
+        check_leaps: int = NONE,
         state: State | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -106,7 +106,9 @@ class Engine:
         self._effective = effective_context(cost)
         guard = Guard.of(policy, memory)
         calls = Calls(policy.schedule, policy.horizon) if guard is None else Calls(guard.schedule, guard.horizon)
-        self._schedule, self._horizon = checked_calls(policy, memory, cost, calls, check_leaps)
+        if check_leaps != NONE:
+            calls = LeapCheck(policy, memory, cost, calls, check_leaps).calls
+        self._schedule, self._horizon = calls
         self._advance = memory.advance if guard is None else guard.advance
         self.ledger = Ledger(memory.meter)
         self._executor = Executor(self.state, memory, cost, self.ledger)

@@ -7,10 +7,10 @@ of the steps. A checked leap is taken step by step, and the policy is asked befo
     steps          |----|----|----|----|----|----|     each takes the ticks that it would have taken in the leap
     schedule       ^    ^    ^    ^    ^    ^          from the second on it moves no sequence and computes no prompt
 
-So a run with checks is one with steps in place of some leaps, which changes no result unless a check fails. The engine calls
-``LeapCheck`` where it calls the policy; without checks it calls the policy itself.
+That is another run beside the one of the results, which has a row for each leap. The engine calls ``LeapCheck`` where it calls the
+policy; without checks it calls the policy itself.
 
-``require_same`` compares whole runs. It also finds a memory that grows otherwise in a leap, and a policy that decides otherwise
+``require_same`` compares both runs. So it also finds a memory that grows otherwise in a leap, and a policy that decides otherwise
 because it was asked more often.
 """
 
@@ -27,13 +27,17 @@ from ..memory import Memory, Transaction
 from ..memory.accounting.ledger import LEAP
 from ..memory.accounting.run_log import RunLog
 from ..policy.base import PairedPolicy
+from ..policy.registry import plugin_of
 from ..policy.stamps import is_stamped
 from ..types.errors import SimulationFault
 from ..types.plugins import broken, is_plugin
 from ..types.sequence import CARRY_ON, StepPlan
 from ..types.state import State
+from .settings import Settings
 
-#: Of leaps of which nothing is known, so many are checked at first, and then one in so many.
+#: Which leaps an engine takes step by step.
+NONE, SOME, ALL = range(3)
+#: What ``SOME`` are: so many at first, and then one in so many.
 FIRST_LEAPS, ONE_IN = 200, 20
 #: Fields of a plan that move sequences or take time.
 _CHANGES = (
@@ -85,11 +89,11 @@ class LeapCheck:
     Args:
         policy, memory, cost: Of the engine.
         calls: What it would call without checks.
-        every: Whether to check all leaps.
+        which: ``SOME`` leaps or ``ALL``.
     """
 
-    def __init__(self, policy: PairedPolicy, memory: Memory, cost: StepCost, calls: Calls, every: bool) -> None:
-        self._policy, self._memory, self._cost, self._every = policy, memory, cost, every
+    def __init__(self, policy: PairedPolicy, memory: Memory, cost: StepCost, calls: Calls, which: int) -> None:
+        self._policy, self._memory, self._cost, self._every = policy, memory, cost, which == ALL
         self._schedule, self._horizon = calls
         self._effective = effective_context(cost)
         self._leaps = 0
@@ -184,16 +188,13 @@ class LeapCheck:
         raise SimulationFault(f"policy {self._policy.name}, decode step {state.decode_step}: {what}")
 
 
-def checked_calls(policy: PairedPolicy, memory: Memory, cost: StepCost, calls: Calls, every: bool | None) -> Calls:
-    """What an engine calls: ``calls`` themselves where no leap is checked.
-
-    Args:
-        every: True to check all leaps, False to check none; None checks some where the policy or the memory is not of this
-            package, unless ``fragmeter check-policy`` has passed.
-    """
-    if every or (every is None and not is_stamped(type(policy), type(memory))):
-        return LeapCheck(policy, memory, cost, calls, bool(every)).calls
-    return calls
+def leaps_to_check(settings: Settings) -> int:
+    """``NONE``, ``SOME`` or ``ALL``: those that are asked for, else some under a policy or an allocator of another package, unless
+    ``fragmeter check-policy`` has passed for the policy."""
+    if settings.check_leaps is not None or not settings.leap:
+        return ALL if settings.check_leaps and settings.leap else NONE
+    kind = plugin_of(settings.policy, settings.allocator)
+    return NONE if kind is None or (settings.allocator is None and is_stamped(kind)) else SOME
 
 
 def _innermost(cost: object) -> object:

@@ -28,7 +28,7 @@ from .core import CoreEngine, serves
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .guard import of_plugins, suspect
-from .leap_check import require_same
+from .leap_check import NONE, leaps_to_check, require_same
 from .observer import Observer
 from .queue_limits import LimitedLoop
 from .replica import Replica, build
@@ -103,8 +103,8 @@ def simulate(
         UserError: A request is longer than the model, or a setting cannot be or would not be read.
         SimulationFault: An invariant does not hold.
     """
-    given = workload
-    with no_cycle_collection():
+    stepped = serve_checked(settings, workload, step_cost)
+    with no_cycle_collection(), with_leaps(stepped):
         grouped, looks = is_grouped(settings, workload), () if watch is None else tuple(milestones(workload))
         replica, engine, source, needed = _start(settings, workload, grouped, step_cost, observers, looks)
         _run(engine, source, workload, progress, watch)
@@ -115,25 +115,50 @@ def simulate(
         run = replace(run, rejected=source.rejected)
     if not engine.stopped:
         require_served(run)
-        if settings.check_leaps:
-            _require_same_with_leaps(run, given, step_cost)
+        if stepped is not None:
+            require_same(run.log, stepped.log, replica.policy)
     return run
 
 
-def _require_same_with_leaps(run: Run, workload: Workload, step_cost: StepCost | None) -> None:
-    """Serve the workload of a run in steps again, with leaps.
+def serve_checked(
+    settings: Settings, workload: Workload, step_cost: StepCost | None = None, until: int | None = None
+) -> Run | None:
+    """A run beside the one of the results, with the leaps that are to be checked taken step by step; None where none are.
+
+    Args:
+        until: Ticks at which it may end; None is the last request.
 
     Raises:
-        PluginError, SimulationFault: That fails, or is another run.
+        PluginError, SimulationFault: A leap is not what its steps are.
     """
-    policy = run.replica.policy
+    which = leaps_to_check(settings)
+    if which == NONE:
+        return None
+    grouped = is_grouped(settings, workload)
+    with no_cycle_collection():
+        started = _start(replace(settings, core=False), workload, grouped, step_cost, check_leaps=which)
+        replica, engine, _, needed = started
+        if until is not None:
+            _run_past(engine, until)
+            return None
+        engine.env.run(until=engine.process)
+    return finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+
+
+@contextmanager
+def with_leaps(stepped: Run | None) -> Iterator[None]:
+    """The run of the results, after ``stepped``, which has served the same in steps.
+
+    Raises:
+        SimulationFault: It fails, although the run in steps did not.
+    """
     try:
-        leapt = simulate(replace(run.settings, check_leaps=False), workload, step_cost)
+        yield
     except SimulationFault as error:
-        raise SimulationFault(
-            f"policy {policy.name}: a run with leaps fails, and one in steps does not: {error}"
-        ) from error
-    require_same(leapt.log, run.log, policy)
+        if stepped is None:
+            raise
+        policy = stepped.replica.policy.name
+        raise SimulationFault(f"policy {policy}: a run with leaps fails, and one in steps does not: {error}") from error
 
 
 def finished(
@@ -216,6 +241,7 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
     """
     grouped = is_grouped(settings, workload)
     _, end_ticks = edges(settings)
+    serve_checked(settings, workload, step_cost, end_ticks)
     with no_cycle_collection():
         replica, engine, _, needed = _start(settings, workload, grouped, step_cost)
         _run_past(engine, end_ticks)
@@ -241,6 +267,7 @@ def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledg
     """
     # The ledger of the core may be ahead of the clock.
     grouped = is_grouped(settings, workload)
+    serve_checked(settings, workload, until=end_ticks)
     engine = _start(replace(settings, core=False), workload, grouped).engine
     with no_cycle_collection():
         engine.env.run(until=end_ticks)
@@ -270,11 +297,13 @@ def _start(
     step_cost: StepCost | None = None,
     observers: Iterable[Observer] = (),
     looks: Iterable[int] = (),
+    check_leaps: int = NONE,
 ) -> _Started:
     """Build the replica and its engine.
 
     Args:
         looks: Ticks at which the ledger is read during the run.
+        check_leaps: As of ``Engine``.
     """
     refuse_unread(settings, workload)
     sequences = workload.sequences
@@ -307,7 +336,7 @@ def _start(
         if limits != (None, None):
             source = LimitedLoop(loop, workload.num_sequences, *limits)
             observers = (source, *observers)
-    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, settings.check_leaps, state
+    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, check_leaps, state
     engine = Engine(env, source, *parts, observers)
     for observer in observers:
         observer.run_started(engine, refused)

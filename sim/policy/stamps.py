@@ -11,7 +11,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from ..types.plugins import is_plugin
 from ..types.user_code import imported_files
 from ..types.user_files import user_cache
 
@@ -35,11 +34,6 @@ def _simulator() -> str:
     return found.hexdigest()
 
 
-def is_stamped(policy: type, memory: type) -> bool:
-    """Whether nothing is to be checked of a policy and its memory: both are of this package, or have passed together."""
-    if not is_plugin(policy):
-        return not is_plugin(memory)
-    if is_plugin(memory) and memory.__module__ not in imported_files(policy.__module__):
-        # An allocator, with which the policy was not checked.
-        return False
-    return os.path.isfile(stamp(policy))
+def is_stamped(kind: type) -> bool:
+    """Whether a class of policies has passed as it is now."""
+    return os.path.isfile(stamp(kind))

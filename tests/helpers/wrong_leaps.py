@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from itertools import islice
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from fragmeter.sim.policy.vllm_sosp23 import VllmSosp23
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.sequence import CARRY_ON
 from strategies import KneeCost
+
+# Flags are made once: of the package alone, whichever test comes first.
+import_module("fragmeter.experiments.cli.replica_flags")
 
 
 # An option as one adds it after reading docs/extending.md.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.engine import leap_check
-from fragmeter.sim.memory import PagedMemory
+from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.policy.registry import policy
 from fragmeter.sim.policy.stamps import is_stamped
 from paths import ROOT
-from planted import LeakingMemory
+
+# Flags are made once: of the package alone, whichever test comes first.
+import_module("fragmeter.experiments.cli.replica_flags")
 
 EXAMPLE = ROOT / "examples" / "extending" / "shortest_prompt.py"
 OPTION = "max_wait_steps: Annotated["
@@ -27,8 +30,7 @@ def module(tmp_path, monkeypatch):
     path = Path(shutil.copy(EXAMPLE, tmp_path / f"{name}.py"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield path
-    sys.modules.pop(name, None)
+    return path
 
 
 def stamps(path: Path) -> list[Path]:
@@ -38,26 +40,28 @@ def stamps(path: Path) -> list[Path]:
 def test_a_policy_that_passes_is_stamped_until_it_is_edited(module, capsys):
     name = f"{module.stem}:ShortestPromptFirst"
     kind = policy(name)
-    assert not is_stamped(kind, PagedMemory)
+    assert not is_stamped(kind)
     assert status(["check-policy", name, "--loads", "2"]) == DONE
-    # An allocator of another package was not checked with it.
-    assert len(stamps(module)) == 1 and is_stamped(kind, PagedMemory) and not is_stamped(kind, LeakingMemory)
+    assert len(stamps(module)) == 1 and is_stamped(kind)
     printed = capsys.readouterr().out
     assert "defaults: 2 loads" in printed and "max_wait_steps: 2 loads" in printed
     with module.open("a") as file:
         file.write("# edited\n")
-    assert not is_stamped(kind, PagedMemory)
+    assert not is_stamped(kind)
 
 
-def test_a_stamp_ends_the_checks(module, monkeypatch):
-    kind = policy(f"{module.stem}:ShortestPromptFirst")
-    calls = leap_check.Calls(lambda *_: None, lambda *_: 1)
-    scheduler = kind.__new__(kind)
-    memory = PagedMemory(9, 4)
-    assert leap_check.checked_calls(scheduler, memory, None, calls, None) is not calls
-    assert status(["check-policy", f"{module.stem}:ShortestPromptFirst", "--loads", "1"]) == DONE
-    assert leap_check.checked_calls(scheduler, memory, None, calls, None) is calls
-    assert leap_check.checked_calls(scheduler, memory, None, calls, True) is not calls
+def test_a_stamp_ends_the_checks(module):
+    chosen = settings(policy=f"{module.stem}:ShortestPromptFirst")
+    every, none = replace(chosen, check_leaps=True), replace(chosen, check_leaps=False)
+    other = replace(chosen, allocator="planted:leaking")
+    found = [leap_check.leaps_to_check(each) for each in (chosen, every, none, other)]
+    assert found == [leap_check.SOME, leap_check.ALL, leap_check.NONE, leap_check.SOME]
+    assert status(["check-policy", chosen.policy, "--loads", "1"]) == DONE
+    found = [leap_check.leaps_to_check(each) for each in (chosen, every, none, other)]
+    # The allocator was not checked with it.
+    assert found == [leap_check.NONE, leap_check.ALL, leap_check.NONE, leap_check.SOME]
+    assert leap_check.leaps_to_check(settings(policy="tgi")) == leap_check.NONE
+    assert leap_check.leaps_to_check(replace(every, leap=False)) == leap_check.NONE
 
 
 def test_a_policy_that_fails_has_no_stamp(module, capsys):

@@ -8,10 +8,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from core_loads import columns
 from fragmeter.experiments.runs.policy_check import check_policy
 from fragmeter.sim.cluster import Cluster, simulate_cluster
 from fragmeter.sim.engine import leap_check
-from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.run import Run, serve_checked, simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.paged.paged import PagedMemory
 from fragmeter.sim.policy.options import option_names
@@ -114,14 +115,23 @@ def test_the_option_of_the_example_is_right_in_every_mode(most, monkeypatch):
 
 
 def test_the_first_leaps_are_checked_and_then_one_in_so_many(monkeypatch):
-    """Of a right policy a leap that is checked is a row for each of its steps, and no result changes."""
+    """Of a right policy a leap that is checked is a row for each of its steps, in a run beside that of the results."""
     monkeypatch.setattr(leap_check, "FIRST_LEAPS", 3)
     monkeypatch.setattr(leap_check, "ONE_IN", 4)
-    unchecked, checked = run_of("wrong_leaps:Right", check_leaps=False), run_of("wrong_leaps:Right")
-    same(unchecked, checked)
-    leaps = int((unchecked.log.rows["steps"] > 1).sum())
-    left = int((checked.log.rows["steps"] > 1).sum())
-    assert leaps > 12 and left == leaps - 3 - (leaps // 4)
+    chosen = settings(policy="wrong_leaps:Right", num_gpu_blocks_override=20, block_size=4)
+    checked, run = serve_checked(chosen, WORK, LineCost()), simulate(chosen, WORK, LineCost())
+    same(run, checked)
+    leaps, left = (int((each.log.rows["steps"] > 1).sum()) for each in (run, checked))
+    assert leaps > 12 and left == leaps - 3 - leaps // 4
+
+
+def test_no_byte_of_a_result_depends_on_the_checks(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(leap_check, "FIRST_LEAPS", 7)
+    some, none, every = (
+        run_of("wrong_leaps:Right", **which) for which in ({}, {"check_leaps": False}, {"check_leaps": True})
+    )
+    assert columns(some) == columns(none) == columns(every)
 
 
 @pytest.mark.parametrize("first", [0, 1000])
