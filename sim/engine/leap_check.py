@@ -62,7 +62,9 @@ class _Promise:
         held_until: Decode step up to which the decision stays the same also after a finish, as no sequence waits.
         waiting: Sequences in the queue.
         stops_at_arrival: Of the plan.
-        line: Base and slope of the ticks of a step over its context, and the context of the first step.
+        context: Of the first step.
+        lines: Base and slope of the ticks of a step over its context, as the cost says for the first step and for the second. A leap
+            takes the second one where its first step does more than decode.
     """
 
     start: int
@@ -70,7 +72,8 @@ class _Promise:
     held_until: int
     waiting: int
     stops_at_arrival: bool
-    line: tuple[int, int, int]
+    context: int
+    lines: tuple[tuple[int, int], ...]
 
     def holds(self, state: State) -> bool:
         """Whether it says something of the step that is decided."""
@@ -141,15 +144,16 @@ class LeapCheck:
     def _promised(self, state: State, steps: int, limit: int) -> _Promise:
         start, batch_size = state.decode_step, state.batch_size
         end = start + min(steps, limit)
-        context, carries_on = self._context(state), self._planned_at != start or self._plan is CARRY_ON
-        base, slope, _ = self._cost.decode_line(batch_size, context if carries_on else context + batch_size)
+        context = self._context(state)
+        lines = (self._cost.decode_line(batch_size, each) for each in (context, context + batch_size))
         return _Promise(
             start=start,
             end=end,
             held_until=end if state.waiting or state.swapped else start + steps,
             waiting=len(state.waiting),
-            stops_at_arrival=carries_on or self._plan.stops_at_arrival,
-            line=(base, slope, context),
+            stops_at_arrival=self._planned_at != start or self._plan.stops_at_arrival,
+            context=context,
+            lines=tuple((base, slope) for base, slope, _ in lines),
         )
 
     def _context(self, state: State) -> int:
@@ -171,11 +175,11 @@ class LeapCheck:
     def _require_ticks(self, promise: _Promise, state: State) -> None:
         if state.decode_step >= promise.end:
             return
-        base, slope, first = promise.line
-        leapt = base + slope * (first + (state.decode_step - promise.start) * state.batch_size)
+        context = promise.context + (state.decode_step - promise.start) * state.batch_size
+        leapt = [base + slope * context for base, slope in promise.lines]
         ticks = self._cost.step_ticks(state.batch_size, self._context(state), 0, 0)
-        if ticks != leapt:
-            what = f"the step takes {ticks}, and the line of decode step {promise.start} says {leapt}; end the line earlier"
+        if ticks not in leapt:
+            what = f"the step takes {ticks}, and the line of decode step {promise.start} says {leapt[0]}; end the line earlier"
             self._refuse(_innermost(self._cost), "decode_line", "ticks", what, state)
 
     def _refuse(self, part: object, method: str, field: str, what: str, state: State) -> NoReturn:
