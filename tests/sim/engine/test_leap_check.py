@@ -23,7 +23,7 @@ from fragmeter.sim.types.errors import PluginError, SimulationFault
 from fragmeter.sim.workload.workload import Workload
 from paths import ROOT
 from same_runs import same
-from strategies import LineCost
+from strategies import COSTS, LineCost
 from wrong_leaps import EndlessLine
 
 #: Requests that arrive in steps and between them, some of which wait.
@@ -150,6 +150,22 @@ def test_leaps_of_every_policy_are_right_under_every_option(policy):
     served = [*check_policy(policy, 1, seed=3)]
     assert [each.option for each in served] == [None, *option_names(POLICIES[policy].options_type)]
     assert [each.why for each in served if each.chosen is None] == []
+
+
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-sosp23", "sarathi", "tgi"])
+@pytest.mark.parametrize("cost", COSTS)
+def test_leaps_of_replicas_are_right(policy, cost):
+    """A leap in which a request arrives ends there, and prompts that go to another replica give blocks back in one."""
+    rng = np.random.default_rng(list(COSTS).index(cost))
+    arrivals = np.cumsum(rng.integers(0, 2, 40) * rng.integers(0, 900, 40))
+    work = Workload("forty", arrivals, rng.integers(1, 40, 40), rng.integers(1, 40, 40))
+    chosen = settings(policy=policy, num_gpu_blocks_override=40, block_size=4, check_leaps=True)
+    for cluster in (
+        Cluster(num_replicas=2, router="least-outstanding-tokens"),
+        Cluster(prefill_replicas=1, decode_replicas=1),
+    ):
+        if not cluster.disaggregated or POLICIES[policy].disaggregates:
+            simulate_cluster(chosen, work, cluster, COSTS[cost])
 
 
 @pytest.mark.slow
