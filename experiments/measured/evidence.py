@@ -16,6 +16,7 @@ from typing import Any
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
+from ...sim.engine.replica import deployment_of
 from ...sim.engine.settings import Settings
 from ...sim.engine.settings import settings as settings_of
 from ...sim.policy.api_times import MEASURED
@@ -25,7 +26,6 @@ from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import formats_by_part
 from ...sim.spec.shape import ModelSpec
-from ...sim.spec.startup.launch import resolved_kv_dtype
 from ...sim.types.errors import UserError
 from ...sim.types.user_files import content_of, json_value
 from ..runs.near_saturation import LoadClass
@@ -187,7 +187,7 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
     found = Evidence(name, basis_of(card), origin, load, servers_like(settings, served), experts)
     if shape.latent:
         return found
-    backend = attention_backend(shape, card, resolved_kv_dtype(shape, card, settings.kv_cache_dtype))
+    backend = attention_backend(shape, card, deployment_of(settings, shape, card), settings.tensor_parallel_size)
     return replace(found, attention_backend=backend.name, attention_table=table_backend(card).name)
 
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 from ...sim import Settings, Workload
 from ...sim.cost.backends import attention_backend
+from ...sim.engine.replica import deployment_of
 from ...sim.spec import gpu, model
 from ...sim.spec.shape import ModelSpec
-from ...sim.spec.startup.launch import resolved_kv_dtype
 
 Client = Literal["open loop", "closed loop", "at once"]
 _SHORT = {
@@ -29,8 +29,8 @@ def backend_of(settings: Settings) -> str:
     shape, card = model(settings.model), gpu(settings.gpu)
     if shape.latent:
         return "MLA kernels, sparse" if shape.indexer else "MLA kernels"
-    kept = resolved_kv_dtype(shape, card, settings.kv_cache_dtype)
-    return _SHORT.get(name := attention_backend(shape, card, kept).name, name)
+    own = deployment_of(settings, shape, card)
+    return _SHORT.get(name := attention_backend(shape, card, own, settings.tensor_parallel_size).name, name)
 
 
 def kind_of(settings: Settings, shape: ModelSpec) -> str:

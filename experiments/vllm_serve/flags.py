@@ -19,7 +19,7 @@ FILE = Path(__file__).with_name("facts") / "flags.json"
 #: Flags that are simulated.
 READ = frozenset(
     """
-    all2all-backend async-scheduling block-size cpu-offload-gb data-parallel-size decode-context-parallel-size disable-hybrid-kv-cache-manager dtype
+    all2all-backend async-scheduling attention-backend attention-config block-size cpu-offload-gb data-parallel-size decode-context-parallel-size disable-hybrid-kv-cache-manager dtype
     enable-chunked-prefill enable-eplb enable-expert-parallel enable-lora enable-prefix-caching enforce-eager eplb-config eplb-window-size gpu-memory-utilization
     hf-config-path
     kv-cache-dtype kv-cache-memory-bytes kv-offloading-backend kv-offloading-size language-model-only
@@ -72,7 +72,7 @@ _CHANGES_TIMES = {
     "other CUDA graphs": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
         optimization-level""",
     "two batches at once": "enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
-    "kernels are those that vLLM chooses": """attention-backend attention-config kernel-config moe-backend
+    "kernels are those that vLLM chooses": """kernel-config moe-backend
         model-impl override-attention-dtype enable-flashinfer-autotune enable-batch-sharded-sampling
         enable-bf16x3-router-gemm enable-hc-sp gdn-prefill-backend ir-op-priority kda-decode-backend kda-prefill-backend
         linear-backend mamba-backend mamba-ssu-algorithm mamba-cache-philox-rounds enable-mamba-cache-stochastic-rounding
@@ -147,7 +147,7 @@ UNCHANGED = {
 #: Environment variables that are simulated, and those that are not and change the answer, by reason.
 READ_VARIABLES = frozenset(
     """
-    VLLM_ALL2ALL_BACKEND VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_DEEPEP_BUFFER_SIZE_MB
+    VLLM_ALL2ALL_BACKEND VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_ATTENTION_BACKEND VLLM_DEEPEP_BUFFER_SIZE_MB
     VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_MXFP4_USE_MARLIN VLLM_PP_LAYER_PARTITION
     VLLM_USE_FLASHINFER_SAMPLER VLLM_USE_V1
     """.split()

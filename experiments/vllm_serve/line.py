@@ -12,11 +12,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
+from ...sim.spec.attention_backends import named_backend
 from ...sim.spec.pool import GIB
 from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
@@ -40,7 +41,10 @@ from .flags import (
 from .shell import ASSIGNMENT, assigned, filled, first_argument, line_words
 
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
-_OBJECTS = ("speculative-config", "compilation-config", "eplb-config")
+_OBJECTS = ("speculative-config", "compilation-config", "eplb-config", "attention-config")
+#: Last release that reads ``VLLM_ATTENTION_BACKEND``.
+_LAST_BY_VARIABLE = (0, 14)
+_KERNELS = "kernels are those that vLLM chooses"
 #: Flags without a simulated effect that decide whether a server starts (``graphs``).
 _DECIDE = frozenset(
     """
@@ -307,6 +311,7 @@ class _Reader:
             shown = " ".join(written.split())[:60]
             raise SettingError("serve", shown, "names no model; paste a line with vllm serve MODEL")
         self._gather_drafts()
+        self._gather_attention(environment)
         if "speculative-config" in self._flags:
             self._check_drafts(str(self._flags["speculative-config"]))
         for variable in (name for name in environment if name in VARIABLES):
@@ -406,6 +411,27 @@ class _Reader:
         if not isinstance(known, dict):
             raise SettingError(f"--{name}", known, "is no JSON object, so that no key can be added to it")
         return json.dumps(known | {key: _json_or_text(value)})
+
+    def _gather_attention(self, environment: Mapping[str, str]) -> None:
+        """Make one flag of all that names the backend of attention; what is not simulated is named."""
+        config = _json_or_text(str(self._flags.pop("attention-config", "{}")))
+        others = dict(config) if isinstance(config, dict) else {"attention-config": config}
+        asked = {
+            "--attention-config.backend": others.pop("backend", None),
+            "--attention-backend": self._flags.pop("attention-backend", None),
+        }
+        if self._release is not None and self._release <= _LAST_BY_VARIABLE:
+            asked["VLLM_ATTENTION_BACKEND"] = environment.get("VLLM_ATTENTION_BACKEND")
+        for what, name in asked.items():
+            try:
+                found = None if name is None else named_backend(str(name))
+            except SettingError:
+                self._leave_out(f"{what} {name}", _KERNELS, changes_memory=False)
+                continue
+            if found is not None:
+                self._flags["attention-backend"] = found
+        if others:
+            self._leave_out("--attention-config", _KERNELS, changes_memory=False)
 
     def _check_drafts(self, text: str) -> None:
         """Name drafts of methods that are not simulated; with rates that vLLM refuses no server starts."""

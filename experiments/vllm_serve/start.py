@@ -119,6 +119,7 @@ class Started:
             disable_hybrid_kv_cache_manager=not (launch.hybrid or launch.model.mixer),
             enable_prefix_caching=None if launch.enable_prefix_caching else False,
             async_scheduling=launch.async_scheduling,
+            attention_backend=deployment.attention_backend,
             watermark=self.line.text("watermark", "0"),
             **self._scheduling(),
         )
@@ -414,4 +415,5 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
         quantization=weights,
         cuda_graphs=not line.switch("enforce-eager"),
         decode_context_parallel=line.whole(_DIVIDED, 1),
+        attention_backend=line.text("attention-backend", "") or None,
     )

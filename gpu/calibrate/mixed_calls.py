@@ -21,7 +21,7 @@ from ...sim.cost import profile
 from ...sim.cost.backends import BACKENDS, Backend, MixedCalls, attention_backend
 from ...sim.cost.base import BLOCK_ROWS
 from ...sim.output import frames as pd
-from ...sim.spec import ModelSpec
+from ...sim.spec import Deployment, ModelSpec
 from ...sim.spec import model as model_spec
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         sheet, model = gpu(options.gpu), model_spec(options.model)
-        backend = BACKENDS[options.backend] if options.backend else attention_backend(model, sheet)
+        backend = BACKENDS[options.backend] if options.backend else attention_backend(model, sheet, Deployment())
         for prefix in options.prefixes:
             calls = mixed_calls(attention_table(prefix))
             print_rows(list(errors(prefix.name, calls, rule_us(calls, model, sheet, backend))))

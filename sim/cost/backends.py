@@ -30,8 +30,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..spec.deployment import dtype_bits
+from ..spec.attention_backends import (
+    FLASH,
+    TRITON_FLASH,
+    TRITON_FLASHINFER,
+    chosen_attention,
+    flash_version,
+    need_of,
+)
+from ..spec.deployment import Deployment
 from ..spec.gpu import GpuSpec
+from ..spec.releases import LAST_ORDERED
 from ..spec.shape import ModelSpec
 from .base import coefficient
 
@@ -94,21 +103,19 @@ _MISSED_FROM, _MISSED_WHOLLY = 1.0, 1.5
 _PLACES = 2
 
 
-def attention_backend(model: ModelSpec, gpu: GpuSpec, kv_dtype: str = "fp16") -> Backend:
-    """The default backend of softmax attention: ``_get_backend_priorities`` of vLLM's ``platforms/cuda.py``, and what each backend
-    supports (0.33; of older releases the same for 16-bit KV caches)."""
-    head_dim, fp8 = model.head_dim, dtype_bits(kv_dtype) == 8
-    if gpu.major is None or gpu.major < 8:
+def attention_backend(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, tensor_parallel: int = 1) -> Backend:
+    """The backend of softmax attention that vLLM chooses (``spec.attention_backends``), or that the user names.
+
+    Texts of a model with images run in the second backend of a pair. Backends of which no mixed call is known, and those of other
+    vendors' cards, are taken to pack the heads of a KV head.
+    """
+    need = need_of(model, gpu, deployment.kv_dtype, tensor_parallel)
+    minor = LAST_ORDERED if deployment.vllm_minor is None else deployment.vllm_minor
+    name = TRITON_ATTN.name if need is None else chosen_attention(need, minor, deployment.attention_backend)
+    if name is None or need is None:
         return TRITON_ATTN
-    if gpu.major == 9:
-        return FLASH_ATTN_4 if head_dim > 256 else FLASH_ATTN_3
-    if gpu.major == 10:
-        return FLASHINFER if head_dim in (64, 128, 256) else TRITON_ATTN
-    if model.attention_sinks or head_dim > 256:
-        return TRITON_ATTN
-    if fp8:
-        return FLASHINFER if head_dim in (64, 128, 256) else TRITON_ATTN
-    return FLASH_ATTN_2
+    same = {TRITON_FLASHINFER: FLASHINFER.name, TRITON_FLASH: f"{FLASH} {flash_version(need, minor)}"}.get(name, name)
+    return BACKENDS.get(same, TRITON_ATTN)._replace(name=name)
 
 
 def table_backend(gpu: GpuSpec) -> Backend:

@@ -55,7 +55,6 @@ class AttentionCurves:
     Of ranks that divide the tokens of a sequence each decodes with the query heads of all over its part of the context.
 
     Args:
-        context_ranks: Ranks that divide the tokens of a sequence.
         paged: Whether decodes read by block tables. Else their calls are ``contiguous_attention``, where the calibration has it.
 
     Attributes:
@@ -70,12 +69,11 @@ class AttentionCurves:
         gpu: GpuSpec,
         tensor_parallel: int,
         block_size: int,
-        kv_dtype: str,
-        context_ranks: int = 1,
+        deployment: Deployment = Deployment(),
         paged: bool = True,
     ) -> None:
-        shape = model.head_attention(tensor_parallel)
-        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(kv_dtype) / 8
+        shape, context_ranks = model.head_attention(tensor_parallel), deployment.decode_context_parallel
+        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(deployment.kv_dtype) / 8
         gathered, self._ranks = context_ranks * shape.heads, context_ranks
         decoding: OpName = "decode_attention"
         by_table: tuple[float, ...] = (block_size,)
@@ -87,7 +85,8 @@ class AttentionCurves:
         self._step = calibration.ops["step"]
         # A profile stands for vLLM.
         is_profile = calibration.kind == "profile"
-        self._heads, self.backend = shape.heads, attention_backend(model, gpu, kv_dtype) if is_profile else TWO_CALLS
+        self._heads = shape.heads
+        self.backend = attention_backend(model, gpu, deployment, tensor_parallel) if is_profile else TWO_CALLS
         self.mixed_model = mixed_model(calibration, gathered // shape.kv_heads, self.backend)
         rate = calibration.ops["prefill_attention"].coefficients.flops_per_s or gpu.fp16_flops_per_s
         self.calls = MixedCalls(self.backend, gpu, gathered, shape.kv_heads, shape.head_dim, rate, self._token_bytes)
@@ -317,9 +316,7 @@ class CalibratedCost:
         if self._latent:
             self._attention = LatentCurves(self._latent, model, tensor_parallel, divided)
         else:
-            self._attention = AttentionCurves(
-                calibration, model, gpu, tensor_parallel, block_size, deployment.kv_dtype, divided, paged
-            )
+            self._attention = AttentionCurves(calibration, model, gpu, tensor_parallel, block_size, deployment, paged)
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)

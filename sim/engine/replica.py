@@ -21,6 +21,7 @@ from ..policy.options import (
     VllmV0Options,
     VllmV1Options,
     WatermarkOptions,
+    attention_backend_of,
     context_parallel_of,
     minor_version,
     option_names,
@@ -148,7 +149,7 @@ def build(
     """
     kind, options, ranks = policy(settings.policy), settings.policy_options, settings.tensor_parallel_size
     shape, card = model(settings.model), gpu(settings.gpu)
-    deployment = _deployment(settings, shape, card)
+    deployment = deployment_of(settings, shape, card)
     max_model_len = _max_model_len(settings, shape)
     caches = _caches_prefixes(settings, workload, shape)
     runs = workload.token_runs() if workload is not None and caches else None
@@ -465,7 +466,8 @@ def _eager(settings: Settings) -> bool:
     return policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
 
 
-def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
+def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
+    """The deployment that settings describe."""
     return Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
@@ -474,6 +476,8 @@ def _deployment(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployme
         data_parallel=settings.data_parallel_size,
         expert_parallel=settings.enable_expert_parallel,
         decode_context_parallel=context_parallel_of(settings.policy_options),
+        vllm_minor=_minor(settings.policy_options),
+        attention_backend=attention_backend_of(settings.policy_options),
     )
 
 

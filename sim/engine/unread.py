@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..cost import default_cost
 from ..policy.options import LEAVE_OUT, either, option_names
 from ..policy.registry import declaring, policy, readers
-from ..spec import model
+from ..spec import gpu, model
 from ..types.errors import SettingError
 from ..workload.workload import Workload
 from .settings import SHARED, Settings, default_of
@@ -56,7 +57,8 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
             return None
         return f"{settings.policy} schedules whole batches and has no token budget; use --max-num-seqs, {LEAVE_OUT}"
     if field in option_names(kind.options_type):
-        return settings.policy_options.why_unread(field, settings, workload)
+        by_cost = _why_other_kernels(settings) if field == "attention_backend" else None
+        return by_cost or settings.policy_options.why_unread(field, settings, workload)
     if is_required(field):
         # ``refuse_lacking`` refuses the run.
         return None
@@ -74,6 +76,17 @@ def _why_unshared(field: str, settings: Settings) -> str | None:
     if field == "enable_expert_parallel" and settings.tensor_parallel_size == settings.data_parallel_size == 1:
         return f"one GPU holds all experts; use --tensor-parallel-size or --data-parallel-size, {LEAVE_OUT}"
     return None
+
+
+def _why_other_kernels(settings: Settings) -> str | None:
+    """Why a run does not read the backend of attention; None where step times or the memory depend on it."""
+    shape, card = model(settings.model), gpu(settings.gpu)
+    name = settings.cost or default_cost(shape, card, settings.quantization)
+    if shape.latent:
+        return f"{shape.name} has latent attention, for which vLLM chooses other backends; {LEAVE_OUT}"
+    if settings.num_gpu_blocks_override is None or name not in ("paper", "roofline"):
+        return None
+    return f"--cost {name} has no kernels by backend, and --num-gpu-blocks-override sets the pool; {LEAVE_OUT}"
 
 
 def is_given(field: str, value: object) -> bool:

@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from ..spec import hybrid_layout, model
+from ..spec.attention_backends import NAMED, named_backend
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..types.bounds import Count, Gibibytes
@@ -343,10 +344,19 @@ class VllmV1Options(VllmServeOptions):
         Field(
             description=f"Release, 0.{FIRST_ORDERED} to 0.{LAST_ORDERED}, that orders the free queue; until 0.23 blocks without a"
             " hash are freed to its tail, not to its head. It also decides whether prefills export states for prefix hits."
-            " Everything else is as in the latest.",
+            " The attention backend is the release's. Everything else is as in the latest.",
             examples=[f"0.{FIRST_ORDERED}", f"0.{LAST_ORDERED}"],
         ),
     ] = f"0.{LAST_ORDERED}"
+    attention_backend: Annotated[
+        str | None,
+        AfterValidator(lambda name: None if name is None else named_backend(name)),
+        Field(
+            description=f"Backend of attention, as vLLM's flag of this name: {', '.join(NAMED)}. The default is the one that the release"
+            " chooses for the GPU, the model and the KV cache. It decides the time of steps that prefill and decode.",
+            examples=[*NAMED],
+        ),
+    ] = None
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; without priorities, in closed loops, and without the threshold that another option raises."""
@@ -363,6 +373,11 @@ class VllmV1Options(VllmServeOptions):
         if name == "long_prefill_token_threshold_adaptive" and not self.long_prefill_token_threshold:
             return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
+
+
+def attention_backend_of(options: Options) -> str | None:
+    """The backend of attention that a policy's options name; None for the release's own choice."""
+    return options.attention_backend if isinstance(options, VllmV1Options) else None
 
 
 def speculative_of(options: Options) -> SpeculativeConfig | None:

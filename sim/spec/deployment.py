@@ -64,6 +64,8 @@ class Deployment:
         data_parallel: Engines that share the experts.
         expert_parallel: Whether each GPU holds whole experts, instead of a slice of every expert.
         decode_context_parallel: Tensor-parallel ranks that divide the tokens of a sequence (``context_parallel``).
+        vllm_minor: Minor version of the release that chooses the kernels; None is the newest.
+        attention_backend: Backend of attention that the user names (``attention_backends``); None is vLLM's choice. Neither changes bytes.
     """
 
     pipeline_parallel: int = 1
@@ -73,6 +75,8 @@ class Deployment:
     data_parallel: int = 1
     expert_parallel: bool = False
     decode_context_parallel: int = 1
+    vllm_minor: int | None = None
+    attention_backend: str | None = None
 
     @property
     def is_default(self) -> bool:
@@ -88,11 +92,13 @@ class Deployment:
 
     def describe(self) -> dict[str, object]:
         """The fields for ``run.json``; those of experts and of divided sequences only where they are given."""
-        found = asdict(self)
+        found = {name: value for name, value in asdict(self).items() if name not in _OF_KERNELS}
         return {name: value for name, value in found.items() if name not in _IF_GIVEN or value != _IF_GIVEN[name]}
 
 
 _IF_GIVEN = {"data_parallel": 1, "expert_parallel": False, "decode_context_parallel": 1}
+#: Settings that choose kernels: a description of a cost names the kernels instead.
+_OF_KERNELS = frozenset(("vllm_minor", "attention_backend"))
 
 
 def stages(num_layers: int, pipeline_parallel: int = 1, partition: tuple[int, ...] | None = None) -> list[range]:

@@ -55,7 +55,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...types.errors import SettingError
-from ..deployment import dtype_bits
+from ..attention_backends import FLASH, FLASHINFER, TRITON_FLASHINFER, chosen_attention, need_of
 from ..states import GatedDelta
 from .estimate import Estimate, exactly
 
@@ -425,9 +425,7 @@ def _graphs(found: Captures, shape: GraphShape, fitted: Fitted) -> Estimate:
     return Estimate(int(low * surely), int(likely), int(high * likely))
 
 
-_HOPPER, _FIRST_BLACKWELL = 9, 10
-#: Width of a head up to which FlashAttention 3 and FlashInfer compute attention.
-_WIDEST_HEAD = 256
+_FIRST_BLACKWELL = 10
 _GPT_OSS = "gpt_oss"
 
 
@@ -494,23 +492,20 @@ def _reduction(launch: Launch) -> Reduction:
     return Reduction.UNKNOWN if ranks == 2 else Reduction.NCCL
 
 
+def _attention(launch: Launch) -> str | None:
+    """The backend of softmax or latent attention."""
+    deployment = launch.deployment
+    need = need_of(launch.model, launch.gpu, deployment.kv_dtype, launch.tensor_parallel)
+    return need and chosen_attention(need, launch.release.since[1], deployment.attention_backend)
+
+
 def _flashinfer(launch: Launch) -> bool:
-    """Whether FlashInfer computes attention: on B200 and B300, and elsewhere with a KV cache in 8 bits, but on Hopper."""
-    model, gpu = launch.model, launch.gpu
-    if (
-        model.latent
-        or model.window_heads
-        or not model.num_kv_heads
-        or model.head_dim > _WIDEST_HEAD
-        or gpu.major == _HOPPER
-    ):
-        return False
-    return gpu.is_blackwell or dtype_bits(launch.deployment.kv_dtype) < 16
+    return _attention(launch) in (FLASHINFER, TRITON_FLASHINFER)
 
 
 def _split_output(launch: Launch) -> int:
     """Bytes in fp32 of the output of attention of a token on a rank, where FlashAttention 3 computes it."""
     model = launch.model
-    if launch.gpu.major != _HOPPER or model.latent or model.head_dim > _WIDEST_HEAD:
+    if _attention(launch) != f"{FLASH} 3":
         return 0
     return 4 * model.num_heads // launch.tensor_parallel * (model.v_head_dim or model.head_dim)

@@ -99,14 +99,41 @@ def test_the_engine_of_releases_before_v1_is_named():
 
 def test_a_revision_and_other_kernels_are_not_simulated():
     line = parse_serve(
-        "vllm serve Qwen/Qwen3-8B --revision abc --attention-backend FLASHINFER --disable-custom-all-reduce --seed 3"
+        "vllm serve Qwen/Qwen3-8B --revision abc --moe-backend triton --disable-custom-all-reduce --seed 3"
     )
     assert line.ignored == ["--seed"]
     assert line.not_simulated == [
         "--revision (the facts are those of the preset, or of the repository's main branch)",
-        "--attention-backend (kernels are those that vLLM chooses)",
+        "--moe-backend (kernels are those that vLLM chooses)",
         "--disable-custom-all-reduce (all-reduces are vLLM's own)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "backend", "left_out"),
+    [
+        ("vllm serve llama-3.1-8b --attention-backend FLASHINFER", "FLASHINFER", []),
+        ('vllm serve llama-3.1-8b --attention-config \'{"backend": "TRITON_ATTN"}\'', "TRITON_ATTN", []),
+        ("vllm serve llama-3.1-8b --attention-config.backend flash_attn", "FLASH_ATTN", []),
+        ("vllm serve llama-3.1-8b --attention-backend auto", None, []),
+        ("vllm serve llama-3.1-8b --attention-backend TURBOQUANT", None, ["--attention-backend TURBOQUANT"]),
+        ("vllm serve llama-3.1-8b --attention-config.flash_attn_version 2", None, ["--attention-config"]),
+        ("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve llama-3.1-8b", None, []),
+    ],
+)
+def test_the_backend_of_attention_is_that_of_the_line(line, backend, left_out):
+    found = parse_serve(line)
+    chosen = started(found, "a100-80gb").settings().policy_options
+    assert chosen.attention_backend == backend
+    assert [text.partition(" (")[0] for text in found.not_simulated] == left_out
+
+
+def test_releases_up_to_0_14_read_the_variable():
+    image = "docker run -e VLLM_ATTENTION_BACKEND=FLASHINFER vllm/vllm-openai:v{} --model llama-3.1-8b"
+    found = {
+        release: parse_serve(image.format(release)).text("attention-backend", "") for release in ("0.14.1", "0.15.1")
+    }
+    assert found == {"0.14.1": "FLASHINFER", "0.15.1": ""}
 
 
 def test_flags_of_the_scheduler_are_settings_of_the_simulation():

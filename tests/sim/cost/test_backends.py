@@ -21,7 +21,7 @@ from fragmeter.sim.cost.backends import (
 from fragmeter.sim.cost.base import prompt_blocks
 from fragmeter.sim.cost.calibrated import AttentionCurves
 from fragmeter.sim.output import frames as pd
-from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec import Deployment, gpu, model
 
 QWEN = model("qwen3-14b")
 
@@ -43,7 +43,7 @@ QWEN = model("qwen3-14b")
     ],
 )
 def test_the_backend_is_that_of_the_card_the_model_and_the_cache(card, name, kv_dtype, expected):
-    assert attention_backend(model(name), gpu(card), kv_dtype).name == expected
+    assert attention_backend(model(name), gpu(card), Deployment(kv_dtype=kv_dtype)).name == expected
 
 
 def test_a_step_time_names_its_backend_and_that_of_its_table():
@@ -55,7 +55,7 @@ def test_a_step_time_names_its_backend_and_that_of_its_table():
 
 def k_of(card: str, name: str, batch: int, length: int, tensor_parallel: int = 1) -> float:
     """Time of decodes in a mixed call over their time alone."""
-    curves = AttentionCurves(profile(card), model(name), gpu(card), tensor_parallel, 16, "fp16")
+    curves = AttentionCurves(profile(card), model(name), gpu(card), tensor_parallel, 16)
     return curves.mixed_decode(batch)(batch * length) / curves.decode(batch)(batch * length)
 
 

@@ -94,7 +94,7 @@ class TestCurve:
 
 
 PROFILED = [("opt-13b", "a100-40gb"), ("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "h200")]
-ATTENTION = [AttentionCurves(profile(card), model(name), gpu(card), 1, 16, "fp16") for name, card in PROFILED]
+ATTENTION = [AttentionCurves(profile(card), model(name), gpu(card), 1, 16) for name, card in PROFILED]
 
 
 @settings(deadline=None, max_examples=200)
@@ -121,9 +121,7 @@ class TestSurface:
     def test_a_node_is_the_same_whichever_is_computed_first(self, place, tokens, pairs):
         """A node comes with the ones around it, in one call of numpy."""
         (name, card), shift = PROFILED[place], max(0, pairs.bit_length() - 4)
-        alone, together = (
-            AttentionCurves(profile(card), model(name), gpu(card), 1, 16, "bf16").prefill for _ in range(2)
-        )
+        alone, together = (AttentionCurves(profile(card), model(name), gpu(card), 1, 16).prefill for _ in range(2))
         low = pairs >> shift << shift
         together.node(tokens, low - (1 << shift) if low > 1 << shift else low + (1 << shift))
         assert together.node(tokens, low) == alone.node(tokens, low)
