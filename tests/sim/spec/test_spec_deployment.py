@@ -126,7 +126,7 @@ class TestReplica:
             enforce_eager=False,
             cost="roofline",
         )
-        deployment = Deployment(2, "fp8", "fp8", cuda_graphs=True)
+        deployment = Deployment(2, "fp8", "fp8", cuda_graphs=True, vllm_minor=33)
         replica, spec = build(given), model("llama-3.1-70b")
         assert replica.num_blocks == paper_num_blocks(spec, gpu("h100-80gb"), 2, 16, deployment)
         assert replica.memory.host_blocks == host_blocks(spec, 2, deployment=deployment)
