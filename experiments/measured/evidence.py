@@ -50,7 +50,7 @@ _OUTSIDE = {
 }
 _API_SERVER = "Requests and outputs wait for event loops of the API server, with {} times (--api-server)."
 #: The source of a profile that is scaled from that of another card.
-_SCALED = re.compile(r"; that of (\S+) with bandwidth times")
+_SCALED = re.compile(r"; those of (\S+), longer where")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
     scaled = _scaled_from(card.name)
     origin = f"kernel times of {card.name} from published tables"
     if scaled:
-        origin = f"kernel times of {scaled} from published tables, scaled to {card.name} by the bandwidths of the data sheets"
+        origin = f"kernel times of {scaled} from published tables, longer where the memory of {card.name} bounds them"
     experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
     found = Evidence(name, basis_of(card), origin, load, servers_like(settings, served), experts)
     if shape.latent:

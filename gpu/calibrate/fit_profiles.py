@@ -72,8 +72,10 @@ _LATENT_MODEL = "deepseek-ai/DeepSeek-V3"
 #: Profiles of other tables (``fit_layers``) to which fp8 GEMMs, experts and all-reduces are added.
 ADDED = {"rtx-pro-6000": "rtx_pro_6000_server"}
 _ADDED: tuple[OpName, ...] = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
-#: Profiles without tables: scaled from a chip with another memory, by the bandwidths of the data sheets.
+#: Profiles without tables: scaled from a card with the same chip and faster memory.
 SCALED = {"a100-40gb": "a100-80gb"}
+#: Share of the data sheet's bandwidth that memory delivers: of decode attention over long contexts in the tables of A100 and H200.
+_DELIVERED = 0.92
 LICENCE = "derived from tables under Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES; see NOTICE"
 
 Which = Callable[[Points], np.ndarray]
@@ -290,23 +292,18 @@ def _entry(source: str, **coefficients: float) -> dict[str, Any]:
 
 
 def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[str, Any]:
-    share = wanted.memory_bytes_per_s / measured.memory_bytes_per_s
-    source = f"that of {measured.name} with bandwidth times {share:.4f}, as the data sheets have it; not measured"
+    """The profile of a card with the same chip as the measured one, and other memory (``operations.OtherMemory``)."""
     ops = {name: dict(entry) for name, entry in fitted["ops"].items()} | assumed(wanted)
+    rates = {"measured_bytes_per_s": measured.memory_bytes_per_s, "bytes_per_s": wanted.memory_bytes_per_s}
+    memory = {"memory": {name: round(_DELIVERED * rate) for name, rate in rates.items()}}
     # All-reduces are bound by the links, which are the same.
-    bound = [name for name in FITTED if name in ops and name != "all_reduce"]
-    for name in (*bound, *(name for name in FORMATS if name in ops)):
-        ops[name] = _with_bandwidth(ops[name], share)
+    for name in (name for name in (*FITTED, *FORMATS) if name in ops and name != "all_reduce"):
+        ops[name] |= memory
         if "shapes" in ops[name]:
-            shapes = ops[name]["shapes"].items()
-            ops[name]["shapes"] = {shape: _with_bandwidth(entry, share) for shape, entry in shapes}
+            ops[name]["shapes"] = {shape: entry | memory for shape, entry in ops[name]["shapes"].items()}
+    source = f"those of {measured.name}, longer where the memory of {wanted.name} bounds them; not measured"
     device = fitted["device"] | {"gpu": wanted.name, "data_sheet": wanted.source}
     return fitted | {"device": device, "source": f"{fitted['source']}; {source}", "ops": ops}
-
-
-def _with_bandwidth(entry: dict[str, Any], share: float) -> dict[str, Any]:
-    coefficients = entry["coefficients"]
-    return entry | {"coefficients": coefficients | {"bytes_per_s": coefficients["bytes_per_s"] * share}}
 
 
 def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -194,7 +194,7 @@ def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None)
         return calibration.ops[own]
     found, rate = sixteen.coefficients, sixteen.coefficients.flops_per_s
     scaled = found if rate is None else replace(found, flops_per_s=rate * faster)
-    return OpModel(scaled, sixteen.residuals, shares.speedup_source(faster))
+    return replace(sixteen, coefficients=scaled, source=shares.speedup_source(faster), fit={})
 
 
 #: The operations of experts by number format of the weights.
@@ -534,6 +534,11 @@ class CalibratedCost:
             for name, model in models
             for term, value in asdict(model.coefficients).items()
             if value is not None
+        }
+        terms |= {
+            f"{name}.memory_{term}": coefficient(value, "bytes/s", calibration.source)
+            for name, model in models
+            for term, value in (asdict(model.memory) if model.memory else {}).items()
         }
         if isinstance(attention, AttentionCurves) and attention.mixed_model is None:
             terms |= attention.calls.describe()

@@ -515,6 +515,31 @@ def corners(
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class OtherMemory:
+    """Times of a card from those of another card with the same chip and other memory.
+
+    A call is bound by its memory and by all else (launches, compute, requests in flight), which is the same on both:
+
+        t_measured^2 = rest^2 + (bytes / measured)^2        t^2 = rest^2 + (bytes / own)^2
+
+    The exponent is that of the one pair of cards with tables of both, H100 and H200: of 1 to 8 it gives the smallest errors of GEMMs,
+    attention and experts together (``tests/sim/cost/test_other_memory.py``).
+
+    Attributes:
+        measured_bytes_per_s, bytes_per_s: What the memory of the measured and of this card delivers.
+    """
+
+    measured_bytes_per_s: Positive
+    bytes_per_s: Positive
+
+    def us(self, measured: np.ndarray, work: Work) -> np.ndarray:
+        """Microseconds of calls that take ``measured`` on the other card."""
+        moved = np.asarray(work.bytes, float) * 1e6
+        rest = np.maximum(measured**2 - (moved / self.measured_bytes_per_s) ** 2, 0)
+        return np.sqrt(rest + (moved / self.bytes_per_s) ** 2)
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class OpModel:
     """One operation on one device.
 
@@ -523,6 +548,7 @@ class OpModel:
         fit: Description and errors of the fit, for readers.
         shapes: Models of single shapes, by ``experts_name``; they hold for no other.
         query_group: Query heads of a KV head of the measured model, for which alone mixed attention holds; None for any.
+        memory: Of a card that has the model of another card with the same chip; None where the model is of the card's own calls.
     """
 
     coefficients: Coefficients
@@ -531,8 +557,10 @@ class OpModel:
     fit: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, OpModel] = field(default_factory=dict)
     query_group: Annotated[int, Field(ge=1)] | None = None
+    memory: OtherMemory | None = None
 
     def us(self, work: Work) -> np.ndarray:
         """Microseconds of a call, or of an array of calls."""
         modelled = self.coefficients.us(work)
-        return modelled if self.residuals is None else modelled * np.exp(self.residuals(work.at))
+        found = modelled if self.residuals is None else modelled * np.exp(self.residuals(work.at))
+        return found if self.memory is None else self.memory.us(found, work)

@@ -28,7 +28,7 @@ TRITON_FLASH, TRITON_FLASHINFER = "TRITON_FLASH_ATTN", "TRITON_FLASHINFER"
 _COMPOSITE_SIZES = (256, 512)
 #: Backends of softmax attention that ``--attention-backend`` may name; which cards and models they take is vLLM's check.
 NAMED = (FLASH, FLASHINFER, TRITON, FLEX)
-#: ``model_type`` of models with images whose tokens attend in both directions (``is_mm_prefix_lm``).
+#: ``model_type`` of models with image tokens that attend in both directions (``is_mm_prefix_lm``).
 _BIDIRECTIONAL = frozenset(("gemma3", "gemma4", "paligemma", "molmo2"))
 _FLASH_SIZES = frozenset((32, 64, 96, 128, 160, 192, 224, 256))
 _FLASHINFER_SIZES = frozenset((64, 128, 256))

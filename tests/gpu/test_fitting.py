@@ -425,7 +425,9 @@ class TestProfiles:
             assert (gemm.fit["rows"], gemm.fit["rows_bf16"], gemm.fit["rows_above_data_sheet"]) == (545, 185, 5)
             assert gemm.fit["table"] == "a100_sxm/gemm/vllm/0.9.9/gemm_perf.parquet"
             assert gemm.coefficients.flops_per_s == pytest.approx(250e12, rel=0.05)
-        assert fitted.ops["decode_attention"].coefficients.bytes_per_s == pytest.approx(1.7e12 * 1555 / 2039, rel=0.05)
+        memory = fitted.ops["decode_attention"].memory
+        assert fitted.ops["decode_attention"].coefficients.bytes_per_s == pytest.approx(1.7e12, rel=0.05)
+        assert memory is not None and memory.bytes_per_s == pytest.approx(0.92 * 1555e9)
         assert fitted.ops["decode_attention"].fit["rows"] == 190 and fitted.ops["decode_attention"].fit["points"] == 189
 
     def test_have_fp8_gemms_where_the_card_has_fp8(self, tmp_path, monkeypatch, capsys):

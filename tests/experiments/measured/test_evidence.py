@@ -190,7 +190,7 @@ def test_a_line_of_each_cost_model():
     )
     paper = evidence(settings(policy="vllm-sosp23", cost="paper"))
     assert (paper.basis, paper.cost) == ("the paper", "paper")
-    scaled = "kernel times of a100-80gb from published tables, scaled to a100-40gb by the bandwidths of the data sheets"
+    scaled = "kernel times of a100-80gb from published tables, longer where the memory of a100-40gb bounds them"
     assert scaled in evidence(settings(policy="vllm-sosp23")).text()
 
 

@@ -273,11 +273,13 @@ class TestProfiles:
                 )
         assert "8x2x4096x14336" in profile(name).ops["moe"].shapes
 
-    def test_that_of_the_a100_40gb_differs_by_the_bandwidth_alone(self):
+    def test_that_of_the_a100_40gb_differs_by_the_memory_alone(self):
         small, large = profile("a100-40gb"), profile("a100-80gb")
         assert "not measured" in small.source
-        for operation in ("gemm", "decode_attention", "prefill_attention"):
+        for operation in ("gemm", "decode_attention", "prefill_attention", "moe"):
             one, other = small.ops[operation], large.ops[operation]
-            assert one.coefficients.bytes_per_s == pytest.approx(other.coefficients.bytes_per_s * 1555 / 2039)
-            assert one.coefficients.flops_per_s == other.coefficients.flops_per_s
-            assert one.residuals == other.residuals
+            assert (one.coefficients, one.residuals, other.memory) == (other.coefficients, other.residuals, None)
+            assert one.memory is not None
+            assert one.memory.bytes_per_s == pytest.approx(0.92 * 1555e9)
+            assert one.memory.measured_bytes_per_s == pytest.approx(0.92 * 2039e9)
+        assert all(shape.memory is not None for shape in small.ops["moe"].shapes.values())
