@@ -16,6 +16,7 @@ from typing import Any
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
+from ...sim.cost.gemms import unpacking_kernel
 from ...sim.engine.replica import deployment_of
 from ...sim.engine.settings import Settings
 from ...sim.engine.settings import settings as settings_of
@@ -43,6 +44,9 @@ READ = (
 )  # fmt: skip
 _INT4_GEMMS = (
     "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
+)
+_UNPACKED_GEMMS = (
+    "GEMMs of these weights run in {} on this GPU, and their tables are of 16-bit weights: its error is not known."
 )
 _OUTSIDE = {
     "completions": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60).",
@@ -97,6 +101,8 @@ class Evidence:
         int4_gemms: Whether weights of GEMMs are 4-bit integers, for which a profile has the model of bf16.
         attention_backend, attention_table: The backend of softmax attention that vLLM takes by default, and that of the tables of its time; None
             where the time is not of a profile of the package.
+        gemm_kernel: The kernel that unpacks the weights of GEMMs to 16 bits, of which no table is; None where GEMMs multiply in a format of the
+            tables.
     """
 
     cost: str
@@ -112,6 +118,7 @@ class Evidence:
     int4_gemms: bool = False
     attention_backend: str | None = None
     attention_table: str | None = None
+    gemm_kernel: str | None = None
 
     def headline(self) -> str:
         """Simulated values with their intervals, such as "TPOT 12.3 ms (11.2 to 13.1 for 9 of 10 servers like this)"; empty without."""
@@ -139,7 +146,11 @@ class Evidence:
             parts.append(
                 f"Attention runs in {self.attention_backend}, and its tables are of {self.attention_table}: its error is not known."
             )
-        return " ".join([*parts, _INT4_GEMMS] if self.int4_gemms else parts)
+        if self.int4_gemms:
+            parts.append(_INT4_GEMMS)
+        elif self.gemm_kernel:
+            parts.append(_UNPACKED_GEMMS.format(self.gemm_kernel))
+        return " ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -159,7 +170,10 @@ def evidence(settings: Settings, served: Served = Served()) -> Evidence:
         found = replace(found, endpoint=own_options.endpoint, api_server=own_options.api_server)
         if found.basis != "a measured server":
             found = replace(found, outside_ms=own_options.request_outside_ms)
-    return replace(found, int4_gemms=found.cost == "fitted" and _has_int4_gemms(quantization))
+    if found.cost != "fitted":
+        return found
+    kernel = _unpacking_kernel(quantization, gpu(settings.gpu))
+    return replace(found, int4_gemms=_has_int4_gemms(quantization), gemm_kernel=kernel)
 
 
 def _evidence(settings: Settings, served: Served) -> Evidence:
@@ -323,3 +337,10 @@ def _has_int4_gemms(quantization: str | None) -> bool:
     """Whether matrices other than experts, which have operations of their own, are of 4-bit integers."""
     by_part = {} if quantization is None else formats_by_part(quantization)
     return any(form in INT4 for part, form in by_part.items() if part != "expert")
+
+
+def _unpacking_kernel(quantization: str | None, card: GpuSpec) -> str | None:
+    """The kernel of GEMMs other than experts that unpacks weights."""
+    by_part = {} if quantization is None else formats_by_part(quantization)
+    found = (unpacking_kernel(form, card) for part, form in by_part.items() if part != "expert")
+    return next(filter(None, found), None)

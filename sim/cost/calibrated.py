@@ -29,7 +29,7 @@ from .backends import FLASH_ATTN_2, TWO_CALLS, Backend, MixedCalls, attention_ba
 from .base import Peers, StepCost, StepParts, coefficient, prompt_blocks
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
-from .gemms import layer_gemms
+from .gemms import layer_gemms, unpacking_kernel
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
@@ -523,6 +523,10 @@ class CalibratedCost:
         experts = [] if self._experts is None else [self._experts]
         attention = self._attention
         mixed, backend = [], {}
+        unpacked = {form: unpacking_kernel(form, self.gpu) for form in self._gemm_models}
+        kernels = {
+            form: kernel for form, kernel in unpacked.items() if form and kernel and calibration.kind == "profile"
+        }
         if isinstance(attention, AttentionCurves):
             table = table_backend(self.gpu) if calibration.kind == "profile" else attention.backend
             backend = {"attention_backend": attention.backend.name, "attention_table": table.name}
@@ -554,6 +558,7 @@ class CalibratedCost:
             "source": calibration.source,
             "device": str(calibration.device.get("name", "")),
             **backend,
+            **({"gemm_kernels": kernels} if kernels else {}),
             "tensor_parallel": self.tensor_parallel,
             **({} if self.deployment.is_default else self.deployment.describe()),
             **terms,

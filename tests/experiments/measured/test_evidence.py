@@ -10,9 +10,9 @@ import pytest
 from fragmeter.experiments.measured.evidence import evidence, evidence_lines, recorded_text
 from fragmeter.experiments.measured.servers_like import Served, stored_rows
 from fragmeter.experiments.reproduce.servers import facts
-from fragmeter.sim.cost import default_cost, profile
+from fragmeter.sim.cost import cost, default_cost, profile
 from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec import Deployment, gpu, model
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "servers.md"
@@ -242,3 +242,22 @@ def test_event_loops_of_the_api_server_are_stated(given, word):
     for text in (evidence(chosen).text(), recorded_text(chosen.as_dict())):
         assert ("event loops" in text) == (word is not None)
         assert word is None or f"with {word} times" in text
+
+
+@pytest.mark.parametrize(
+    ("card", "quantization", "kernel"),
+    [
+        ("a100-80gb", "fp8", "MARLIN"), ("a100-80gb", "awq", "MARLIN"), ("a100-80gb", None, None), ("h100-80gb", "fp8", None),
+        ("h100-80gb", "gptq", "MACHETE"), ("h100-80gb", "nvfp4", "MARLIN"), ("b200", "nvfp4", None), ("l40s", "fp8", None),
+    ],
+)  # fmt: skip
+def test_gemms_that_unpack_their_weights_name_their_kernel(card, quantization, kernel):
+    """vLLM's FP8 on an A100 was measured slower than bf16, and the tables have no such kernel."""
+    given = settings(policy="vllm-v1", model="qwen3-14b", gpu=card, quantization=quantization)
+    found = evidence(given)
+    assert found.gemm_kernel == kernel
+    assert ("run in MARLIN" in found.text()) == (kernel == "MARLIN" and quantization != "awq")
+    described = cost(
+        "fitted", model("qwen3-14b"), gpu(card), deployment=Deployment(quantization=quantization)
+    ).describe()
+    assert described.get("gemm_kernels") == ({quantization: kernel} if kernel else None)
