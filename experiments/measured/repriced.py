@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...sim import Settings, Workload
-from ...sim.cost.base import StepCost, effective_context
+from ...sim.cost.base import StepCost, effective_context, saved_ticks
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import simulate
 from ...sim.memory.accounting.ledger import Leap
@@ -32,13 +32,14 @@ class PricedPlan(NamedTuple):
 
     def ticks(self, cost: StepCost) -> np.ndarray:
         """int64 [steps], durations of the recorded steps by another step cost."""
-        effective = effective_context(cost)
+        effective, saved = effective_context(cost), saved_ticks(cost)
 
         def answer(name: str, sizes: tuple[int, ...]) -> int:
             if name == "step_ticks":
                 decodes, context, tokens, pairs, repeated = sizes
                 read = context if effective is None else effective(context, repeated)
-                return cost.step_ticks(decodes, read, tokens, pairs)
+                less = saved(decodes, context, repeated) if saved is not None and decodes and tokens else 0
+                return cost.step_ticks(decodes, read, tokens, pairs) - less
             return int(getattr(cost, name)(*sizes))
 
         sums = (sum(answer(*question) for question in asked) for asked in self.questions)

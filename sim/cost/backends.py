@@ -153,8 +153,14 @@ class MixedCalls:
         self._key_us = 4 * rows * head_dim * heads / flops_per_s * 1e6
         self._tiles = rows > 0
 
-    def decode_us(self, batch: int, context: np.ndarray, alone_us: np.ndarray) -> np.ndarray:
-        """k x decode: microseconds of ``batch`` decodes over ``context`` tokens, which take ``alone_us`` in a call of their own."""
+    def decode_us(
+        self, batch: int, context: np.ndarray, alone_us: np.ndarray, distinct: np.ndarray | None = None
+    ) -> np.ndarray:
+        """k x decode: microseconds of ``batch`` decodes over ``context`` tokens, which take ``alone_us`` in a call of their own.
+
+        Args:
+            distinct: Tokens among them that are not those of another sequence too; None is all.
+        """
         # With one query head a KV head both calls are the same kernel: there are no heads to pack.
         if self.group == 1:
             return alone_us
@@ -162,7 +168,19 @@ class MixedCalls:
             return alone_us * self.backend.k
         tiles = self._key_us * (context + batch * _KEYS_MORE)
         together = min(self.group, max(1, self._running // batch))
-        return np.maximum(tiles, alone_us * (1 + (self.group / together - 1) * self._missed(context)))
+        return np.maximum(
+            tiles,
+            alone_us * (1 + (self.group / together - 1) * self._missed(context if distinct is None else distinct)),
+        )
+
+    @property
+    def caches_shared(self) -> bool:
+        """Whether the time depends on how many of the tokens are distinct."""
+        return self._tiles and self.group > 1 and self._cache is not None
+
+    def is_cached(self, context: int) -> bool:
+        """Whether the L2 cache holds the KV of one KV head, so that it does not matter which tokens are shared."""
+        return not self._missed(np.array(float(context))).any()
 
     def block_us(self) -> float:
         """Microseconds for each decode and each 64 tokens of the longest prompt."""

@@ -140,6 +140,14 @@ def effective_context(cost: StepCost) -> Callable[[int, int], int] | None:
     return found
 
 
+def saved_ticks(cost: StepCost) -> Callable[[int, int, int], int] | None:
+    """The function of a cost model that says by how much a step that decodes and prefills is shorter because its decodes name the same
+    blocks, which a cache then holds: of the decodes, the sum of their contexts, and the slots of it that are read again
+    (``Memory.repeated_slots``). None of most models."""
+    found: Callable[[int, int, int], int] | None = getattr(cost, "saved_ticks", None)
+    return found
+
+
 def draft_ticks(cost: StepCost, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
     """Time of the drafts of a step, of a cost that knows a drafter; else 0.
 
@@ -216,6 +224,8 @@ class ScaledCost:
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
         self.effective_context = effective_context(inner)
+        saved = saved_ticks(inner)
+        self.saved_ticks = None if saved is None else lambda *work: self._scaled(saved(*work))
 
     def among(self, tokens: Sequence[int]) -> StepCost:
         """See ``among``."""

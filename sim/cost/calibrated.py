@@ -131,6 +131,25 @@ class AttentionCurves:
         # A fitted table may fall below that a little, as the launch of one call is saved.
         return max(together, decode, prefill)
 
+    @property
+    def caches_shared(self) -> bool:
+        """Whether a mixed call is shorter if its decodes have tokens in common."""
+        return self.mixed_model is None and self.calls.caches_shared
+
+    def saved(self, batch: int, context: int, repeated: int) -> int:
+        """Ticks by which a call with prompts is shorter because ``repeated`` of the tokens are those of other sequences too."""
+        if not repeated or self.calls.is_cached(context):
+            return 0
+        us = 0.0
+        for layers, window in self._groups:
+            # Which slots within a window are shared is not known.
+            if window is None:
+                held = np.array(max(context / self._ranks, batch))
+                alone, distinct = self._decode_us(batch, held), held - repeated / self._ranks
+                longer = self.calls.decode_us(batch, held, alone) - self.calls.decode_us(batch, held, alone, distinct)
+                us += layers * float(longer)
+        return ticks_of(np.asarray(us))
+
     def parts(self) -> tuple[Callable[[int], RisingCurve], int, int] | None:
         """``mixed_decode`` by batch, ``per_block`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up; None where it is an operation
         of its own."""
@@ -339,6 +358,9 @@ class CalibratedCost:
         self._launch_ticks = ticks_of(self._us("launches", operations.launches())) if has_launches else 0
         self._dense: dict[int, int] = {}
         self.effective_context = context_of_reads(calibration.repeated_reads)
+        attention = self._attention
+        shared = isinstance(attention, AttentionCurves) and attention.caches_shared
+        self.saved_ticks = attention.saved if shared and isinstance(attention, AttentionCurves) else None
 
     def _all_reduces(self, calibration: Calibration) -> Curve | None:
         """Ticks of all layers over the tokens; None without tensor parallelism, or if the calibration has no all-reduces of so

@@ -26,7 +26,7 @@ from ..types import ticks
 from ..types.errors import SettingError
 from ..types.user_files import content_of
 from ..types.validation import complaint
-from .base import StepCost, StepParts, among, coefficient, effective_context
+from .base import StepCost, StepParts, among, coefficient, effective_context, saved_ticks
 
 #: A minute, and a second: larger values are in another unit.
 OutsideMs = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
@@ -173,6 +173,7 @@ class ServedCost:
         self.inner, self.server, self.name = inner, server, inner.name
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.effective_context = inner.copy_ticks, effective_context(inner)
+        self.saved_ticks = saved_ticks(inner)
         self._least = 1
         self.outside_ticks: int | None = None
         if server is None:

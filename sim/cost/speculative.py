@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import StepCost, coefficient, effective_context, outside_ticks
+from .base import StepCost, coefficient, effective_context, outside_ticks, saved_ticks
 
 
 class SpeculativeCost:
@@ -23,7 +23,7 @@ class SpeculativeCost:
         self.step_ticks, self.decode_line = inner.step_ticks, inner.decode_line
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
-        self.effective_context = effective_context(inner)
+        self.effective_context, self.saved_ticks = effective_context(inner), saved_ticks(inner)
 
     def draft_ticks(self, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
         """See ``base.draft_ticks``."""

@@ -29,7 +29,7 @@ import numpy as np
 import simpy
 
 from ..cost import PaperCost, step_parts
-from ..cost.base import effective_context
+from ..cost.base import effective_context, saved_ticks
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
 from ..memory.accounting.moments import after_step
@@ -99,14 +99,15 @@ def serves(settings: Settings, replica: Replica) -> bool:
     """Whether the core serves an open loop of single sequences, without observers, on this replica.
 
     It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed. It does not
-    count blocks that several tables name, so a run that may have some is served in Python if repeated reads of them cost less.
+    count blocks that several tables name, so a run that may have some is served in Python if its steps are shorter with them.
     """
     memory = replica.memory
     kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
     if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
-    if isinstance(memory, CachedMemory) and effective_context(replica.cost) is not None and not all(memory.unshared):
+    counts = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
+    if counts and isinstance(memory, CachedMemory) and not all(memory.unshared):
         return False
     return memory.is_plain and memory.tables is None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..cost.base import StepCost, draft_ticks, effective_context
+from ..cost.base import StepCost, draft_ticks, effective_context, saved_ticks
 from ..memory import Memory
 from ..memory.accounting.ledger import COMPLETE, RECOMPUTE, SWAP, Ledger
 from ..types.sequence import Sequence, StepPlan
@@ -40,7 +40,7 @@ class Executor:
 
     def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
-        self._effective = effective_context(cost)
+        self._effective, self._saved = effective_context(cost), saved_ticks(cost)
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
         """Change blocks, queues and the ledger as the plan says.
@@ -77,6 +77,8 @@ class Executor:
                 read = self._effective(context, self._memory.repeated_slots(plan.admitted))
             work = decodes, read, prefill, pairs
             ticks = self._cost.step_ticks(*work) if plan.drafts is None else self._verify_ticks(plan, context, *work)
+            if decodes and prefill and self._saved is not None and plan.drafts is None:
+                ticks -= self._saved(decodes, context, self._memory.repeated_slots(plan.admitted))
             return moves + ticks, prefill, moves, plan.valid_until_horizon, plan.stops_at_arrival
         return moves, 0, moves, False, plan.stops_at_arrival
 
