@@ -215,7 +215,9 @@ def _flash_takes(need: AttentionNeed, minor: int, images: bool) -> bool:
 
 
 def _flashinfer_takes(need: AttentionNeed, minor: int) -> bool:
-    if need.major < 8 or not (need.head_dim in _FLASHINFER_SIZES or (need.head_dim == 512 and minor >= 22)):
+    # Turing was left out when its kernels broke.
+    least = 75 if minor < 24 else 80
+    if need.capability < least or not (need.head_dim in _FLASHINFER_SIZES or (need.head_dim == 512 and minor >= 22)):
         return False
     if not need.sinks:
         return True

@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 #: Compute capabilities of the presets.
-CAPABILITIES = (70, 80, 86, 89, 90, 100, 103, 120, 121)
+CAPABILITIES = (70, 75, 80, 86, 89, 90, 100, 103, 120, 121)
 _DECODER = "decoder"
 #: Flag of code with ``**named``.
 _TAKES_ANY = 8
