@@ -335,7 +335,8 @@ class VllmV1Options(VllmServeOptions):
         Count,
         Field(
             description="Tensor-parallel ranks that divide the tokens of every sequence among them, where they would hold copies of"
-            " the same KV heads; a block has block_size tokens on each."
+            " the same KV heads; a block has block_size tokens on each.",
+            examples=[2, 4],
         ),
     ] = 1
     vllm_release: Annotated[
