@@ -6,7 +6,8 @@ both. It serves an open loop with one sequence a request, in one KV group, where
 nothing has ids; core.py lists what it serves.
 
     _core_cost.h      step times
-    _core_cache.h     the free queue of a prefix cache, and blocks with names
+    _core_pool.h      blocks with reference counts and hashes, and the free queue
+    _core_cache.h     the block tables of a prefix cache
     _core_batch.h     the running sequences and their blocks, the queue, the leap
     _core_sosp23.h    the decisions of vllm-sosp23
     _core_v1.h        the decisions of vllm-v1
@@ -33,6 +34,8 @@ the caller, who gets control back when one is full: no other state outlives a ca
 
 #include "_core_cost.h"
 
+#include "_core_pool.h"
+
 #include "_core_cache.h"
 
 #include "_core_batch.h"
@@ -47,36 +50,12 @@ the caller, who gets control back when one is full: no other state outlives a ca
 
 static const char *CAPSULE = "fragmeter.sim.engine._core.replica";
 
-static void drop_cache(struct cache *c)
-{
-    struct log *logs[] = {&c->freed, &c->hits, &c->unstacked, &c->touches, &c->takes, &c->growths};
-    for (size_t place = 0; place < sizeof logs / sizeof *logs; place++)
-        free(logs[place]->items);
-    free(c->stack);
-    free(c->holes);
-    free(c->found.items);
-    free(c->held.items);
-    for (int64_t number = 0; number < c->num_chains; number++)
-        drop_chain(c->chains[number]);
-    free(c->chains);
-    for (int place = 0; place < 4; place++)
-        PyBuffer_Release(&c->names[place]);
-    free(c);
-}
-
 static void drop(struct replica *r)
 {
     for (int place = 0; place < 5; place++)
         PyBuffer_Release(&r->views[place]);
-    for (int64_t slot = 0; r->slots != NULL && slot < r->max_num_seqs; slot++) {
-        struct table *table = r->slots[slot].table;
-        drop_chain(table == NULL ? NULL : table->path.own);
-        drop_table(table);
-    }
-    for (int64_t place = 0; place < r->num_preempted; place++)
-        drop_chain(r->preempted[place].own);
     if (r->cache != NULL)
-        drop_cache(r->cache);
+        drop_cache(r->cache, r->max_num_seqs);
     drop_cost(&r->cost);
     drop_sent(r);
     free(r->phases);
@@ -95,12 +74,12 @@ static struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPoint
 /* The names of blocks that requests share, from arguments of Python; false with an error set. */
 static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
 {
-    int unnamed_first;
+    int unhashed_first;
     long long num_chains;
     Py_buffer *names = c->names;
-    if (!PyArg_ParseTuple(given, "py*y*y*y*L", &unnamed_first, &names[0], &names[1], &names[2], &names[3], &num_chains))
+    if (!PyArg_ParseTuple(given, "py*y*y*y*L", &unhashed_first, &names[0], &names[1], &names[2], &names[3], &num_chains))
         return false;
-    c->unnamed_first = unnamed_first;
+    c->pool.unhashed_first = unhashed_first;
     c->shares = names[0].buf;
     c->offsets = names[1].buf, c->numbers = names[2].buf, c->stops = names[3].buf;
     int64_t links = (int64_t)(names[2].len / 8);
@@ -114,21 +93,13 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
         PyErr_SetString(PyExc_ValueError, "a path of each request is needed, over chains below their number");
         return false;
     }
-    return add_chains(c, num_chains);
+    return true;
 }
 
 static bool fill_cache(struct replica *r, PyObject *given)
 {
-    struct cache *c = r->cache = calloc(1, sizeof *c);
-    if (c == NULL) {
-        PyErr_NoMemory();
-        return false;
-    }
-    c->block_size = r->block_size;
-    c->end = r->num_blocks;
-    c->freed.fields = FREED_FIELDS, c->hits.fields = HIT_FIELDS, c->unstacked.fields = UNSTACKED_FIELDS;
-    c->touches.fields = 1 + KEPT_TOUCHES, c->takes.fields = TAKE_FIELDS, c->growths.fields = GROWTH_FIELDS;
-    return fill_names(c, given, r->num_requests);
+    r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs);
+    return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
 }
 
 static bool allocate(struct replica *r)
@@ -349,60 +320,24 @@ static PyObject *core_records(PyObject *self, PyObject *capsule)
 static PyObject *flush(struct log *log)
 {
     PyObject *found = bytes_of(log->items, (size_t)(log->count * log->fields) * sizeof *log->items);
-    log->before += log->count;
     log->count = 0;
     return found;
 }
 
-/* The replica of a handle with a prefix cache; else NULL with an error set. */
-static struct replica *cached_replica(PyObject *capsule)
+/* What a prefix cache has logged since the last call, and its evictions so far. */
+static PyObject *core_logs(PyObject *self, PyObject *capsule)
 {
     struct replica *r = replica_of(capsule);
-    if (r != NULL && r->cache == NULL) {
+    if (r == NULL)
+        return NULL;
+    if (r->cache == NULL) {
         PyErr_SetString(PyExc_ValueError, "this replica has no prefix cache");
         return NULL;
     }
-    return r;
-}
-
-static PyObject *core_logs(PyObject *self, PyObject *capsule)
-{
-    struct replica *r = cached_replica(capsule);
-    if (r == NULL)
-        return NULL;
-    struct cache *c = r->cache;
-    return Py_BuildValue("NNNNNN", flush(&c->freed), flush(&c->hits), flush(&c->unstacked),
-                         flush(&c->touches), flush(&c->takes), flush(&c->growths));
-}
-
-static PyObject *core_queue(PyObject *self, PyObject *capsule)
-{
-    struct replica *r = cached_replica(capsule);
-    if (r == NULL)
-        return NULL;
-    const struct cache *c = r->cache;
-    return Py_BuildValue("LLLLLNN", (long long)c->end, (long long)c->head, (long long)c->passed, (long long)c->hit,
-                         (long long)c->pushed, bytes_of(c->holes, (size_t)c->num_holes * sizeof *c->holes),
-                         bytes_of(c->stack, (size_t)c->num_stack * sizeof *c->stack));
-}
-
-static PyObject *core_held(PyObject *self, PyObject *capsule)
-{
-    struct replica *r = cached_replica(capsule);
-    if (r == NULL)
-        return NULL;
-    struct log growing = {.fields = GROWTH_FIELDS}, alone = {.fields = TAKE_FIELDS};
-    for (int32_t slot = r->first; slot != NONE; slot = r->slots[slot].after)
-        log_held(r, &r->slots[slot], &growing, &alone);
-    for (int32_t at = 0; at < r->num_ended; at++)
-        if (r->slots[r->ended[at]].progress == HAS_FINISHED)
-            log_held(r, &r->slots[r->ended[at]], &growing, &alone);
-    if (r->prefilling != NONE)
-        log_held(r, &r->slots[r->prefilling], &growing, &alone);
-    PyObject *found = r->cache->failed ? PyErr_NoMemory() : Py_BuildValue("NN", flush(&growing), flush(&alone));
-    free(growing.items);
-    free(alone.items);
-    return found;
+    struct pool *p = &r->cache->pool;
+    settle_logs(p);
+    return Py_BuildValue("NNNNL", flush(&p->lives), flush(&p->gaps), flush(&p->changes), flush(&p->look_ups),
+                         (long long)p->evicted);
 }
 
 static PyMethodDef METHODS[] = {
@@ -414,12 +349,7 @@ static PyMethodDef METHODS[] = {
     {"look", core_look, METH_VARARGS, NULL},
     {"records", core_records, METH_O, NULL},
     {"logs", core_logs, METH_O, NULL},
-    {"queue", core_queue, METH_O, NULL},
-    {"held", core_held, METH_O, NULL},
     {"moments", core_moments, METH_VARARGS, NULL},
-    {"takings", core_takings, METH_VARARGS, NULL},
-    {"names", core_names, METH_VARARGS, NULL},
-    {"lives", core_lives, METH_VARARGS, NULL},
     {"date", core_date, METH_VARARGS, NULL},
     {"count", core_count, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -15,6 +15,8 @@ The calendar is ordered by (finish step, request), so any heap of it gives the s
 
 /* Fields of a record, in the order of ledger.py. */
 enum { ROW_FIELDS = 12, RESIDENCY_FIELDS = 7, EVICTION_FIELDS = 5, CHUNK_FIELDS = 4 };
+/* How moments.py numbers a moment: its row or step times four, plus one of these. */
+enum { AT_ROW, IN_STEP, AFTER_STEP, AFTER_ROW, MOMENT_KINDS };
 /* Kinds of a residency, sequence.py. */
 enum { FRESH = 0, RECOMPUTED = 1, NOT_DECODING = -2 };
 /* The steps of the longest leap, ``_LONGEST_LEAP`` of engine.py. */
@@ -32,9 +34,7 @@ struct sequence {
     int32_t before, after; /* slots of its neighbours in the running list */
     int32_t place;         /* its place in the calendar, or NONE */
     enum progress progress;
-    /* Of a prefix cache: its table, or NULL where it is ``CachedMemory.alone`` since the moment ``born``. */
-    struct table *table;
-    int64_t born;
+    int32_t phase_before, phase_after; /* with a prefix cache: its neighbours among those of its phase */
 };
 
 /* Kinds of evictions, as in ledger.py: the core has neither a swap nor a stall. */
@@ -43,7 +43,6 @@ enum eviction { RECOMPUTE = 0, COMPLETE = 3 };
 /* A preempted sequence. */
 struct preempted {
     int64_t request, generated_tokens, lost_tokens, kind;
-    struct chain *own; /* names of its blocks in a prefix cache, if it has one */
 };
 
 /* A step that a decision begins: ``Begun`` of executor.py. */
@@ -187,6 +186,47 @@ static int64_t *phase_of(struct replica *r, const struct sequence *sequence)
     return &r->phases[modulo(1 - sequence->lag, r->block_size)];
 }
 
+/* A sequence grows from now on, behind those that arrived before it. */
+static void join_phase(struct replica *r, int32_t slot)
+{
+    struct sequence *sequence = &r->slots[slot];
+    int64_t *count = phase_of(r, sequence), phase = count - r->phases;
+    struct cache *c = r->cache;
+    ++*count;
+    if (c == NULL)
+        return;
+    sequence->phase_before = c->last_of[phase], sequence->phase_after = NONE;
+    *(c->last_of[phase] == NONE ? &c->first_of[phase] : &r->slots[c->last_of[phase]].phase_after) = slot;
+    c->last_of[phase] = slot;
+}
+
+static void leave_phase(struct replica *r, int32_t slot)
+{
+    struct sequence *sequence = &r->slots[slot];
+    int64_t *count = phase_of(r, sequence), phase = count - r->phases;
+    struct cache *c = r->cache;
+    int32_t before = sequence->phase_before, after = sequence->phase_after;
+    --*count;
+    if (c == NULL)
+        return;
+    *(before == NONE ? &c->first_of[phase] : &r->slots[before].phase_after) = after;
+    *(after == NONE ? &c->last_of[phase] : &r->slots[after].phase_before) = before;
+}
+
+/* ``CachedTables.grow_until``: the blocks of the steps before ``decode_step``, in the order of steps and running sequences. */
+static void grow_until(struct replica *r, int64_t decode_step)
+{
+    struct cache *c = r->cache;
+    int64_t phase = c->grown_until % r->block_size;
+    for (; c->grown_until < decode_step; c->grown_until++) {
+        int64_t moment = MOMENT_KINDS * c->grown_until + AFTER_STEP, evicted = c->pool.evicted;
+        for (int32_t slot = c->first_of[phase]; slot != NONE; slot = r->slots[slot].phase_after)
+            take_block(c, &c->tables[slot], moment);
+        log_change(&c->pool, moment, evicted - c->pool.evicted);
+        phase = phase + 1 == r->block_size ? 0 : phase + 1;
+    }
+}
+
 /* A sequence leaves the batch: ``State._end``. */
 static void unlink_sequence(struct replica *r, int32_t slot)
 {
@@ -203,17 +243,16 @@ static void leave(struct replica *r, int32_t slot)
     struct sequence *sequence = &r->slots[slot];
     strike(r, slot);
     unlink_sequence(r, slot);
-    --*phase_of(r, sequence);
+    leave_phase(r, slot);
     r->free += ceil_div(held_tokens(r, sequence), r->block_size);
     r->unused[r->num_unused++] = slot;
 }
 
 /* The head of the queue takes a slot. Its start is yet to come. */
-static int32_t leave_queue(struct replica *r, struct chain **own)
+static int32_t leave_queue(struct replica *r)
 {
     int32_t slot = r->unused[--r->num_unused];
     struct sequence *sequence = &r->slots[slot];
-    *own = NULL;
     if (r->num_preempted) {
         const struct preempted *head = &r->preempted[--r->num_preempted];
         *sequence = (struct sequence){
@@ -222,7 +261,6 @@ static int32_t leave_queue(struct replica *r, struct chain **own)
             .lost_tokens = head->lost_tokens,
             .kind = head->kind,
         };
-        *own = head->own;
     } else {
         *sequence = (struct sequence){.request = r->fresh++, .kind = FRESH};
     }
@@ -245,7 +283,7 @@ static void start(struct replica *r, int32_t slot)
     sequence->after = NONE;
     *(r->last == NONE ? &r->first : &r->slots[r->last].after) = slot;
     r->last = slot;
-    ++*phase_of(r, sequence);
+    join_phase(r, slot);
     r->free += sequence->partial_blocks - ceil_div(tokens - 1, r->block_size);
     sequence->partial_blocks = 0;
     sift_up(r, slot, (int32_t)r->num_calendar++);
@@ -271,14 +309,13 @@ static void log_eviction(struct replica *r, const struct sequence *sequence, enu
 }
 
 /* ``State.preempt``: a sequence goes to the front of the queue. Its blocks are given back elsewhere. */
-static void to_queue(struct replica *r, const struct sequence *sequence, struct chain *own)
+static void to_queue(struct replica *r, const struct sequence *sequence)
 {
     struct preempted *head = &r->preempted[r->num_preempted++];
     *head = (struct preempted){
         .request = sequence->request,
         .generated_tokens = sequence->generated_tokens,
         .kind = sequence->kind,
-        .own = own,
     };
     if (sequence->progress == PREFILLS) {
         head->lost_tokens = most(sequence->lost_tokens, sequence->computed_tokens);
@@ -391,7 +428,7 @@ static void write_row(struct replica *r, const int64_t leap[9], int64_t live, in
         tail = most(0, sequence->partial_blocks * r->block_size - target);
     }
     memcpy(r->rows.next, leap, 9 * sizeof *leap);
-    r->rows.next[9] = live - (r->cache == NULL ? 0 : r->cache->num_shared * r->block_size);
+    r->rows.next[9] = live - (r->cache == NULL ? 0 : num_shared(&r->cache->pool) * r->block_size);
     r->rows.next[10] = held_blocks * r->block_size;
     r->rows.next[11] = tail;
     r->rows.next += ROW_FIELDS;
@@ -446,6 +483,8 @@ static bool leap_over(struct replica *r, const struct step *step, int64_t until,
     *last = more ? end - second - growth * (more - 1) : r->now;
     r->now = end;
     r->decode_step += limit;
+    if (r->cache != NULL && !r->overdrawn)
+        grow_until(r, r->decode_step);
     return true;
 }
 
@@ -460,7 +499,8 @@ static bool stand_still(struct replica *r, const struct step *step, int64_t batc
 /* Whether the buffers have room for all that one turn of the loop can write. */
 static bool has_room(const struct replica *r)
 {
-    return r->rows.end - r->rows.next >= ROW_FIELDS &&
+    bool reads = r->cache == NULL || r->sent != NULL || r->cache->pool.lives.count < MOST_LIVES;
+    return reads && r->rows.end - r->rows.next >= ROW_FIELDS &&
            r->residencies.end - r->residencies.next >= r->max_num_seqs * RESIDENCY_FIELDS &&
            r->evictions.end - r->evictions.next >= r->max_num_seqs * EVICTION_FIELDS &&
            r->chunks.end - r->chunks.next >= CHUNK_FIELDS;

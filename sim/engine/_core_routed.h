@@ -74,7 +74,7 @@ static bool add_link(struct replica *r, PyObject *names, Py_ssize_t at)
         PyErr_SetString(PyExc_ValueError, "chains have numbers from 0");
         return false;
     }
-    return add_chains(r->cache, number + 1) && append(&sent->numbers, sent->num_links, &sent->number_room, number) &&
+    return append(&sent->numbers, sent->num_links, &sent->number_room, number) &&
            append(&sent->stops, sent->num_links++, &sent->stop_room, stop);
 }
 

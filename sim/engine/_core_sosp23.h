@@ -10,7 +10,7 @@ static bool make_room(struct replica *r, int64_t *need)
             break;
         *need -= own;
         log_eviction(r, &r->slots[r->last], RECOMPUTE);
-        to_queue(r, &r->slots[r->last], NULL);
+        to_queue(r, &r->slots[r->last]);
         leave(r, r->last);
         preempts = true;
     }
@@ -38,8 +38,7 @@ static int64_t admit(struct replica *r, int64_t free, struct step *step)
         budget -= prefill;
         step->prefill_tokens += prefill;
         pairs += causal_pairs(prefill);
-        struct chain *own;
-        start(r, leave_queue(r, &own));
+        start(r, leave_queue(r));
     }
     return pairs;
 }

@@ -7,34 +7,16 @@ of a step is at least as large as the number of sequences, so every running sequ
 prefill goes on: that of the last arrival.
 */
 
-/* Moments of moments.py. */
-static int64_t at_row(const struct replica *r) { return 4 * r->num_rows; }
+static int64_t at_row(const struct replica *r) { return MOMENT_KINDS * r->num_rows + AT_ROW; }
 
-static int64_t after_step(const struct replica *r) { return 4 * r->decode_step + 2; }
+static int64_t after_step(const struct replica *r) { return MOMENT_KINDS * r->decode_step + AFTER_STEP; }
 
 /* What the coming step has left: ``CachedTransaction``, and the budget. */
 struct grants {
-    int64_t free, left, budget, pairs;
+    int64_t free, budget, pairs;
 };
 
 /* --- Blocks: ``CachedMemory`` --- */
-
-static bool is_alone(const struct sequence *sequence) { return sequence->table == NULL; }
-
-/* ``CachedMemory._pop``: the table of a sequence, which no list has any more. */
-static struct table *pop_table(struct replica *r, struct sequence *sequence)
-{
-    struct cache *c = r->cache;
-    struct table *table = sequence->table;
-    sequence->table = NULL;
-    if (table != NULL)
-        return table;
-    int64_t known = sequence->start_tokens, blocks = ceil_div(known, r->block_size);
-    log_take(c, sequence->born, known - sequence->lag, blocks, r->index[sequence->request], known, 0);
-    if ((table = new_table(c, blocks)) != NULL)
-        add_taking(c, table, sequence->born);
-    return table;
-}
 
 /* ``CachedMemory._known_tokens``. */
 static int64_t known_tokens(const struct replica *r, const struct sequence *sequence)
@@ -43,88 +25,68 @@ static int64_t known_tokens(const struct replica *r, const struct sequence *sequ
     return tokens - (tokens > sequence->start_tokens);
 }
 
-/* ``SegmentPool.release``, and the count of free blocks: those that other tables have are not free. */
-static struct chain *give_back(struct replica *r, struct table *table, int64_t held, int64_t filled, const int64_t *lag,
-                               bool returns)
+/* ``CachedMemory._close`` and ``CachedTables._free``: a sequence gives up its table, with hashes for the full blocks of its first
+   ``tokens``. Blocks that other tables have are not free. */
+static void give_back(struct replica *r, int32_t slot, int64_t tokens, bool returns)
 {
-    int64_t shared = r->cache->num_shared;
-    struct chain *own = release_table(r->cache, table, held, filled, after_step(r), lag, returns);
-    r->free += r->cache->num_shared - shared;
-    return own;
+    struct cache *c = r->cache;
+    struct table *table = &c->tables[slot];
+    int64_t shared = num_shared(&c->pool);
+    cache_full_blocks(c, table, tokens / r->block_size);
+    if (returns && !has_hashes(&table->path))
+        name_blocks(c, table);
+    if (!c->pool.failed)
+        free_blocks(&c->pool, table->blocks, table->count, table->cached, after_step(r));
+    r->free += num_shared(&c->pool) - shared;
 }
 
-/* ``CachedMemory._release``, of a sequence that decoded in the last step; ``free`` blocks are free before it. */
-static struct chain *release_decoding(struct replica *r, int32_t slot, bool returns, int64_t free, bool in_vain)
+/* ``CachedMemory._release``, of a sequence that decoded in the last step. */
+static void release_decoding(struct replica *r, int32_t slot, bool returns)
 {
     struct sequence *sequence = &r->slots[slot];
-    int64_t tokens = held_tokens(r, sequence), size = r->block_size;
-    int64_t filled = (returns ? known_tokens(r, sequence) : tokens) / size;
-    if (sequence->progress != HAS_FINISHED)
-        --*phase_of(r, sequence);
-    r->free += ceil_div(tokens, size);
-    if (r->cache == NULL)
-        return NULL;
-    reach(r->cache, free);
-    return give_back(r, pop_table(r, sequence), ceil_div(tokens + in_vain, size), filled, &sequence->lag, returns);
+    int64_t tokens = held_tokens(r, sequence);
+    leave_phase(r, slot);
+    r->free += ceil_div(tokens, r->block_size);
+    if (r->cache != NULL)
+        give_back(r, slot, returns ? known_tokens(r, sequence) : tokens, returns);
 }
 
 /* ``CachedMemory._drop``, of a sequence that does not decode. */
-static struct chain *release_partial(struct replica *r, int32_t slot, bool returns, int64_t free)
+static void release_partial(struct replica *r, int32_t slot, bool returns)
 {
-    struct sequence *sequence = &r->slots[slot];
-    int64_t blocks = sequence->partial_blocks, filled = sequence->computed_tokens / r->block_size;
-    r->free += blocks;
-    if (r->cache == NULL)
-        return NULL;
-    reach(r->cache, free);
-    return give_back(r, pop_table(r, sequence), blocks, filled, NULL, returns);
+    r->free += r->slots[slot].partial_blocks;
+    if (r->cache != NULL)
+        give_back(r, slot, r->slots[slot].computed_tokens, returns);
 }
 
-/* ``CachedMemory.hold``: a table grows to ``tokens``. Returns the blocks that it takes. */
-static int64_t hold(struct replica *r, struct sequence *sequence, int64_t tokens)
-{
-    struct table *table = sequence->table;
-    if (table == NULL)
-        return 0;
-    int64_t blocks = ceil_div(tokens, r->block_size) - table->taken;
-    if (blocks) {
-        table->taken += blocks;
-        add_taking(r->cache, table, at_row(r));
-        log_take(r->cache, at_row(r), r->decode_step, blocks, NO_LOOK_UP, 0, 0);
-    }
-    if (table->path.is_given) {
-        publish_prefill(r->cache, table, tokens / r->block_size, r->decode_step);
-        if (tokens == sequence->start_tokens)
-            decode(r->cache, table, tokens - r->decode_step);
-    }
-    return blocks;
-}
-
-/* ``CachedTransaction.enter``: blocks for the next ``tokens`` after those that were found. Returns the blocks that it takes. */
-static int64_t enter(struct replica *r, struct sequence *sequence, const struct path *path, int64_t known, int64_t tokens)
+/* ``CachedMemory.hold``: a table grows to ``tokens``, and its full blocks have hashes. */
+static void hold(struct replica *r, int32_t slot, int64_t tokens)
 {
     struct cache *c = r->cache;
-    int64_t index = r->index[sequence->request], size = r->block_size, now = at_row(r);
+    if (c == NULL)
+        return;
+    struct table *table = &c->tables[slot];
+    int64_t evicted = c->pool.evicted;
+    while (table->count < ceil_div(tokens, r->block_size) && !c->pool.failed && !c->pool.overdrawn)
+        add_block(c, table, get_new_block(&c->pool, at_row(r)));
+    log_change(&c->pool, at_row(r), evicted - c->pool.evicted);
+    cache_full_blocks(c, table, tokens / r->block_size);
+}
+
+/* ``CachedTransaction.enter``: blocks for the next ``tokens`` after those that were found. */
+static void enter(struct replica *r, int32_t slot, const struct path *path, int64_t known, int64_t tokens)
+{
+    struct cache *c = r->cache;
+    struct sequence *sequence = &r->slots[slot];
     sequence->computed_tokens = known;
     if (c == NULL)
-        return 0;
-    sequence->born = now;
-    if (!path->is_given && tokens == sequence->start_tokens)
-        return ceil_div(tokens, size);
-    if (!path->is_given) {
-        int64_t blocks = ceil_div(tokens, size);
-        log_take(c, now, r->decode_step, blocks, index, sequence->start_tokens, 0);
-        if ((sequence->table = new_table(c, blocks)) != NULL)
-            add_taking(c, sequence->table, now);
-        return blocks;
-    }
-    int64_t shared = c->num_shared;
-    sequence->table = enter_found(c, path, now);
-    shared = c->num_shared - shared;
+        return;
+    int64_t shared = num_shared(&c->pool);
+    enter_found(c, &c->tables[slot], path, at_row(r));
     /* Its admission later subtracts the blocks of all its tokens. */
-    r->free += shared;
-    log_take(c, now, r->decode_step, 0, index, sequence->start_tokens, known);
-    return known / size - shared + hold(r, sequence, known + tokens);
+    r->free += num_shared(&c->pool) - shared;
+    add_record(&c->pool, &c->pool.look_ups, (int64_t[LOOK_UP_FIELDS]){r->index[sequence->request], sequence->start_tokens, known});
+    hold(r, slot, known + tokens);
 }
 
 /* --- The decision: ``VllmV1.schedule``, and ``Executor.carry_out`` --- */
@@ -152,24 +114,21 @@ static int32_t last_kept(const struct replica *r)
 }
 
 /* ``Transaction.preempt``, and ``Executor._displace``. Returns the blocks that come free. */
-static int64_t give_way(struct replica *r, int32_t slot, int64_t free)
+static int64_t give_way(struct replica *r, int32_t slot)
 {
     struct sequence *sequence = &r->slots[slot];
     bool finished = sequence->progress == HAS_FINISHED, over = finished || sequence->progress == IN_VAIN;
-    bool is_partial = sequence->progress == PREFILLS || (finished && !is_alone(sequence));
     int64_t before = r->free;
-    struct chain *own;
-    if (r->cache != NULL)
-        r->cache->decided_until = r->decode_step + 1;
-    own = is_partial ? release_partial(r, slot, true, free) : release_decoding(r, slot, true, free, false);
+    if (sequence->progress == PREFILLS || finished)
+        release_partial(r, slot, true);
+    else
+        release_decoding(r, slot, true);
     for (int32_t at = 0; over && at < r->num_ended; at++)
         if (r->ended[at] == slot)
             r->ended[at] = NONE;
     log_eviction(r, sequence, over ? COMPLETE : RECOMPUTE);
-    if (over)
-        drop_chain(own);
-    else
-        to_queue(r, sequence, own);
+    if (!over)
+        to_queue(r, sequence);
     if (sequence->progress == PREFILLS)
         r->prefilling = NONE;
     else if (!finished)
@@ -191,12 +150,19 @@ static void take_in_order(struct replica *r, int64_t free)
         while (!free && !gone) {
             int32_t victim = last_kept(r);
             gone = victim == slot;
-            free += give_way(r, victim, free);
+            free += give_way(r, victim);
         }
         if (gone)
-            return;
+            break;
         free--;
+        if (r->cache != NULL) {
+            int64_t evicted = r->cache->pool.evicted;
+            take_block(r->cache, &r->cache->tables[slot], after_step(r));
+            log_change(&r->cache->pool, after_step(r), evicted - r->cache->pool.evicted);
+        }
     }
+    if (r->cache != NULL)
+        r->cache->grown_until = r->decode_step + 1;
 }
 
 /* ``Executor._prefill``: a prefill goes on after the chunk. */
@@ -238,22 +204,40 @@ static bool prefill(struct replica *r, int32_t slot, int64_t tokens, struct gran
 static struct path path_of_head(const struct replica *r)
 {
     const struct preempted *head = r->num_preempted ? &r->preempted[r->num_preempted - 1] : NULL;
+    int64_t request = head ? head->request : r->fresh;
     if (r->cache == NULL)
-        return (struct path){.is_given = false};
-    return path_of(r->cache, head ? head->request : r->fresh, head ? head->own : NULL);
+        return (struct path){.is_shared = false};
+    return path_of(r->cache, request, r->index[request], head != NULL && head->lost_tokens > 0);
 }
 
 /* Places of a prompt that are looked up, ``lookup_blocks``. */
 static int64_t num_places(const struct replica *r, int64_t start_tokens) { return (start_tokens - 1) / r->block_size; }
 
 /* Blocks of the head of the queue that are cached, in tokens; ``CachedTransaction.look_up``. */
-static int64_t known_of_head(struct replica *r, const struct path *path, int64_t start_tokens, int64_t left)
+static int64_t known_of_head(struct replica *r, const struct path *path, int64_t start_tokens)
 {
-    if (!path->is_given)
+    if (r->cache == NULL)
         return 0;
-    reach(r->cache, left);
-    r->cache->decided_until = r->decode_step + 1;
-    return look_up(r->cache, path, num_places(r, start_tokens), r->decode_step) * r->block_size;
+    r->cache->num_found = 0;
+    if (!has_hashes(path))
+        return 0;
+    return look_up(r->cache, path, num_places(r, start_tokens)) * r->block_size;
+}
+
+/* Steps until a running sequence fills the block that the head of the queue looks for next. */
+static int64_t steps_to_publication(const struct replica *r, const struct path *path, int64_t place, int64_t start_tokens)
+{
+    int64_t link = 0, steps = INT64_MAX;
+    if (!path->is_shared || place >= num_places(r, start_tokens))
+        return steps;
+    int64_t wanted = hash_at(r->cache, path, place, &link);
+    for (int32_t slot = r->first; slot != NONE; slot = r->slots[slot].after) {
+        const struct path *own = &r->cache->tables[slot].path;
+        link = 0;
+        if (own->is_shared && place < end_of(r->cache, own) && hash_at(r->cache, own, place, &link) == wanted)
+            steps = least(steps, (place + 1) * r->block_size - r->slots[slot].lag - r->decode_step + 1);
+    }
+    return steps;
 }
 
 /* ``TokenBudget._admit``. */
@@ -270,19 +254,18 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
             return;
         }
         struct path path = path_of_head(r);
-        int64_t known = known_of_head(r, &path, tokens, grants->left), now = least(tokens - known, grants->budget);
+        int64_t known = known_of_head(r, &path, tokens), now = least(tokens - known, grants->budget);
         /* Found blocks that are free count as taken. */
-        int64_t in_tables = path.is_given ? found_in_tables(r->cache) : 0;
+        int64_t in_tables = r->cache == NULL ? 0 : found_in_tables(r->cache);
         if (grants->free - (ceil_div(tokens, size) - in_tables) < (held ? r->watermark_blocks : 0)) {
             step->stops_at_arrival = false;
-            if (path.is_given)
-                r->steps_to_look = steps_to_publication(r->cache, &path, known / size, num_places(r, tokens), r->decode_step);
+            if (has_hashes(&path))
+                r->steps_to_look = steps_to_publication(r, &path, known / size, tokens);
             return;
         }
-        struct chain *own;
-        int32_t slot = leave_queue(r, &own);
+        int32_t slot = leave_queue(r);
         grants->free -= ceil_div(known + now, size) - in_tables;
-        grants->left -= enter(r, &r->slots[slot], &path, known, now);
+        enter(r, slot, &path, known, now);
         prefill(r, slot, now, grants, step);
     }
 }
@@ -295,13 +278,13 @@ static void continue_prefill(struct replica *r, struct grants *grants, struct st
     int64_t until = sequence->computed_tokens + tokens;
     int64_t blocks = most(0, ceil_div(until, r->block_size) - sequence->partial_blocks);
     if (blocks > grants->free) {
-        give_way(r, r->prefilling, grants->free);
+        give_way(r, r->prefilling);
         step->preempts = true;
         step->valid_until_horizon = step->stops_at_arrival = false;
         return;
     }
     grants->free -= blocks;
-    grants->left -= hold(r, sequence, until);
+    hold(r, r->prefilling, until);
     if (prefill(r, r->prefilling, tokens, grants, step))
         admit_waiting(r, grants, step);
 }
@@ -317,13 +300,15 @@ static bool decide_v1(struct replica *r, struct step *step, bool *begins)
         return true;
     r->holds_until = 0;
     r->steps_to_look = INT64_MAX;
-    struct grants grants = {r->free - takes, r->free - takes, r->max_num_batched_tokens - r->batch_size, 0};
+    struct grants grants = {r->free - takes, r->max_num_batched_tokens - r->batch_size, 0};
     if (short_of_blocks) {
         take_in_order(r, r->free);
         step->preempts = true;
         step->valid_until_horizon = step->stops_at_arrival = false;
     }
     int64_t decodes = r->batch_size, context = decodes ? decodes * r->decode_step + r->lag_sum : 0;
+    if (!short_of_blocks && r->cache != NULL)
+        grow_until(r, r->decode_step + 1);
     if (!short_of_blocks && r->prefilling != NONE)
         continue_prefill(r, &grants, step);
     else if (!short_of_blocks)
@@ -349,62 +334,30 @@ static void hold_finished(struct replica *r)
             continue;
         }
         unlink_sequence(r, slot);
-        --*phase_of(r, sequence);
+        leave_phase(r, slot);
         sequence->progress = HAS_FINISHED;
-        if (is_alone(sequence))
-            continue;
         sequence->partial_blocks = ceil_div(held_tokens(r, sequence), r->block_size);
         sequence->computed_tokens = known_tokens(r, sequence);
-        sequence->table->lag = sequence->lag, sequence->table->decodes = true;
-        if (sequence->table->path.is_given)
-            close_table(r->cache, sequence->table, sequence->computed_tokens / r->block_size);
-    }
-}
-
-/* ``CachedMemory._release_alone``: of all that ended, where none has a table; ``PagedMemory.release_finished``. */
-static void release_alone(struct replica *r)
-{
-    int64_t size = r->block_size, free = r->free - r->phases[r->decode_step % size];
-    for (int32_t at = 0; at < r->num_ended; at++) {
-        if (r->ended[at] == NONE)
-            continue;
-        struct sequence *sequence = &r->slots[r->ended[at]];
-        int64_t tokens = held_tokens(r, sequence), blocks = ceil_div(tokens, size), stop = blocks;
-        if (sequence->progress == IN_VAIN) {
-            --*phase_of(r, sequence);
-            stop = tokens / size + 1;
-        }
         if (r->cache != NULL)
-            put_alone(r->cache, size, tokens, stop, sequence->lag, r->index[sequence->request], sequence->start_tokens,
-                      sequence->born, after_step(r), free);
-        free += stop;
-        r->free += blocks;
+            cache_full_blocks(r->cache, &r->cache->tables[slot], sequence->computed_tokens / r->block_size);
     }
 }
 
 /* ``CachedMemory.release_finished``. */
 static void release_finished(struct replica *r)
 {
-    bool all_alone = true;
     if (r->cache != NULL)
-        r->cache->decided_until = r->decode_step + 1;
-    for (int32_t at = 0; at < r->num_ended; at++)
-        all_alone = all_alone && (r->ended[at] == NONE || is_alone(&r->slots[r->ended[at]]));
-    if (all_alone) {
-        release_alone(r);
-        return;
-    }
+        grow_until(r, r->decode_step + 1);
     for (int32_t at = 0; at < r->num_ended; at++) {
         int32_t slot = r->ended[at];
         if (slot == NONE)
             continue;
         struct sequence *sequence = &r->slots[slot];
-        int64_t free = r->free - r->phases[r->decode_step % r->block_size];
-        if (sequence->progress == HAS_FINISHED && !is_alone(sequence)) {
+        if (sequence->progress == HAS_FINISHED) {
             sequence->computed_tokens = held_tokens(r, sequence);
-            release_partial(r, slot, false, free);
+            release_partial(r, slot, false);
         } else {
-            release_decoding(r, slot, false, free, sequence->progress == IN_VAIN);
+            release_decoding(r, slot, false);
         }
     }
 }
@@ -438,25 +391,10 @@ static bool finish(struct replica *r, struct step *step, bool *begins)
 
 /* --- The loop: ``Engine._serve`` --- */
 
-/* What a sequence on the device holds, as records of GROWTH and TAKE: ``CachedMemory._growing`` and ``_take_alone``. */
-static void log_held(struct replica *r, const struct sequence *sequence, struct log *growing, struct log *alone)
+static bool has_failed(const struct replica *r)
 {
-    struct cache *c = r->cache;
-    int64_t lag = sequence->lag, until = most(r->decode_step, c->decided_until) - 1 + lag, size = r->block_size;
-    bool finished = sequence->progress == HAS_FINISHED;
-    const struct table *table = sequence->table;
-    if (table == NULL) {
-        int64_t known = sequence->start_tokens, blocks = ceil_div(known, size), index = r->index[sequence->request];
-        add_record(c, growing, (int64_t[GROWTH_FIELDS]){blocks, ceil_div(finished ? r->decode_step - 1 + lag : until, size), lag});
-        add_record(c, alone, (int64_t[TAKE_FIELDS]){sequence->born, known - lag, blocks, index, known, 0});
-    } else if (sequence->progress != PREFILLS && !finished) {
-        add_record(c, growing, (int64_t[GROWTH_FIELDS]){table->taken, ceil_div(until, size), lag});
-    } else if (table->decodes) {
-        add_record(c, growing, (int64_t[GROWTH_FIELDS]){table->taken, sequence->partial_blocks, table->lag});
-    }
+    return r->cache != NULL && (r->cache->pool.failed || r->cache->pool.overdrawn);
 }
-
-static bool has_failed(const struct replica *r) { return r->cache != NULL && r->cache->failed; }
 
 /* The coming step, if a decision is due or sequences have ended. */
 static bool next_v1(struct replica *r)
@@ -507,7 +445,10 @@ static enum status serve_v1(struct replica *r, int64_t until)
         r->seen = last;
         hold_finished(r);
     }
-    if (has_failed(r))
-        PyErr_NoMemory();
-    return has_failed(r) ? FAILED : GOES_ON;
+    if (!has_failed(r))
+        return GOES_ON;
+    if (!r->cache->pool.failed)
+        return OVERDRAWN;
+    PyErr_NoMemory();
+    return FAILED;
 }

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
-from struct import Struct
 from types import ModuleType
 
 import numpy as np
@@ -32,9 +30,9 @@ from ..cost import PaperCost, step_parts
 from ..cost.base import effective_context, saved_ticks
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
-from ..memory.accounting.moments import after_step
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
+from ..memory.prefix import FreeKVCacheBlockQueue, LeastRecentlyUsed
 from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
@@ -59,6 +57,8 @@ SETTINGS = frozenset(
         "window", "seed", "outside_ms", "check_leaps",
     )
 )  # fmt: skip
+#: The orders of free blocks that the core has, and whether blocks without a hash come first.
+ORDERS: dict[type, bool] = {FreeKVCacheBlockQueue: True, LeastRecentlyUsed: False}
 #: The policies that the core has: the memories of each, and its options that may have another value than their default.
 POLICIES: dict[type[AnyPolicy], tuple[tuple[type[Memory], ...], frozenset[str]]] = {
     VllmSosp23: ((PagedMemory,), frozenset(("watermark", "swap_space", "disable_hybrid_kv_cache_manager"))),
@@ -106,9 +106,10 @@ def serves(settings: Settings, replica: Replica) -> bool:
     if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
-    counts = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
-    if counts and isinstance(memory, CachedMemory) and not all(memory.unshared):
-        return False
+    if isinstance(memory, CachedMemory):
+        counts = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
+        shares = counts and not all(memory.unshared)
+        return type(memory.pool.free_block_queue) in ORDERS and not shares
     return memory.is_plain and memory.tables is None
 
 
@@ -200,7 +201,7 @@ def started(
     terms = cost.terms if type(cost) is PaperCost else None
     costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
     cached = memory if isinstance(memory, CachedMemory) else None
-    cache = None if cached is None else (cached.pool.queue.unnamed_first, *_names(cached, columns[0]))
+    cache = None if cached is None else (ORDERS[type(cached.pool.free_block_queue)], *_names(cached, columns[0]))
     handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, cache, routed)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
 
@@ -241,7 +242,7 @@ def _names(memory: CachedMemory, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
         blocks at which they end; and how many chains there are.
     """
     shares = ~np.array(memory.unshared, dtype=bool)[rows]
-    paths = [memory.pool.path(request) or [] for request in rows[shares].tolist()]
+    paths = [memory.chains.path(request) for request in rows[shares].tolist()]
     lengths = np.zeros(len(rows), dtype=np.int64)
     lengths[shares] = [*map(len, paths)]
     numbers = np.array([chain.number for path in paths for chain, _ in path], dtype=np.int64)
@@ -253,44 +254,31 @@ class CoreCache:
     """What the core computes of a prefix cache, as the memory in Python would have it.
 
     Args:
-        memory: Its logs and its free queue take what the core has.
+        memory: Its logs take what the core has.
         core, handle: The core and its replica.
     """
 
     def __init__(self, memory: CachedMemory, core: ModuleType, handle: object) -> None:
         self._memory, self._core, self._handle = memory, core, handle
-        history = memory.pool.history
-        assert history.in_step is after_step
-        history.compiled = core
-        history.growing = lambda: ((first, stop, lag) for first, stop, lag in _records(core.held(handle)[0], 3))
-        # In the order of their admissions, which is that of the requests in each step.
-        history.alone = lambda: sorted(_records(core.held(handle)[1], 6), key=itemgetter(0, 3))
 
     def names(self, request: int) -> tuple[int, ...] | None:
         """Chains of a request, and the blocks at which they end, in turn; None if it shares no prefix."""
         if self._memory.unshared[request]:
             return None
-        return tuple(each for chain, stop in self._memory.pool.path(request) or () for each in (chain.number, stop))
+        return tuple(each for chain, stop in self._memory.chains.path(request) for each in (chain.number, stop))
 
     def close(self) -> None:
         """Let go of the core, when the run has ended."""
-        history = self._memory.pool.history
-        growing, alone = [*history.growing()], [*history.alone()]
-        history.growing, history.alone = lambda: growing, lambda: alone
         del self._handle
 
     def read(self) -> None:
         """Take what the core has computed since the last time."""
-        history, queue = self._memory.pool.history, self._memory.pool.queue
-        freed, hits, unstacked, touches, takes, growths = self._core.logs(self._handle)
-        for log, records in ((history.takes, takes), (history.growths, growths)):
-            log.append(records)
-            log.seal()
-        for count, *moments in _records(touches, 5):
-            queue.touches.append(tuple(moments[:count]))
-        queue.take_over((freed, hits, unstacked), self._core.queue(self._handle))
-
-
-def _records(found: bytes, length: int) -> Iterator[tuple[int, ...]]:
-    """Records of ``length`` integers."""
-    return Struct(f"={length}q").iter_unpack(found)
+        log, pool = self._memory.cache_log, self._memory.pool
+        assert pool.residency is not None
+        *logs, pool.evicted_blocks = self._core.logs(self._handle)
+        tables = pool.residency.lives, pool.residency.gaps, log.changes, log.look_ups
+        for table, found in zip(tables, logs, strict=True):
+            records = np.frombuffer(found, dtype=np.int64).reshape(-1, len(table.fields))
+            if table is log.changes:
+                records = records * (1, self._memory.block_size)
+            table.extend(records)

@@ -9,7 +9,6 @@ from .contiguous.buddy import BuddyArena
 from .contiguous.contiguous import BatchMemory, ContiguousMemory
 from .contiguous.copies import CopyingMemory
 from .contiguous.dialogue_copies import DialogueContiguousMemory
-from .paged.block_pool import BlockPool
 from .paged.cached import CachedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
@@ -18,6 +17,7 @@ from .paged.radix_memory import RadixMemory
 from .paged.radix_slots import SlotRadixMemory
 from .paged.reserved import ReservedMemory
 from .paged.sharing import SharingMemory
+from .prefix.block_pool import BlockPool
 
 __all__ = [
     "BUCKETS",

@@ -13,7 +13,7 @@ import numpy as np
 from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.moments import ticks_of
-from ..memory.prefix.history import Observed
+from ..memory.prefix.residency import Observed
 from ..types.columns import slices
 from ..types.once import once
 from ..types.sums import dot, total
@@ -38,10 +38,10 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
     found, log = hits_and_evictions(run), run.replica.cache_log
     if found is None or log is None:
         return None
-    history = log.history
-    if history is None:
+    residency = log.residency
+    if residency is None:
         return found
-    return found | _histograms(lambda: history.observations(partial(ticks_of, run.log)), history.compiled)
+    return found | _histograms(lambda: residency.observations(partial(ticks_of, run.log)), run.log.compiled)
 
 
 @once

@@ -201,9 +201,6 @@ def _rows_of(run: Run, name: str) -> int:
 def _table_alone(run: Run, name: str) -> Iterator[pd.DataFrame]:
     """``table_of`` in parts, in the room that columns of the summary and of other tables took."""
     run.log.forget()
-    log = run.replica.cache_log
-    if log is not None and log.history is not None:
-        log.history.forget()
     if not _rows_of(run, name):
         yield table_of(run, name, slice(0, 0))
     for part in slices(_rows_of(run, name), ROW_GROUP):

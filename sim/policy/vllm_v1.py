@@ -16,7 +16,7 @@ from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import Speculation, SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
-from ..memory.prefix import Chains
+from ..memory.prefix import Chains, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from ..spec.releases import LAST_ORDERED, release, unhashed_first
 from ..spec.speculative import SpeculativeConfig
 from ..spec.startup.capacity import capacity, capture_blocks, fits, longest_model_len
@@ -60,6 +60,8 @@ class VllmV1(TokenBudget):
     defaults_source = "default of vllm serve 0.33"
     pool_source = "computed from the GPU memory as by vllm serve 0.33"
     serves_kv_groups = serves_states = True
+    #: The order in which free blocks are taken; None for that of the release.
+    eviction_order: ClassVar[type[FreeKVCacheBlockQueue] | None] = None
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
@@ -191,13 +193,12 @@ class VllmV1(TokenBudget):
                 groups=self.groups,
                 chains=chains,
                 offloaded_blocks=pool.offloaded_blocks,
-                unnamed_first=self._unnamed_first(True),
+                order=self._order(True),
                 watermark_blocks=self.limits.watermark_blocks,
                 reserves_whole=self.reserves_whole,
             )
         if chains is not None and self._is_plain:
-            first = self._unnamed_first(True)
-            return CachedMemory(usable, size, chains, pool.ids, unnamed_first=first, ahead=self.schedules_ahead)
+            return CachedMemory(usable, size, chains, self._order(True), self.schedules_ahead)
         return PagedMemory(
             usable,
             size,
@@ -205,7 +206,7 @@ class VllmV1(TokenBudget):
             groups=self.groups,
             chains=chains,
             in_turn=not self._is_plain,
-            unnamed_first=self._unnamed_first(chains is not None),
+            order=self._order(chains is not None),
         )
 
     def _speculative_memory(self, config: SpeculativeConfig, pool: Pool, usable: int) -> SpeculativeMemory:
@@ -216,7 +217,7 @@ class VllmV1(TokenBudget):
             Speculation(config, pool.seed),
             None if runs is None else Chains(runs, size, config.hash_lookahead_tokens),
             max_model_len=self.limits.max_model_len,
-            unnamed_first=self._unnamed_first(runs is not None),
+            order=self._order(runs is not None),
             ahead=self.schedules_ahead,
         )
 
@@ -228,17 +229,19 @@ class VllmV1(TokenBudget):
         most = workload.prompt_tokens + workload.output_tokens - 1 + steps * drafts + self._speculative.lookahead_tokens
         return blocks_of(np.minimum(most, self.limits.max_model_len), block_size) + self.null_blocks
 
-    def _unnamed_first(self, caching: bool) -> bool:
-        """Whether blocks without a hash are freed to the head of the free queue.
+    def _order(self, caching: bool) -> type[FreeKVCacheBlockQueue]:
+        """The order in which free blocks are taken.
 
         Raises:
             SettingError: The release has an order of its own for these layers.
         """
+        if self.eviction_order is not None:
+            return self.eviction_order
         first = unhashed_first(minor_version(self._release), caching, self.groups.kinds == (FULL,))
         if first is None:
             remedy = "frees blocks of windows and states in an order of its own, which is not simulated; take another"
             raise SettingError("vllm_release", self._release, remedy)
-        return first
+        return FreeKVCacheBlockQueue if first else LeastRecentlyUsed
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """Schedule the running sequences, then the waiting sequences."""

@@ -104,6 +104,14 @@ class Column:
             self._parts = [np.concatenate([np.zeros(0, dtype=self._dtype), *self._parts])]
         return self._parts[0]
 
+    def parts(self) -> Iterator[np.ndarray]:
+        """All values so far in parts, without a copy; to be read only."""
+        if self._file is None:
+            yield from self._parts
+        else:
+            values = self.array()
+            yield from (values[part] for part in slices(len(values)))
+
 
 class Records:
     """Int64 columns that are appended together, a number for each record.
@@ -119,6 +127,10 @@ class Records:
 
     def __len__(self) -> int:
         return len(self._columns[0]) if self._columns else 0
+
+    def parts(self) -> Iterator[tuple[np.ndarray, ...]]:
+        """All records so far in parts, a column for each field, without a copy; to be read only."""
+        return zip(*(column.parts() for column in self._columns), strict=True)
 
     def extend(self, records: np.ndarray) -> None:
         """Append copies of records, int64 [n, fields]."""

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sysconfig
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -25,6 +26,7 @@ from fragmeter.sim.engine import run as run_module
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.memory.accounting.moments import ticks_of
 from fragmeter.sim.metrics.prefix_cache import prefix_cache
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.ticks import PER_MS
@@ -172,14 +174,23 @@ def columns(run: Run) -> dict[str, list[Any]]:
     tables = {name: getattr(run.log, name) for name in ("rows", "residencies", "evictions", "chunks", "copies", "host")}
     found = {f"{table}.{name}": column.tolist() for table, named in tables.items() for name, column in named.items()}
     cache = run.replica.cache_log
-    if cache is not None and cache.history is not None:
-        history = cache.history
-        found |= {f"look_ups.{name}": column.tolist() for name, column in history.look_ups().items()}
-        found |= {f"changes.{name}": column.tolist() for name, column in history.changes().items()}
-        found |= {name: [each.tolist() for each in observed] for name, observed in history.observed_ticks().items()}
-        found["evicted"] = [history.evicted_blocks]
+    if cache is not None and cache.residency is not None:
+        found |= {f"look_ups.{name}": column.tolist() for name, column in cache.look_up_columns().items()}
+        changes = cache.change_columns()
+        found["changes"] = _summed(changes["moment"], changes["slots"])
+        observed = cache.residency.observed_ticks(partial(ticks_of, run.log))
+        found |= {name: _summed(*each) for name, each in observed.items()}
+        found["evicted"] = [run.replica.memory.evicted_blocks]
         found["histograms"] = [prefix_cache(run)]
     return found | {"end": [run.log.end_ticks], "refused": run.refused.tolist()}
+
+
+def _summed(keys: np.ndarray, values: np.ndarray) -> list[tuple[int, int]]:
+    """The sum of the values of each key, where it is not 0."""
+    unique, place = np.unique(keys, return_inverse=True)
+    sums = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(sums, place, values)
+    return [(key, value) for key, value in zip(unique.tolist(), sums.tolist(), strict=True) if value]
 
 
 class spied:

@@ -1,6 +1,6 @@
 """Random operations on every allocator, each against a simple model that shares no code with it.
 
-    pools         blocks with reference counts, and vLLM's with hashes against its own rule block by block
+    pools         blocks with reference counts; ``hashed_pool``: with hashes and both orders of eviction
     radix         SGLang's tree
     radix_memory  the pool over it
     arenas        where contiguous pieces are placed
@@ -31,7 +31,7 @@ from .hashed_pool import HashedPoolMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .policies import POLICY_MACHINES
-from .pools import PoolMachine, SegmentPoolMachine
+from .pools import PoolMachine
 from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine
@@ -42,8 +42,7 @@ __all__ = ["MACHINES", "POLICY_MACHINES"]
 #: By the allocator's class, and what it is composed of; some machines do the same to several.
 MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool": PoolMachine,
-    "HashedBlockPool": HashedPoolMachine,
-    "SegmentPool": SegmentPoolMachine,
+    "BlockPool, hashes": HashedPoolMachine,
     "RadixTree": RadixMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,

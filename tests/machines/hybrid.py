@@ -261,7 +261,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
         """The tables, as a look finds them now. Invariants 2 and 3: a page is in one entry, or free."""
         kept = self.memory.group_tables
         kept.grow_until(self.state.decode_step + self.begun)
-        assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
+        assert kept.tables == self.model.tables and [*reversed(kept.pool.free_ids)] == self.model.free
         named = Counter(page for tables in kept.tables.values() for table in tables for page in table)
         del named[NULL_BLOCK]
         assert kept.pool.reference_counts == [named[page] for page in range(self.memory.num_blocks)]

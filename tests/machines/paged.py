@@ -152,8 +152,8 @@ class PagedMachine(Served, RuleBasedStateMachine):
         kept = self.memory.tables
         kept.grow_until(self.state.decode_step + self.begun)
         self.walk()
-        assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
-        assert kept.host_tables == self.host.tables and list(kept.host_pool.free_ids) == self.host.free
+        assert kept.tables == self.model.tables and [*reversed(kept.pool.free_ids)] == self.model.free
+        assert kept.host_tables == self.host.tables and [*reversed(kept.host_pool.free_ids)] == self.host.free
 
     def walk(self) -> None:
         kept = self.memory.tables

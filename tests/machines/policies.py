@@ -223,8 +223,9 @@ class PolicyMachine(RuleBasedStateMachine):
             assert begun[1] or begun[2] or plan.preempted or ended, "nothing computes"
         memory.settle(state, min(1, steps))
         self.walk_hits()
+        named = self.named()
         meter = memory.advance(state, steps)
-        self.check_meter(dict(zip(memory.meter, meter, strict=True)))
+        self.check_meter(dict(zip(memory.meter, meter, strict=True)), named)
         state.decode_step += steps
         if self.is_walked():
             memory.settle(state, 0)
@@ -332,12 +333,19 @@ class PolicyMachine(RuleBasedStateMachine):
             return range(blocks - 1, blocks) if self.groups.states_by_block else range(1)
         return range(max(0, computed - self.groups.window_tokens + 1) // self.size, blocks)
 
-    def check_meter(self, meter: dict[str, int]) -> None:
-        """Invariant 1, of the first step of a leap."""
+    def named(self) -> set[int]:
+        """Blocks in tables."""
+        return (
+            {block for tables in self.tables().values() for _, _, block in entries(tables)}
+            if self.is_walked()
+            else set()
+        )
+
+    def check_meter(self, meter: dict[str, int], named: set[int]) -> None:
+        """Invariant 1, of the first step of a leap, in which these blocks are in tables."""
         if not self.is_walked():
             assert 0 <= meter["live"] <= meter["held"] <= self.memory.capacity_slots
             return
-        named = {block for tables in self.tables().values() for _, _, block in entries(tables)}
         groups, size = self.groups, self.size
         if self.memory.is_plain:
             assert meter["held"] == len(named) * size

@@ -171,7 +171,7 @@ class InBlocks(Counted):
         super().check()
         kept = self.memory.tables
         walk(kept.pool, kept.tables)
-        assert kept.tables == self.model.tables and list(kept.pool.free_ids) == self.model.free
+        assert kept.tables == self.model.tables and [*reversed(kept.pool.free_ids)] == self.model.free
 
 
 class InChunks(Counted):

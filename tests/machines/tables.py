@@ -78,7 +78,7 @@ class SharedTables(Tables):
         assert tables == self.tables
         named = Counter(block for table in (*self.pins, *tables.values()) for block in table)
         assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
-        assert list(pool.free_ids) == self.free
+        assert [*reversed(pool.free_ids)] == self.free
         assert sorted([*named, *pool.free_ids]) == list(range(pool.num_blocks))
 
 

@@ -63,7 +63,7 @@ def test_later_releases_are_noticed(release: str):
 def test_a_table_that_is_freed_from_its_first_block_on_is_noticed(monkeypatch):
     """Among blocks without contents only ids tell."""
     monkeypatch.setattr(
-        "fragmeter.sim.memory.paged.block_pool.BlockQueue.release",
-        lambda pool, blocks: super(type(pool), pool).release(blocks),
+        "fragmeter.sim.memory.prefix.LeastRecentlyUsed.free_n",
+        lambda queue, blocks, unhashed: queue.append_n(blocks[::-1]),
     )
     assert len(_differing("tight", "0.22", prefix_caching=False)[0]) > 2

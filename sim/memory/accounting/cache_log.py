@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from ...types.columns import column_by_slices
-from ..prefix import QueueHistory
+from ...types.columns import columns_of, slices
 from .ledger import CACHE_CHANGE, Table
 from .moments import after_row, at_row
+
+if TYPE_CHECKING:
+    from ..prefix.residency import BlockResidency
 
 #: Columns of a look-up that led to an admission, in tokens.
 LOOK_UP = ("index", "known_tokens", "hit_tokens")
@@ -18,26 +23,31 @@ class CacheLog:
 
     Args:
         unit_slots: Slots of what is counted.
-        history: Of a free queue, which has logs of its own in place of ``changes``; or None.
+        residency: Of a block pool, which logs evictions itself; or None.
 
     Attributes:
         row: Rows that the ledger has so far.
-        changes: When the cached slots became more or fewer, by ``moments``.
-        look_ups: What each admission asked for and found, where no history has it.
+        changes: When the cached slots became more or fewer, by ``moments``; without the evictions that ``residency`` logs.
+        look_ups: What each admission asked for and found.
+        residency: Lives of blocks, or None where they are not observed.
     """
 
-    def __init__(self, unit_slots: int, history: QueueHistory | None = None) -> None:
+    def __init__(self, unit_slots: int, residency: BlockResidency | None = None) -> None:
         self.row = 0
         self.changes, self.look_ups = Table(CACHE_CHANGE), Table(LOOK_UP)
-        self.history = history
+        self.residency = residency
         self._unit_slots = unit_slots
         self._cached = 0
 
+    def change(self, more: int, moment: int) -> None:
+        """So many more are cached from ``moment`` on, or fewer."""
+        if more:
+            self.changes.append((moment, more * self._unit_slots))
+
     def settle(self, cached: int, moment: int) -> None:
         """So many are cached from ``moment`` on."""
-        if cached != self._cached:
-            self.changes.append((moment, (cached - self._cached) * self._unit_slots))
-            self._cached = cached
+        self.change(cached - self._cached, moment)
+        self._cached = cached
 
     def enter_row(self, cached: int) -> None:
         """So many are cached in the row that is entered, from its start on."""
@@ -50,12 +60,19 @@ class CacheLog:
 
     def look_up_columns(self) -> dict[str, np.ndarray]:
         """``LOOK_UP`` of every admission, as int64 columns."""
-        return self.look_ups.columns() if self.history is None else self.history.look_ups()
+        return self.look_ups.columns()
 
     def change_columns(self) -> dict[str, np.ndarray]:
-        """``changes`` as int64 columns."""
-        if self.history is None:
-            return self.changes.columns()
-        changes = self.history.changes()
-        moment, blocks = changes["moment"], changes["blocks"]
-        return {"moment": moment, "slots": column_by_slices(len(blocks), lambda part: blocks[part] * self._unit_slots)}
+        """All changes as int64 columns by ``CACHE_CHANGE``."""
+        changes = self.changes.columns()
+        if self.residency is None:
+            return changes
+        self.residency.seal()
+        evictions = self.residency.evictions.columns()
+
+        def parts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            yield changes["moment"], changes["slots"]
+            for part in slices(len(evictions["moment"])):
+                yield evictions["moment"][part], -self._unit_slots * evictions["blocks"][part]
+
+        return dict(zip(CACHE_CHANGE, columns_of([np.int64] * 2, parts()), strict=True))

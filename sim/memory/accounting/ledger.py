@@ -7,6 +7,7 @@ while the simulation runs; ``integrals`` turns rows into exact sums over steps a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from types import ModuleType
 
@@ -110,6 +111,11 @@ class Table:
         """All records as an int64 column a field; to be read only."""
         self.seal()
         return dict(zip(self.fields, self._sealed.arrays(), strict=True))
+
+    def parts(self) -> Iterator[dict[str, np.ndarray]]:
+        """``columns`` in parts, without a copy of what is in memory."""
+        self.seal()
+        return (dict(zip(self.fields, part, strict=True)) for part in self._sealed.parts())
 
     def last(self, field: str) -> int | None:
         """The value of a field in the last record; None without records."""

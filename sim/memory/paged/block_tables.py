@@ -10,16 +10,16 @@ import numpy as np
 
 from ...types.sequence import Sequence
 from ..accounting.moves import Moves
-from .block_pool import BlockPool
+from ..prefix.block_pool import BlockPool
 
 
 class IdPool(Protocol):
     """Blocks that tables take and give back by their ids."""
 
-    def take_many(self, count: int) -> list[int]:
+    def get_new_blocks(self, count: int) -> list[int]:
         """Ids of ``count`` free blocks, which are free no more."""
 
-    def release(self, blocks: list[int]) -> None:
+    def free_blocks(self, table: list[int]) -> None:
         """Give back blocks of a table."""
 
     def shuffle(self, random: np.random.Generator) -> None:
@@ -58,15 +58,15 @@ class BlockTables:
     def hold(self, sequence: Sequence, tokens: int) -> None:
         """Extend a table to ``tokens``."""
         table = self.tables.setdefault(sequence, [])
-        table += self.pool.take_many(-(-tokens // self._block_size) - len(table))
+        table += self.pool.get_new_blocks(-(-tokens // self._block_size) - len(table))
 
     def drop(self, sequence: Sequence) -> None:
         """Give back the blocks of a table; nothing where that was done before."""
-        self.pool.release(self.tables.pop(sequence, []))
+        self.pool.free_blocks(self.tables.pop(sequence, []))
 
     def append(self, sequence: Sequence) -> None:
         """A block for the token that a sequence computes in the coming step."""
-        self.tables[sequence] += self.pool.take_many(1)
+        self.tables[sequence] += self.pool.get_new_blocks(1)
 
     @property
     def grown_until(self) -> int:
@@ -81,7 +81,7 @@ class BlockTables:
         """A table that grows from ``decode_step`` on; one that comes from the host gets new device ids."""
         self.grow_until(decode_step + 1)
         swapped = self.host_tables.pop(sequence, [])
-        self.host_pool.release(swapped)
+        self.host_pool.free_blocks(swapped)
         self.hold(sequence, sequence.start_tokens)
         if self.moves is not None:
             # The token of the coming step may open a block of its own.
@@ -107,13 +107,13 @@ class BlockTables:
             self._grown_until = decode_step
             return
         full = [tables[sequence] for step in range(self._grown_until, decode_step) for sequence in members[step % size]]
-        for table, block in zip(full, self.pool.take_many(len(full)), strict=True):
+        for table, block in zip(full, self.pool.get_new_blocks(len(full)), strict=True):
             table.append(block)
         self._grown_until = decode_step
 
     def _grow_all(self, growing: list[Sequence], steps: int) -> None:
         """In each of so many steps a block for each in turn: where a block holds a token."""
-        blocks = self.pool.take_many(len(growing) * steps)
+        blocks = self.pool.get_new_blocks(len(growing) * steps)
         for place, sequence in enumerate(growing):
             self.tables[sequence] += blocks[place :: len(growing)]
 
@@ -125,12 +125,12 @@ class BlockTables:
         """The sequence grows no more; unless it was swapped out, its blocks are given back."""
         self.park(sequence, phase)
         if sequence in self.tables:
-            self.pool.release(self.tables.pop(sequence))
+            self.pool.free_blocks(self.tables.pop(sequence))
 
     def swap_out(self, sequence: Sequence) -> None:
         """Move the table to the host pool."""
         table = self.tables.pop(sequence)
-        self.host_tables[sequence] = swapped = self.host_pool.take_many(len(table))
-        self.pool.release(table)
+        self.host_tables[sequence] = swapped = self.host_pool.get_new_blocks(len(table))
+        self.pool.free_blocks(table)
         if self.moves is not None:
             self.moves.swap_outs += zip(table, swapped, strict=True)

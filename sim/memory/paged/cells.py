@@ -173,8 +173,8 @@ class CellTables(BlockTables):
         """A sequence takes over the first cells that its slot keeps; the others are free."""
         kept = self.kept.pop(slot, [])
         self.tables[sequence] = kept[:found]
-        self.pool.release(kept[found:])
+        self.pool.free_blocks(kept[found:])
 
     def forget(self, slot: int) -> None:
         """The cells that a slot keeps are free."""
-        self.pool.release(self.kept.pop(slot))
+        self.pool.free_blocks(self.kept.pop(slot))

@@ -33,7 +33,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
-from .block_pool import BlockPool
+from ..prefix.block_pool import BlockPool
 from .block_tables import BlockTables
 from .paged import PagedMemory
 
@@ -187,15 +187,19 @@ class PagePool(BlockPool):
 
     def reuse(self, pages: list[int]) -> None:
         """A table names mapped pages that none named."""
-        self._taken.update(pages)
+        for page in pages:
+            self.ref_cnt[page] = 1
+        self.num_entries += len(pages)
 
     def defer(self, pages: list[int]) -> None:
         """No table names the pages any more; they stay mapped."""
-        self._taken.difference_update(pages)
+        for page in pages:
+            self.ref_cnt[page] = 0
+        self.num_entries -= len(pages)
 
     def unmap(self, pages: list[int]) -> None:
         """Mapped pages that no table names are free."""
-        self._free_ids.extend(pages)
+        self.free_block_queue.prepend_n(pages[::-1])
 
 
 class RegionTables(BlockTables):
@@ -245,4 +249,4 @@ class RegionTables(BlockTables):
     def _map(self, count: int) -> list[int]:
         """So many pages, unmapped where they were if they must be."""
         self.pool.unmap(self.regions.unmap(count - self.pool.num_free))
-        return self.pool.take_many(count)
+        return self.pool.get_new_blocks(count)

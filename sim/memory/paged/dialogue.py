@@ -172,7 +172,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
 
     def _name(self, block: int) -> None:
         """One more running table names ``block``."""
-        self.tables.pool.share((block,))
+        self.tables.pool.touch((block,))
         tables = self._named.get(block, 1)
         self._named[block] = tables + 1
         if tables:
@@ -187,7 +187,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         for sequence in leaving:
             if self._children[sequence.index]:
                 table = self.tables.tables[sequence]
-                self.tables.pool.share(table)
+                self.tables.pool.touch(table)
                 self.kept[sequence.index] = list(table)
         self._leave(leaving, decode_step)
         for sequence in leaving:
@@ -248,7 +248,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
             if not self._named[block] and not pool.is_shared(block):
                 self.cached_blocks -= 1
                 del self._named[block]
-        pool.release(table[blocks:])
+        pool.free_blocks(table[blocks:])
         del table[blocks:]
 
     def _recount(self) -> None:

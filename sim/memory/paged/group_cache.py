@@ -28,7 +28,7 @@ from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups, skipped_blocks
 from ..accounting.repeats import idle_repeats
-from ..prefix import Chains, HashedBlockPool, lookup_blocks
+from ..prefix import BlockPool, Chains, lookup_blocks
 
 #: Entry of a released block, like vLLM's null block; the following entries keep their places in the table.
 NULL_BLOCK = None
@@ -52,10 +52,10 @@ class GroupCache:
     """Published blocks of the groups, and look-ups.
 
     Args:
-        num_blocks, block_size: Number of blocks of the pool, and tokens per block.
+        pool: The blocks.
+        block_size: Tokens per block.
         groups: The KV groups that share the pool.
         chains: Names of the blocks of every request.
-        unnamed_first: See ``HashedBlockPool``.
 
     Attributes:
         pool: The blocks.
@@ -64,13 +64,11 @@ class GroupCache:
         shared: Number of table entries beyond the first of each block, by kind of group.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, groups: PageGroups, chains: Chains, unnamed_first: bool
-    ) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, groups: PageGroups, chains: Chains) -> None:
         self.log = CacheLog(block_size)
         self.moment = 0
         self.shared = {FULL: 0, SLIDING: 0, STATE: 0}
-        self.pool = HashedBlockPool(num_blocks, unnamed_first)
+        self.pool = pool
         self._groups, self._size, self._chains = groups, block_size, chains
         self._number = groups.number
         self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
@@ -93,7 +91,7 @@ class GroupCache:
         if self._groups.kinds == (FULL,):
             # As below, for the most frequent case; a block's hash is its name.
             self._junction[sequence] = 0
-            found: Table = [*self.pool.lookup(names[:blocks])]
+            found: Table = [*self.pool.get_cached_blocks(names[:blocks])]
             return Found((found,), len(found))
         longest, before = 0, -1
         if FULL in self._places:
@@ -115,7 +113,7 @@ class GroupCache:
                 continue
             start = min(blocks, first.get(kind, max(0, blocks - 1)))
             table: Table = [NULL_BLOCK] * start
-            table += self.pool.lookup(self._hash(name, place) for name in names[start:blocks])
+            table += self.pool.get_cached_blocks([self._hash(name, place) for name in names[start:blocks]])
             tables.append(table)
         self._junction[sequence] = longest if longest > blocks else 0
         return Found(tuple(tables), blocks)
@@ -124,7 +122,7 @@ class GroupCache:
         """Number of blocks, from the first one on, that all full groups have."""
         blocks = len(names)
         for place in self._places[FULL]:
-            blocks = len(self.pool.lookup(self._hash(name, place) for name in names[:blocks]))
+            blocks = len(self.pool.get_cached_blocks([self._hash(name, place) for name in names[:blocks]]))
         return blocks
 
     def _end_in_windows(self, names: list[int]) -> int:
@@ -142,7 +140,7 @@ class GroupCache:
         return next((place + 1 for place in reversed(range(len(names))) if self._has(STATE, names[place])), 0)
 
     def _has(self, kind: str, name: int) -> bool:
-        return all(self.pool.lookup((self._hash(name, place),)) for place in self._places[kind])
+        return all(self.pool.get_cached_blocks((self._hash(name, place),)) for place in self._places[kind])
 
     def _hash(self, name: int, place: int) -> int:
         return name * self._number + place
@@ -156,7 +154,7 @@ class GroupCache:
 
     def to_take(self, found: Found) -> int:
         """Number of found blocks that are in the free queue."""
-        references = self.pool.reference_counts
+        references = self.pool.ref_cnt
         return sum(not references[block] for table in found.tables for block in table if block is not NULL_BLOCK)
 
     def junction(self, sequence: Sequence) -> int:
@@ -172,16 +170,16 @@ class GroupCache:
         states = (
             table[-1] for kind, table in zip(self._groups.kinds, found.tables, strict=True) if kind == STATE and table
         )
-        return any(block is not NULL_BLOCK and self.pool.hashes[block] in self._computed_now for block in states)
+        return any(block is not NULL_BLOCK and self.pool.block_hash[block] in self._computed_now for block in states)
 
     def enter(self, sequence: Sequence, found: Found) -> None:
         """Take the blocks that a waiting sequence has found."""
-        references = self.pool.reference_counts
+        references = self.pool.ref_cnt
         for kind, table in zip(self._groups.kinds, found.tables, strict=True):
             blocks = [block for block in table if block is not NULL_BLOCK]
             if blocks:
                 self.shared[kind] += sum(references[block] > 0 for block in blocks)
-                self.pool.take_cached(blocks)
+                self.pool.touch(blocks)
         self._published[sequence] = found.blocks
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 
@@ -201,7 +199,7 @@ class GroupCache:
                 if block is NULL_BLOCK or (needed is not None and not any(end - needed <= at < end for end in ends)):
                     continue
                 name = self._hash(names[at], place)
-                pool.publish(block, name)
+                pool.cache_full_blocks((block,), (name,))
                 if kind == STATE:
                     self._computed_now.add(name)
         self._published[sequence] = full
@@ -219,11 +217,11 @@ class GroupCache:
         if not places or not self.shared[FULL]:
             return 0
         blocks = (block for tables in idle for block in tables[places[0]] if block is not NULL_BLOCK)
-        return self.shared[FULL] // len(places) - idle_repeats(blocks, self.pool.reference_counts.__getitem__)
+        return self.shared[FULL] // len(places) - idle_repeats(blocks, self.pool.ref_cnt.__getitem__)
 
     def leave(self, blocks: list[int], kind: str) -> None:
         """Update ``shared`` before a table of a group of this kind releases ``blocks``."""
-        references = self.pool.reference_counts
+        references = self.pool.ref_cnt
         if kind != RING:
             self.shared[kind] -= sum(references[block] > 1 for block in blocks)
 

@@ -14,8 +14,7 @@ from operator import attrgetter
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import RING, STATE, PageGroups, skipped_blocks
 from ..accounting.moments import after_step, at_row
-from ..prefix import HashedBlockPool
-from .block_pool import BlockPool, block_pool
+from ..prefix import BlockPool
 from .group_cache import NULL_BLOCK, GroupCache, Table
 from .skipped import known_tokens
 
@@ -24,9 +23,9 @@ class GroupTables:
     """Block ids behind the counts. As in ``BlockTables``, tables are updated when sequences join, leave or are read.
 
     Args:
+        pool: Blocks of the device.
         host_blocks: Blocks of the swap space.
-        cache: The prefix cache, if any; the tables then take their blocks from its pool.
-        last_first: Whether the last block freed is the first one taken, where there is no prefix cache.
+        cache: The prefix cache, if any, of the same pool.
 
     Attributes:
         tables: For each sequence, one table per group, in the order of the groups.
@@ -34,14 +33,13 @@ class GroupTables:
 
     def __init__(
         self,
-        num_blocks: int,
+        pool: BlockPool,
         host_blocks: int,
         block_size: int,
         groups: PageGroups,
         cache: GroupCache | None,
-        last_first: bool,
     ) -> None:
-        self.pool = block_pool(num_blocks, last_first) if cache is None else cache.pool
+        self.pool = pool
         self.host_pool = BlockPool(host_blocks)
         self.host_tables: dict[Sequence, tuple[Table, ...]] = {}
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
@@ -99,7 +97,7 @@ class GroupTables:
                 table += [NULL_BLOCK] * (missing - kept)
                 missing = min(missing, kept)
             if missing > 0:
-                table += self.pool.take_many(missing)
+                table += self.pool.get_new_blocks(missing)
         if self._cache:
             self._cache.publish(sequence, tables, published)
 
@@ -117,7 +115,7 @@ class GroupTables:
         """Release blocks of one table; the last of them is taken again first."""
         if self._cache:
             self._cache.leave(blocks, kind)
-        self.pool.release(blocks)
+        self.pool.free_blocks(blocks)
 
     def join(self, sequence: Sequence, decode_step: int, known: int) -> None:
         """End a prefill in ``decode_step``, or return from the host; from the next step on its tables grow and its windows
@@ -194,14 +192,12 @@ class GroupTables:
         self._second.discard(sequence)
 
 
-def _moved(
-    tables: tuple[Table, ...], source: BlockPool | HashedBlockPool, target: BlockPool | HashedBlockPool
-) -> tuple[Table, ...]:
+def _moved(tables: tuple[Table, ...], source: BlockPool, target: BlockPool) -> tuple[Table, ...]:
     """The same tables with blocks of another pool; those of ``source`` are released."""
     moved = []
     for table in tables:
         blocks = [block for block in table if block is not NULL_BLOCK]
-        ids = iter(target.take_many(len(blocks)))
+        ids = iter(target.get_new_blocks(len(blocks)))
         moved.append([NULL_BLOCK if block is NULL_BLOCK else next(ids) for block in table])
-        source.release(blocks)
+        source.free_blocks(blocks)
     return tuple(moved)

@@ -38,7 +38,7 @@ from ...workload.source import NEVER
 from ..accounting.kv_groups import FULL, PageGroups
 from ..accounting.ledger import Table
 from ..accounting.moments import after_step
-from ..prefix import Chains
+from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.host_cache import HostCache
 from .group_cache import Found
 from .group_cache import Table as GroupTable
@@ -379,7 +379,7 @@ class OffloadedMemory(PagedMemory):
     """As ``PagedMemory`` for one KV group with a prefix cache, with a second tier of that cache in host memory.
 
     Args:
-        num_blocks, block_size, chains, unnamed_first: See ``PagedMemory``.
+        num_blocks, block_size, chains, order: See ``PagedMemory``.
         groups: One group that keeps every token.
         offloaded_blocks: Blocks of the host memory.
         watermark_blocks: Blocks that an admission leaves free beside running sequences.
@@ -400,13 +400,11 @@ class OffloadedMemory(PagedMemory):
         groups: PageGroups,
         chains: Chains,
         offloaded_blocks: int,
-        unnamed_first: bool,
+        order: type[FreeKVCacheBlockQueue],
         watermark_blocks: int,
         reserves_whole: bool,
     ) -> None:
-        super().__init__(
-            num_blocks, block_size, groups=groups, chains=chains, in_turn=True, unnamed_first=unnamed_first
-        )
+        super().__init__(num_blocks, block_size, groups=groups, chains=chains, in_turn=True, order=order)
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
         self.tier = self.transfers = HostTier(offloaded_blocks, block_size)
         assert self.cache is not None

@@ -58,8 +58,7 @@ from ...types.state import State
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_step
-from ..prefix import Chains
-from .block_pool import block_pool
+from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
 from .block_tables import BlockTables
 from .defaults import PagedDefaults
 from .group_cache import GroupCache, Table
@@ -97,7 +96,7 @@ class PagedMemory(PagedDefaults):
         chains: Names of the blocks of every request, for prefix caching over KV groups; None disables it.
         whole_prompts: Whether the first chunk of a prefill takes the blocks of the whole prompt.
         in_turn: Whether prefills take blocks between decodes, and one group is managed like several.
-        unnamed_first: Whether freed blocks without a hash are the next ones taken; otherwise those free for longest are.
+        order: The order in which free blocks are taken, where they have ids.
 
     Attributes:
         free: Blocks that are free before the running sequences append their slots of the coming step; those that a
@@ -128,7 +127,7 @@ class PagedMemory(PagedDefaults):
         chains: Chains | None = None,
         whole_prompts: bool = False,
         in_turn: bool = False,
-        unnamed_first: bool = True,
+        order: type[FreeKVCacheBlockQueue] = FreeKVCacheBlockQueue,
     ) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
@@ -142,15 +141,16 @@ class PagedMemory(PagedDefaults):
         self.group_tables: GroupTables | None = None
         self.cache: GroupCache | None = None
         if in_turn or groups.kinds != (FULL,):
-            self._manage(groups, ids, chains, unnamed_first)
+            self._manage(groups, ids, chains, order)
         elif ids:
-            self.tables = BlockTables(num_blocks, host_blocks, block_size, block_pool(num_blocks, unnamed_first))
+            self.tables = BlockTables(num_blocks, host_blocks, block_size, BlockPool(num_blocks, order))
         self._nothing = Partial(0, (0,) * len(self.giving), 0, 0)
         self._transaction = PagedTransaction(self)
 
-    def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, unnamed_first: bool) -> None:
+    def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, order: type[FreeKVCacheBlockQueue]) -> None:
         """Set up the managers of KV groups."""
         size, self.is_plain, self.groups = self.block_size, False, groups
+        pool = BlockPool(self.num_blocks, order)
         self.fixed = groups.rings + (0 if groups.states_by_block else groups.states)
         self.growing = groups.number - self.fixed
         if groups.sliding:
@@ -162,13 +162,13 @@ class PagedMemory(PagedDefaults):
         if self.fixed:
             self.meter += ("states",)
         if chains is not None:
-            self.cache = GroupCache(self.num_blocks, size, groups, chains, unnamed_first)
+            self.cache = GroupCache(pool, size, groups, chains)
             self.cache_log = self.cached_level = self.cache.log
             self.meter += ("shared", "shared_in_windows", "shared_states")
         # Blocks of all sequences in a full group, and table entries beyond the first of a block, as included in ``free``.
         self._blocks = self._shared = 0
         if ids or self.cache is not None:
-            self.group_tables = GroupTables(self.num_blocks, self.host_blocks, size, groups, self.cache, unnamed_first)
+            self.group_tables = GroupTables(pool, self.host_blocks, size, groups, self.cache)
 
     @property
     def capacity_slots(self) -> int:
@@ -188,7 +188,7 @@ class PagedMemory(PagedDefaults):
         """See ``Memory``: blocks with a hash."""
         if self.cache is None:
             return super().cached_block_ids()
-        return np.flatnonzero(np.frombuffer(self.cache.pool.is_named, np.uint8))
+        return self.cache.pool.hashed_ids()
 
     def transaction(self, decode_step: int) -> PagedTransaction:
         """The tentative grants of ``decode_step``; one at a time."""

@@ -78,7 +78,7 @@ class SlotPool:
         """Free ids, the next one to be taken last."""
         return (*range(self.num_blocks - 1, self._fresh - 1, -1), *self._stack[: self._height].tolist())
 
-    def take_many(self, count: int) -> np.ndarray:
+    def get_new_blocks(self, count: int) -> np.ndarray:
         """``count`` ids, int32, the last one freed first.
 
         Raises:
@@ -94,7 +94,7 @@ class SlotPool:
         self._fresh += count - returned
         return slots
 
-    def release(self, slots: np.ndarray) -> None:
+    def free_blocks(self, slots: np.ndarray) -> None:
         """The ids are free again.
 
         Raises:
@@ -190,10 +190,10 @@ class SlotRadixMemory(RadixMemory):
         """See ``RadixMemory``."""
         held, pool = super()._begin_row(state, steps), self.tables.pool
         if steps:
-            self._taken.append(pool.take_many(state.batch_size))
+            self._taken.append(pool.get_new_blocks(state.batch_size))
             return held
         for sequence, tokens in self._batch:
-            slots = pool.take_many(tokens - self.holdings[sequence].tokens)
+            slots = pool.get_new_blocks(tokens - self.holdings[sequence].tokens)
             self.tables.tables[sequence].frombytes(slots.tobytes())
         return held
 
@@ -204,7 +204,7 @@ class SlotRadixMemory(RadixMemory):
             steps = max(1, min(self.free // batch_size, end - decode_step))
             self._take(batch_size * steps)
             self.log.settle(self.tree.evictable_tokens, in_step(decode_step))
-            self._taken.append(self.tables.pool.take_many(batch_size * steps))
+            self._taken.append(self.tables.pool.get_new_blocks(batch_size * steps))
             decode_step += steps
 
     def _hand_out(self, running: Collection[Sequence]) -> None:
@@ -219,7 +219,7 @@ class SlotRadixMemory(RadixMemory):
         """See ``RadixMemory``."""
         for sequence in preempted:
             own = self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :]
-            self.tables.pool.release(np.array(own, dtype=np.int32))
+            self.tables.pool.free_blocks(np.array(own, dtype=np.int32))
         super().evict(preempted, swapped_out, decode_step)
 
     def _make_free(self, slots: int) -> None:
@@ -233,7 +233,7 @@ class SlotRadixMemory(RadixMemory):
     def _reclaim(self) -> None:
         """What was evicted is free."""
         if self.tree.evicted:
-            self.tables.pool.release(np.array(self.tree.evicted))
+            self.tables.pool.free_blocks(np.array(self.tree.evicted))
             self.tree.evicted = array("i")
 
     def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
@@ -251,7 +251,7 @@ class SlotRadixMemory(RadixMemory):
         slots = self.tree.along(node, holding.node)
         if table[first:tokens] != slots:
             own = np.array(table[first:tokens])
-            self.tables.pool.release(own[own != np.array(slots)])
+            self.tables.pool.free_blocks(own[own != np.array(slots)])
             table[first:tokens] = slots
         return node
 

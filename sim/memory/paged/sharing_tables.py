@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from ...types.sequence import FORKED, Sequence
 from ...workload.groups import leads, present
-from .block_pool import BlockPool
+from ..prefix.block_pool import BlockPool
 from .block_tables import BlockTables
 
 
@@ -22,7 +22,7 @@ class SharingTables(BlockTables):
 
     def __init__(self, num_blocks: int, host_blocks: int, block_size: int, prefix_blocks: int) -> None:
         super().__init__(num_blocks, host_blocks, block_size)
-        self.prefix = self.pool.take_many(prefix_blocks)
+        self.prefix = self.pool.get_new_blocks(prefix_blocks)
         # Sequences with a last block that may be shared in the step that comes next.
         self._copiers: dict[Sequence, None] = {}
 
@@ -49,7 +49,7 @@ class SharingTables(BlockTables):
 
     def _name(self, blocks: list[int]) -> list[int]:
         """A new table of these blocks."""
-        self.pool.share(blocks)
+        self.pool.touch(blocks)
         return list(blocks)
 
     def copy(self, block: int | None, sequence: Sequence, place: int) -> None:
@@ -61,8 +61,8 @@ class SharingTables(BlockTables):
         """A beam becomes a copy of another; the number of blocks that no table names any more."""
         old, new, free = self.tables[dead], self.tables[parent], self.pool.num_free
         common = _num_common(old, new)
-        self.pool.release(old[common:])
-        self.pool.share(new[common:])
+        self.pool.free_blocks(old[common:])
+        self.pool.touch(new[common:])
         self.tables[dead] = list(new)
         self._copiers |= {dead: None, parent: None}
         return self.pool.num_free - free
@@ -80,12 +80,12 @@ class SharingTables(BlockTables):
         for sequence in sorted(full | self._copiers, key=attrgetter("order")):
             table = self.tables[sequence]
             if sequence in full:
-                table.append(self.pool.take())
+                table.append(self.pool.get_new_blocks(1)[0])
             elif self.pool.is_shared(table[-1]):
-                copy = self.pool.take()
+                copy = self.pool.get_new_blocks(1)[0]
                 if self.moves is not None:
                     self.moves.copies.append((table[-1], copy, self._block_size))
-                self.pool.release(table[-1:])
+                self.pool.free_blocks(table[-1:])
                 table[-1] = copy
         self._copiers.clear()
 
@@ -102,7 +102,7 @@ class SharingTables(BlockTables):
         for member in present(sequence):
             table = self.tables.pop(member)
             self.host_tables[member] = _rename(table[len(self.prefix) :], moved, self.host_pool)
-            self.pool.release(table)
+            self.pool.free_blocks(table)
         if self.moves is not None:
             self.moves.swap_outs += moved.items()
 
@@ -111,7 +111,7 @@ class SharingTables(BlockTables):
         for member in members:
             table = self.host_tables.pop(member)
             self.tables[member] = self._name(self.prefix) + _rename(table, moved, self.pool)
-            self.host_pool.release(table)
+            self.host_pool.free_blocks(table)
         if self.moves is not None:
             self.moves.swap_ins += moved.items()
 
@@ -129,8 +129,8 @@ def _rename(table: list[int], moved: dict[int, int], pool: BlockPool) -> list[in
     renamed = []
     for block in table:
         if block in moved:
-            pool.share((moved[block],))
+            pool.touch((moved[block],))
         else:
-            moved[block] = pool.take()
+            moved[block] = pool.get_new_blocks(1)[0]
         renamed.append(moved[block])
     return renamed

@@ -32,7 +32,7 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import DRAFT, Meter, Table
 from ..accounting.repeats import idle_repeats
-from ..prefix import Chains, HashedBlockPool, lookup_blocks
+from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue, lookup_blocks
 from .block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
@@ -131,7 +131,7 @@ class SpeculativeTransaction(PagedTransaction):
 
     def _hits(self) -> int:
         """Found blocks in no table."""
-        references = self.memory.pool.reference_counts
+        references = self.memory.pool.ref_cnt
         return sum(not references[block] for block in self.found)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
@@ -186,7 +186,7 @@ class SpeculativeMemory(PagedMemory):
     """As ``PagedMemory`` for one KV group, with block tables, where steps verify drafts.
 
     Args:
-        num_blocks, block_size, unnamed_first: See ``PagedMemory``.
+        num_blocks, block_size, order: See ``PagedMemory``.
         speculation: Draws the accepted drafts.
         chains: Names of the blocks, which cover the tokens that hashes look ahead; None without a prefix cache.
         max_model_len: No slot is reserved past it.
@@ -213,13 +213,13 @@ class SpeculativeMemory(PagedMemory):
         speculation: Speculation,
         chains: Chains | None,
         max_model_len: int,
-        unnamed_first: bool,
+        order: type[FreeKVCacheBlockQueue],
         ahead: bool,
     ) -> None:
         super().__init__(num_blocks, block_size)
         self.speculation: Speculation = speculation
         self.max_model_len = max_model_len
-        self.pool = HashedBlockPool(num_blocks, unnamed_first)
+        self.pool = BlockPool(num_blocks, order)
         self.tables = BlockTables(num_blocks, 0, block_size, self.pool)
         self.drafts: dict[Sequence, int] = {}
         self.padding: dict[Sequence, int] = {}
@@ -247,7 +247,7 @@ class SpeculativeMemory(PagedMemory):
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: blocks with a hash."""
-        return np.flatnonzero(np.frombuffer(self.pool.is_named, np.uint8))
+        return self.pool.hashed_ids()
 
     # --- What the transaction asks for ---
 
@@ -287,11 +287,11 @@ class SpeculativeMemory(PagedMemory):
         if self._chains is None:
             return []
         names = self._names_of(sequence)
-        return self.pool.lookup(names[: lookup_blocks(sequence.start_tokens, self.block_size)])
+        return self.pool.get_cached_blocks(names[: lookup_blocks(sequence.start_tokens, self.block_size)])
 
     def enter(self, sequence: Sequence, found: list[int]) -> None:
         """A sequence that waits takes the blocks that it found."""
-        self.pool.take_cached(found)
+        self.pool.touch(found)
         self.tables.tables[sequence] = list(found)
         self._published[sequence] = len(found)
         self.prefilling[sequence] = len(found) * self.block_size
@@ -302,7 +302,7 @@ class SpeculativeMemory(PagedMemory):
     def reach(self, sequence: Sequence, tokens: int) -> None:
         """A sequence takes the blocks of ``tokens`` and of the slots after them that it lacks."""
         table = self.block_table(sequence)
-        table += self.pool.take_many(max(0, self.blocks_with_lookahead(tokens) - len(table)))
+        table += self.pool.get_new_blocks(max(0, self.blocks_with_lookahead(tokens) - len(table)))
         self.free = self.pool.num_free
 
     def publish(self, sequence: Sequence, tokens: int, known: int) -> None:
@@ -314,8 +314,7 @@ class SpeculativeMemory(PagedMemory):
         if full <= done:
             return
         names, table = self._names_of(sequence)[:full], self.tables.tables[sequence]
-        for place in range(done, len(names)):
-            self.pool.publish(table[place], names[place])
+        self.pool.cache_full_blocks(table[done : len(names)], names[done:])
         self._published[sequence] = len(names)
 
     def _names_of(self, sequence: Sequence) -> list[int]:
@@ -330,7 +329,7 @@ class SpeculativeMemory(PagedMemory):
         table = self.tables.tables.pop(sequence, None)
         if table is None:
             return
-        self.pool.release(table)
+        self.pool.free_blocks(table)
         for kept in (self._names, self._published, self.prefilling, self._standing, self._to_publish, self.in_flight):
             kept.pop(sequence, None)
         self.free = self.pool.num_free
@@ -354,7 +353,7 @@ class SpeculativeMemory(PagedMemory):
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
         """See ``Memory``."""
-        tables, references = self.tables.tables, self.pool.reference_counts
+        tables, references = self.tables.tables, self.pool.ref_cnt
         idle = (sequence for sequence in (*self.prefilling, *self._standing, *admitted) if sequence in tables)
         entries = chain.from_iterable(map(tables.__getitem__, idle))
         return (self.pool.num_shared - idle_repeats(entries, references.__getitem__)) * self.block_size

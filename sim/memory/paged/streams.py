@@ -136,7 +136,7 @@ class StreamTables(BlockTables):
 
     def __init__(self, num_blocks: int, block_size: int, streams: int) -> None:
         super().__init__(num_blocks, 0, block_size)
-        self.streams = [self.pool.take_many(num_blocks // streams) for _ in range(streams)]
+        self.streams = [self.pool.get_new_blocks(num_blocks // streams) for _ in range(streams)]
 
     def take(self, sequence: Sequence, slot: int) -> None:
         """The table of a sequence that begins in a slot."""

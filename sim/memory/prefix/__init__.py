@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from .chains import Chain, Chains, HashChain, Path, lookup_blocks
-from .free_queue import ALONE, FreeIds, FreeQueue
-from .hashed_pool import HashedBlockPool
-from .history import QueueHistory
+from .block_pool import UNSHARED, BlockPool, FreeKVCacheBlockQueue, LeastRecentlyUsed
+from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
 from .radix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
-from .segments import BlockTable, Found, Segment, SegmentPool
+from .residency import BlockResidency
 
 __all__ = [
-    "ALONE",
-    "BlockTable",
+    "UNSHARED",
+    "BlockPool",
+    "BlockResidency",
     "Chain",
     "Chains",
-    "Found",
-    "FreeIds",
-    "FreeQueue",
+    "FreeKVCacheBlockQueue",
     "HashChain",
-    "HashedBlockPool",
+    "LeastRecentlyUsed",
     "Path",
     "Place",
-    "QueueHistory",
     "RadixNode",
     "RadixTree",
     "Rest",
-    "Segment",
-    "SegmentPool",
     "all_but_last",
     "first_tokens",
     "lookup_blocks",
+    "names_in",
     "shared_tokens",
 ]

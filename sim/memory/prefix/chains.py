@@ -19,12 +19,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from itertools import chain as chained
 from operator import eq, itemgetter
-from typing import TYPE_CHECKING
 
 from ...workload.content import Run, Tokens
-
-if TYPE_CHECKING:
-    from .segments import BlockTable, Segment
 
 _ROOT = 0
 _PLACE_BITS = 32
@@ -40,16 +36,12 @@ class Chain:
         number: Unique number, from 1.
         runs: Its tokens: stream, start and length of each run in one flat list of integers, which the garbage collector
             does not traverse. Adjacent runs are not contiguous.
-        segments: Blocks with these tokens that a look-up can find, in the order of their publication.
-        author: Table of the sequence that decodes further tokens of the chain, or None.
     """
 
-    __slots__ = ("author", "number", "runs", "segments")
+    __slots__ = ("number", "runs")
 
     def __init__(self, number: int, runs: list[int]) -> None:
         self.number, self.runs = number, runs
-        self.segments: list[Segment] = []
-        self.author: BlockTable | None = None
 
     def follow(self, runs: list[int]) -> tuple[int, list[int]]:
         """Number of tokens of the common prefix of ``runs`` and the chain, and the runs after it."""
@@ -95,11 +87,17 @@ class Chains:
 
     def names(self, request: int) -> list[int]:
         """Names, as numbers, of the blocks that a request fills up to the end of its output, in order."""
-        return _names(self.path(request))
+        return names_in(self.path(request))
 
     def prompt_names(self, request: int) -> list[int]:
         """As ``names``, for the blocks that the prompt fills."""
-        return _names(self.path_of([*self._tokens.runs(request)]))
+        return names_in(self.path_of([*self._tokens.runs(request)]))
+
+    @staticmethod
+    def own_names(request: int) -> range:
+        """As ``names``, for a request that shares no block with another one: they take no place among the chains."""
+        first = -(request + 1) << _PLACE_BITS
+        return range(first, first + (1 << _PLACE_BITS))
 
     def path_of(self, runs: list[Run]) -> Path:
         """Path of the blocks that a string of tokens fills. It does not depend on the division into runs."""
@@ -125,7 +123,8 @@ class Chains:
         return path
 
 
-def _names(path: Path) -> list[int]:
+def names_in(path: Path) -> list[int]:
+    """Names, as numbers other than 0, of the blocks of a path, in order."""
     names: list[int] = []
     for chain, stop in path:
         first = chain.number << _PLACE_BITS

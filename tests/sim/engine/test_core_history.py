@@ -13,13 +13,6 @@ from fragmeter.sim.engine import core
 
 pytestmark = needs_core
 NONE = np.zeros(0, np.int64)
-#: A pool of 4 blocks, all taken at row 0; a table of 3 with the last one grown in step 7, and then one of 1. Both are taken again
-#: at row 9, but for the first block of the table, which was hit.
-TAPE = {
-    "start": [0, 4, 7], "first": [0, 0, 0], "stop": [4, 3, 1], "named": [0, 2, 1], "grown_from": [4, 2, 1],
-    "born": [0, 0, 8], "lag": [0, 26, 0], "touched": [-1, -1, 0], "hole": [6], "blocks": [1], "edges": [0, 4, 7],
-    "moment": [0, 36], "stacked": [],
-}  # fmt: skip
 ROW, STEP, AFTER, END = 0, 1, 2, 3
 
 
@@ -35,56 +28,6 @@ def compiled():
     module = core.compiled()[0]
     assert module is not None
     return module
-
-
-def tape(**changes: list[int]) -> tuple[np.ndarray, ...]:
-    return tuple(ints(*values) for values in (TAPE | changes).values())
-
-
-def lives_of(columns: tuple[np.ndarray, ...], room: int = 8) -> tuple[list[list[int]], list[int]]:
-    """All lives, read so many at a time, and the blocks with each touch."""
-    state, touches, found = zeros(6), ints(0), []
-    while True:
-        buffer = np.zeros((4, room), np.int64)
-        number = compiled().lives(columns, 16, ints(28), touches, state, buffer)
-        found += buffer[:, :number].T.tolist()
-        if number < room:
-            return found, touches.tolist()
-
-
-@pytest.mark.parametrize("room", [1, 2, 8])
-def test_a_block_lives_from_its_taking_to_the_next_one(room):
-    """The block that grew in step 7 (2 * 16 + 1 - 26), the one before it, and the table of one, which was hit at row 7."""
-    found, touches = lives_of(tape(), room)
-    assert found == [[7 * 4 + AFTER, 7 * 4 + AFTER, 36, 1], [0, 0, 36, 1], [8, 28, 36, 1]]
-    assert touches == [1]
-
-
-def test_only_blocks_with_a_name_are_counted():
-    """Two of the table's three blocks have one: the last place of a table comes first. One of them was hit."""
-    named = zeros(2)
-    compiled().names(tape(), zeros(6), named)
-    assert named.tolist() == [0, 2]
-
-
-def test_a_block_of_the_stack_is_not_of_the_tape():
-    state = zeros(6)
-    compiled().names(tape(edges=[0, 4, 8], stacked=[4]), state, zeros(2))
-    assert state.tolist() == [2, 0, 8, 2, 1, 1]
-
-
-@pytest.mark.parametrize("room", [1, 2, 3, 50])
-def test_running_sequences_take_blocks_before_prefills(room):
-    """One sequence takes a block in steps 2 and 6, another one in step 6; prefills take 5 blocks in step 2, and 1 in step 7."""
-    columns = ints(2, 6), ints(10, 10), ints(2, 7), ints(40, 44), ints(5, 1)
-    state, found = zeros(5 + 4), []
-    while True:
-        moments, upto = np.zeros((2, room), np.int64)
-        number = compiled().takings(columns, 4, state, moments, upto)
-        found += zip(moments[:number].tolist(), upto[:number].tolist(), strict=True)
-        if number < room:
-            break
-    assert found == [(2 * 4 + AFTER, 1), (40, 6), (6 * 4 + AFTER, 8), (44, 9)]
 
 
 def test_blocks_of_rows_are_weighted_with_their_step():
@@ -142,24 +85,6 @@ def test_a_sum_may_exceed_64_bits():
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("lives", lambda: (tape(born=[0]), 16, NONE, NONE, zeros(6), zeros(4, 8))),
-        ("lives", lambda: (tape()[:-1], 16, NONE, NONE, zeros(6), zeros(4, 8))),
-        ("lives", lambda: (tape(), 16, NONE, ints(0), zeros(6), zeros(4, 8))),
-        ("lives", lambda: (tape(), 16, NONE, NONE, zeros(6), zeros(4, 8))),
-        ("lives", lambda: (tape(edges=[0, 4]), 16, ints(0), ints(0), zeros(6), zeros(4, 8))),
-        ("lives", lambda: (tape(hole=[-1]), 16, ints(0), ints(0), zeros(6), zeros(4, 8))),
-        ("lives", lambda: (tape(), 16, ints(28), ints(0), ints(0, 1, 0, 1, 0, 0), zeros(4, 8))),
-        ("lives", lambda: (tape(edges=[0, 4, 9]), 16, ints(28), ints(0), zeros(6), zeros(4, 8))),
-        ("names", lambda: (tape(), ints(0, 1, 0, 1, 0, 0), zeros(2))),
-        ("names", lambda: (tape(edges=[0, 4, 9]), zeros(6), zeros(2))),
-        ("names", lambda: (tape(hole=[-1]), zeros(6), zeros(2))),
-        ("names", lambda: (tape(), ints(0, 0, 0, 3, 0, 0), zeros(2))),
-        ("names", lambda: (tape(), ints(0, 0, 0, -1, 0, 0), zeros(2))),
-        ("names", lambda: (tape(), zeros(5), zeros(2))),
-        ("names", lambda: (tape(), zeros(6), zeros(3))),
-        ("names", lambda: (tape(), ints(3, 0, 0, 0, 0, 0), NONE)),
-        ("takings", lambda: ((NONE,) * 5, 4, zeros(8), ints(0), ints(0))),
-        ("takings", lambda: ((NONE,) * 5, 4, zeros(9), ints(0), ints(0, 0))),
         ("moments", lambda: ((NONE, NONE, ints(1)), 4, zeros(7), zeros(2, 1))),
         ("date", lambda: ((ints(0),) * 6, 9, ints(2 * 4 + ROW), ints(0))),
         ("date", lambda: ((ints(0),) * 6, 9, ints(1 * 4 + END), ints(0))),
@@ -173,5 +98,5 @@ def test_a_sum_may_exceed_64_bits():
 )
 def test_columns_that_do_not_fit_are_refused(name, given):
     """No pass reads or writes past a column."""
-    with pytest.raises(ValueError, match=r"needed|takings|outside|negative"):
+    with pytest.raises(ValueError, match=r"needed|outside|negative"):
         getattr(compiled(), name)(*given())

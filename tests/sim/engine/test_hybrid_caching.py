@@ -114,9 +114,10 @@ class Walk:
         slots = SlotMap(pool.num_blocks * size)
         for slot, (_, _, bucket) in places.items():
             slots.put(slot, bucket)
+        hashed = {*pool.hashed_ids().tolist()}
         for block in pool.free_ids:
             for slot in range(block * size, (block + 1) * size):
-                slots.put(slot, FREE if pool.hashes[block] is None else CACHED)
+                slots.put(slot, FREE if block not in hashed else CACHED)
         return slots.census()
 
 

@@ -20,8 +20,8 @@ from engine_runs import engine_to_step, settings_of
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.memory import CachedMemory
 from fragmeter.sim.memory.accounting.moments import ticks_of
+from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, LeastRecentlyUsed
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import SimulationFault
@@ -161,16 +161,15 @@ def test_of_several_samples_a_request_has_the_cached_tokens_of_the_last(policy, 
 
 def test_what_is_said_of_the_cache():
     """The story above. 2 takes four blocks anew: 4 (born 224), 2 (0), 3 (110) and 1 (0, hit at 110). 3 takes 1 and 4
-    takes 3, both born at 1000. A request that is done counts as it was admitted first. What had no name is listed last."""
+    takes 3, both born at 1000. A request that is done counts as it was admitted first."""
     shared = (7, 10)
     pieces = [[shared], [shared], [], [(7, 8)], [(7, 8)]]
     requests, content = of_pieces([0, 50, 1000, 2000, 3000], pieces, [0, 2, 20, 0, 0], [3, 2, 1, 1, 1])
     _, case, run = story(requests, content, 7)
-    history = run.replica.memory.cache_log.history
-    observed = history.observed_ticks(partial(ticks_of, run.log))
-    assert [np.repeat(ticks, blocks).tolist() for ticks, blocks in observed.values()] == [
-        [1000, 890, 1000, 1000, 2000, 776],
-        [1000, 890, 890, 1000, 2000, 776],
+    observed = run.replica.memory.cache_log.residency.observed_ticks(partial(ticks_of, run.log))
+    assert [sorted(np.repeat(ticks, blocks).tolist()) for ticks, blocks in observed.values()] == [
+        [776, 890, 1000, 1000, 1000, 2000],
+        [776, 890, 890, 1000, 1000, 2000],
         [],
     ]
     cache = summary(run)["prefix_cache"]
@@ -212,10 +211,10 @@ def test_a_waiting_request_is_let_in_by_a_block_that_a_running_one_fills():
 
 
 def test_a_block_that_is_not_published_is_a_fault_and_no_hang():
-    """The story above, and 1 forgets to publish what it fills while it decodes."""
+    """The story above, and 1 forgets to cache what it fills while it decodes."""
     requests, content = of_sessions([0, 0, 1], [-1, 0, 0], [5, 6, 9], [4, 8, 1])
-    with mock.patch("fragmeter.sim.memory.prefix.SegmentPool._publish_filled"):
-        with pytest.raises(SimulationFault, match="block 1 of request 2 is full and was not published"):
+    with mock.patch("fragmeter.sim.memory.paged.cached.CachedTables._cache_filled"):
+        with pytest.raises(SimulationFault, match="block 1 of request 2 is full and was not cached"):
             story(requests, content, 6)
 
 
@@ -262,7 +261,7 @@ class CacheWalk:
 
     def check_references(self) -> None:
         """Invariant 2: as many references as table entries, and in the queue just those blocks that have none."""
-        queue, tables = self.memory.pool.queue, self.memory.tables.tables
+        queue, tables = self.memory.pool, self.memory.tables.tables
         named = Counter(block for table in tables.values() for block in table)
         assert self.memory.pool.num_shared == named.total() - len(named)
         assert sorted([*named, *queue.free_ids]) == list(range(self.memory.num_blocks))
@@ -284,7 +283,7 @@ class CacheWalk:
         slots = SlotMap(self.memory.num_blocks * size)
         for slot, (_, bucket) in places.items():
             slots.put(slot, bucket)
-        for block in self.memory.pool.queue.free_ids:
+        for block in self.memory.pool.free_ids:
             for slot in range(block * size, (block + 1) * size):
                 slots.put(slot, CACHED if block in cached else FREE)
         return slots.census()
@@ -313,12 +312,12 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
         }
 
 
-@pytest.mark.parametrize("unnamed_first", [False, True])
+@pytest.mark.parametrize("order", [FreeKVCacheBlockQueue, LeastRecentlyUsed])
 @hypothesis_settings(max_examples=60)
 @given(case=shared_cases(), data=st.data())
-def test_nothing_changes_where_blocks_have_ids(unnamed_first, case, data):
-    """With ids every table is kept and blocks are taken one by one; without, requests that share nothing have none."""
-    with mock.patch("fragmeter.sim.policy.vllm_v1.CachedMemory", partial(CachedMemory, unnamed_first=unnamed_first)):
+def test_nothing_changes_where_blocks_have_ids(order, case, data):
+    """Recordings ask for ids; blocks have them anyway."""
+    with mock.patch("fragmeter.sim.policy.vllm_v1.FreeKVCacheBlockQueue", order):
         same_with_ids(case, data)
 
 
@@ -336,12 +335,12 @@ def same_with_ids(case, data):
 def test_what_is_known_of_a_run_that_is_stopped(case, events, ahead):
     """While sequences hold blocks the logs say how many are cached, with ids and without."""
     with_ids, without = (stopped(case, events, ids, ahead) for ids in (True, False))
-    cached = {*with_ids.memory.cached_block_ids().tolist()}.intersection(with_ids.memory.pool.queue.free_ids)
-    changes = [engine.memory.pool.history.changes() for engine in (with_ids, without)]
-    assert changes[0]["blocks"].sum() == len(cached)
+    cached = {*with_ids.memory.cached_block_ids().tolist()}.intersection(with_ids.memory.pool.free_ids)
+    changes = [engine.memory.cache_log.change_columns() for engine in (with_ids, without)]
+    assert changes[0]["slots"].sum() == len(cached) * with_ids.memory.block_size
     levels = [Counter() for _ in changes]
     for level, change in zip(levels, changes):
-        for moment, blocks in zip(change["moment"].tolist(), change["blocks"].tolist()):
+        for moment, blocks in zip(change["moment"].tolist(), change["slots"].tolist()):
             level[moment] += blocks
     assert +levels[0] == +levels[1] and -levels[0] == -levels[1]
     assert with_ids.memory.evicted_blocks == without.memory.evicted_blocks

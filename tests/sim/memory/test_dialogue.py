@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from engine_runs import what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.memory.accounting.integrals import BUCKETS
-from fragmeter.sim.memory.paged.block_pool import BlockPool
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory, Start
+from fragmeter.sim.memory.prefix import BlockPool
 from fragmeter.sim.metrics.result import expand, steps_table
 from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
@@ -257,7 +257,7 @@ def test_a_half_full_block_that_is_named_and_not_copied_breaks_invariant_3():
 def test_a_reference_that_is_forgotten_is_found():
     """Planted: names of other requests' blocks do not count."""
     work = tree((0, 6, 60), (5 * 10**11, 9, 9, 0, 8, False))
-    with mock.patch.object(BlockPool, "share", lambda pool, block: None), pytest.raises(AssertionError):
+    with mock.patch.object(BlockPool, "touch", lambda pool, block: None), pytest.raises(AssertionError):
         list(SharingWalk(settings(num_gpu_blocks_override=40, block_size=4), work).moments())
 
 

@@ -18,7 +18,7 @@ from fragmeter.sim.memory.accounting.moves import Moves
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransaction
 from fragmeter.sim.memory.paged.speculative import Speculation, SpeculativeMemory
-from fragmeter.sim.memory.prefix import Chains
+from fragmeter.sim.memory.prefix import Chains, FreeKVCacheBlockQueue
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.spec.speculative import SpeculativeConfig
 from fragmeter.sim.types.errors import SimulationFault
@@ -26,9 +26,9 @@ from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.workload.workload import Workload
-from machines.pools import Strings
 from oracle import Limits, Pool
 from ramp_cost import RampCost
+from token_strings import Strings
 
 
 class Served:
@@ -74,7 +74,7 @@ class TestTables:
         served.memory.release_finished((first,), served.state.decode_step)
         # Blocks 0 and 1 are the last ones freed, and the next ones taken.
         assert served.memory.tables.tables == {second: [2, 3]}
-        assert served.memory.tables.pool.free_ids[-2:] == (1, 0) or served.memory.tables.pool.free_ids[-2:] == (0, 1)
+        assert {*served.memory.tables.pool.free_ids[:2]} == {0, 1}
 
 
 class TestPagesOfGroups:
@@ -191,7 +191,7 @@ class TestAdmissionWithDrafts:
         for own in range(2):
             strings.add([(9, 0, 10), (own, 0, 10)])
         drafter = SpeculativeConfig("eagle3", 2, None, (0.5, 0.25))
-        return SpeculativeMemory(20, 4, Speculation(drafter, 0), Chains(strings, 4), 64, True, False)
+        return SpeculativeMemory(20, 4, Speculation(drafter, 0), Chains(strings, 4), 64, FreeKVCacheBlockQueue, False)
 
     @pytest.mark.parametrize(
         ("now", "asked"),
@@ -225,7 +225,7 @@ class TestDrafts:
 
     def memory(self, ahead: bool = False) -> SpeculativeMemory:
         drafter = SpeculativeConfig("ngram", 2, None, (0.5, 0.25))
-        return SpeculativeMemory(20, 4, Speculation(drafter, 0), None, 12, True, ahead)
+        return SpeculativeMemory(20, 4, Speculation(drafter, 0), None, 12, FreeKVCacheBlockQueue, ahead)
 
     def test_a_decode_computes_its_drafts_as_far_as_the_budget_and_the_model_allow(self):
         memory = self.memory()
@@ -318,7 +318,7 @@ class TestAdmissionFromTheHost:
             PageGroups((FULL,)),
             Chains(strings, 4),
             10,
-            True,
+            FreeKVCacheBlockQueue,
             watermark_blocks=watermark_blocks,
             reserves_whole=reserves_whole,
         )

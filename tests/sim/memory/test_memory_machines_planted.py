@@ -29,6 +29,7 @@ from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.block_tables import BlockTables
+from fragmeter.sim.memory.paged.cached import CachedTables
 from fragmeter.sim.memory.paged.cells import CellTransaction
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
@@ -39,15 +40,19 @@ from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
-from fragmeter.sim.memory.prefix import BlockTable, FreeQueue, HashedBlockPool, RadixTree, Segment, SegmentPool
+from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, RadixTree
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
 
 EVERY = MACHINES | POLICY_MACHINES
 admit = PagedMemory.admit
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
-release_hashed = HashedBlockPool.release
-segments_in_order, publish, cut, queue_hit = BlockTable.segments, SegmentPool._publish, Segment.split, FreeQueue.hit
+free_blocks, drop_references, remove_n, take_full = (
+    BlockPool.free_blocks,
+    BlockPool._drop_references,
+    FreeKVCacheBlockQueue.remove_n,
+    CachedTables._take,
+)
 skip, swap_out, give_back, drop_partial = (
     GroupTables.skip,
     GroupTables.swap_out,
@@ -59,38 +64,32 @@ count_stream = StreamMemory._count
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, blocks: list[int]) -> list[int]:
-    return [block for block in blocks if pool._further.pop(block, None) is None]
+    freed = drop_references(pool, blocks)
+    left = [block for block in blocks if pool.ref_cnt[block] == 1]
+    return [*freed, *(drop_references(pool, left) if left else [])]
 
 
-def frees_the_beginning_first(table: BlockTable) -> list[Segment]:
-    return segments_in_order(table)[::-1]
+def frees_the_beginning_first(pool: BlockPool, table: list[int]) -> None:
+    free_blocks(pool, table[::-1])
 
 
-def frees_hashed_pages_backwards(pool: HashedBlockPool, table: list[int]) -> None:
-    release_hashed(pool, table[::-1])
+def forgets_copies(pool: BlockPool, name: int, block: int) -> bool:
+    """Of several blocks with a hash only the first is ever found."""
+    copies = pool._copies.pop(name, None)
+    return copies is not None and pool._cached_block_hash_to_block[name] != block
 
 
-def forgets_what_was_published_before(pool: SegmentPool, table: BlockTable, path, stop: int) -> None:
-    """Only the first of two blocks of one name is ever found."""
-    known = {chain: list(chain.segments) for chain, _ in path}
-    publish(pool, table, path, stop)
-    for chain, segments in known.items():
-        taken = {place for segment in segments for place in range(segment.first, segment.stop)}
-        chain.segments = segments + [
-            segment for segment in chain.segments[len(segments) :] if segment.first not in taken
-        ]
+def keeps_the_hash_of_a_block_that_is_taken(pool: BlockPool, blocks, moments) -> None:
+    pass
 
 
-def keeps_its_place_on_the_tape(segment: Segment, at: int) -> Segment:
-    place = segment.place
-    rest = cut(segment, at)
-    segment.place = place
-    return rest
+def unlinks_the_first_of_a_run(queue: FreeKVCacheBlockQueue, blocks: list[int]) -> None:
+    remove_n(queue, blocks[:1])
+    queue.num_free_blocks -= len(blocks) - len(blocks[:1])
 
 
-def leaves_no_hole(queue: FreeQueue, place: int, blocks: int, moment: int) -> None:
-    queue_hit(queue, place, blocks, moment)
-    queue._holes.pop()
+def takes_blocks_in_the_order_of_arrival(tables: CachedTables, full, moments) -> None:
+    take_full(tables, sorted(full, key=lambda sequence: sequence.order), moments)
 
 
 def splits_without_the_locks(tree: RadixTree, *split_at):
@@ -110,7 +109,7 @@ def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
 def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
     steps = range(tables._grown_until, decode_step)
     for sequence, table in tables.tables.items():
-        table += tables.pool.take_many(sum(sequence in tables._members[step % tables._block_size] for step in steps))
+        table += tables.pool.get_new_blocks(sum(sequence in tables._members[step % tables._block_size] for step in steps))
     tables._grown_until = max(decode_step, tables._grown_until)
 
 
@@ -159,11 +158,6 @@ def finds_any_block_of_a_window(cache: GroupCache, names: list[int]) -> int:
 
 def forgets_other_tables(cache: GroupCache, blocks: list[int], kind: str) -> None:
     pass
-
-
-def keeps_the_hash_of_a_block_that_is_taken(pool: HashedBlockPool, block: int, name: int) -> None:
-    pool.num_cached -= 1
-    pool.evicted_blocks += 1
 
 
 def gives_the_last_state_back(tables: GroupTables, sequence, known: int) -> None:
@@ -259,12 +253,10 @@ def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
 
 
 PLANTED = [
-    ("BlockPool", BlockPool, "_drop_further", frees_what_two_more_tables_name),
-    ("HashedBlockPool", HashedBlockPool, "release", frees_hashed_pages_backwards),
-    ("SegmentPool", BlockTable, "segments", frees_the_beginning_first),
-    ("SegmentPool", SegmentPool, "_publish", forgets_what_was_published_before),
-    ("SegmentPool", Segment, "split", keeps_its_place_on_the_tape),
-    ("SegmentPool", FreeQueue, "hit", leaves_no_hole),
+    ("BlockPool", BlockPool, "_drop_references", frees_what_two_more_tables_name),
+    ("BlockPool, hashes", BlockPool, "free_blocks", frees_the_beginning_first),
+    ("BlockPool, hashes", BlockPool, "_drop_copy", forgets_copies),
+    ("BlockPool, hashes", FreeKVCacheBlockQueue, "remove_n", unlinks_the_first_of_a_run),
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
     ("FirstFitArena", FirstFitArena, "choose", takes_the_last_run),
@@ -278,15 +270,15 @@ PLANTED = [
     ("PagedMemory, KV groups", SkippedBlocks, "steps_alike", sees_no_window_fill),
     ("PagedMemory, KV groups", SkippedBlocks, "leave", counts_all_that_left),
     ("PagedMemory, KV groups", GroupTables, "drop", gives_its_first_pages_back_first),
-    ("vllm-v1: CachedMemory, steps ahead", FreeQueue, "hit", leaves_no_hole),
-    ("vllm-v1: CachedMemory", SegmentPool, "_publish", forgets_what_was_published_before),
-    ("vllm-v1: CachedMemory", Segment, "split", keeps_its_place_on_the_tape),
-    ("vllm-v1: CachedMemory, freed blocks last", FreeQueue, "hit", leaves_no_hole),
+    ("vllm-v1: CachedMemory, steps ahead", CachedTables, "_take", takes_blocks_in_the_order_of_arrival),
+    ("vllm-v1: CachedMemory", BlockPool, "free_blocks", frees_the_beginning_first),
+    ("vllm-v1: CachedMemory", CachedTables, "_cache_filled", lambda tables, first, stop: None),
+    ("vllm-v1: CachedMemory, freed blocks last", FreeKVCacheBlockQueue, "remove_n", unlinks_the_first_of_a_run),
     ("vllm-v1: PagedMemory, windows, prompts in turn", SkippedBlocks, "leave", counts_all_that_left),
     (
         "vllm-v1: PagedMemory, prefix cache, prompts in turn",
-        HashedBlockPool,
-        "_evict",
+        BlockPool,
+        "_maybe_evict_cached_blocks",
         keeps_the_hash_of_a_block_that_is_taken,
     ),
     ("vllm-v1: PagedMemory, windows, steps ahead", SkippedBlocks, "leave", counts_all_that_left),
@@ -307,8 +299,8 @@ PLANTED = [
     ("vllm-v1: PagedMemory, states, steps ahead", PagedMemory, "drop", keeps_the_state_of_a_victim),
     (
         "vllm-v1: PagedMemory, states, prefix cache, steps ahead",
-        HashedBlockPool,
-        "_evict",
+        BlockPool,
+        "_maybe_evict_cached_blocks",
         keeps_the_hash_of_a_block_that_is_taken,
     ),
     ("vllm-v1: PagedMemory, states, prefix cache, steps ahead", GroupTables, "skip", gives_the_last_state_back),

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from engine_runs import steps_of, what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.memory.accounting.integrals import BUCKETS
-from fragmeter.sim.memory.paged.block_pool import BlockPool
 from fragmeter.sim.memory.paged.sharing import SharingMemory
+from fragmeter.sim.memory.prefix import BlockPool
 from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.types.errors import SettingError

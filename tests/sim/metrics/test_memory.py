@@ -11,7 +11,7 @@ from fragmeter.sim.engine import core
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting import growth, integrals, run_log
-from fragmeter.sim.memory.prefix import history
+from fragmeter.sim.memory.prefix import residency
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.types import columns
 from fragmeter.traces import synthetic_pairs, workload
@@ -22,7 +22,7 @@ MOST_BYTES = 180
 REQUESTS = 2_000
 #: Limits of values in memory at a time, so small that these runs have many parts.
 LIMITS = (
-    (growth, "_CHUNK_STEPS"), (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
+    (growth, "_CHUNK_STEPS"), (residency, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
     (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (gaps, "_SAMPLE"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
     (prefix_cache, "_MOST_KEPT"), (run_log, "_MOST_TABLE_STEPS"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting import growth, integrals, run_log
-from fragmeter.sim.memory.prefix import history
+from fragmeter.sim.memory.prefix import residency
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
 from fragmeter.sim.metrics.summary import summary
@@ -22,7 +22,7 @@ from fragmeter.traces import synthetic_pairs, workload
 
 #: Every limit of rows that are read at a time.
 LIMITS = (
-    (history, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
+    (residency, "_CHUNK"), (integrals, "_CHUNK_ROWS"), (integrals, "_CHUNK_CHANGES"), (gaps, "_CHUNK_ROWS"),
     (gaps, "_CHUNK_OBJECTS"), (gaps, "_SORTED_ROWS"), (columns, "CHUNK"), (columns, "_SHORT"), (result, "ROW_GROUP"),
     (prefix_cache, "_MOST_KEPT"), (run_log, "_MOST_TABLE_STEPS"), (growth, "_CHUNK_STEPS"),
 )  # fmt: skip

@@ -169,9 +169,10 @@ class _Replay:
 
     # The GPU's tier.
 
-    def publish(self, block: int, name: int) -> None:
-        self.contents[block] = name
-        self.on_gpu.setdefault(name, set()).add(block)
+    def publish(self, blocks: Iterable[int], names: Iterable[int]) -> None:
+        for block, name in zip(blocks, names, strict=True):
+            self.contents[block] = name
+            self.on_gpu.setdefault(name, set()).add(block)
 
     def take(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -270,8 +271,8 @@ class _Feed(Observer):
         for name in ("start_load", "end_load", "end_store", "finish"):
             _follow(tier.cache, name, lambda answer, *given, to=getattr(replay, name): to(*given))
         _follow(tier.cache, "start_store", lambda answer, request, blocks: replay.start_store(request, blocks, answer))
-        _follow(memory.cache.pool, "publish", lambda answer, *given: replay.publish(*given))
-        _follow(memory.cache.pool, "take_many", lambda answer, count: replay.take(answer))
+        _follow(memory.cache.pool, "cache_full_blocks", lambda answer, *given: replay.publish(*given))
+        _follow(memory.cache.pool, "get_new_blocks", lambda answer, count: replay.take(answer))
         _follow(memory.cache, "look_up", self._look_up_gpu)
         _follow(memory, "end_load", self._end_load)
         if self._hides:

@@ -44,7 +44,7 @@ def free_and_hits(release: str) -> tuple[list[int], int]:
         policy="vllm-v1", block_size=4, num_gpu_blocks_override=5, max_model_len=8, vllm_release=release, ids=True
     )
     run = simulate(chosen, work)
-    return list(run.replica.memory.pool.queue.free_ids), int(run.replica.cache_log.look_up_columns()["hit_tokens"][2])
+    return list(run.replica.memory.pool.free_ids), int(run.replica.cache_log.look_up_columns()["hit_tokens"][2])
 
 
 def test_a_story():

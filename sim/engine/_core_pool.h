@@ -1,0 +1,360 @@
+/* Blocks with reference counts and hashes, and the queue of those that are free: ``prefix/block_pool.py``, and the lives of
+``prefix/residency.py``, over the same structure.
+
+    free queue    front (a stack) | never taken (a counter) | first ... last (doubly linked, in ``blocks``)
+
+Arrays grow with the blocks that were ever taken, and the map of hashes with those that have one. What happens is logged as
+records, which Python reads.
+*/
+
+/* Fields of records, in the order of residency.py and cache_log.py. */
+enum { LIFE_FIELDS = 4, GAP_FIELDS = 3, CHANGE_FIELDS = 2, LOOK_UP_FIELDS = 3, KEPT_TOUCHES = 4 };
+/* Hashes: of a block without one, and ``UNSHARED``. */
+#define NO_HASH INT64_MIN
+enum { UNSHARED = 0, NEVER = -1 };
+/* Lives that gather before Python reads them. */
+enum { MOST_LIVES = 1 << 15 };
+
+/* Records since the last ``logs``. */
+struct log {
+    int64_t *items, count, room;
+    int fields;
+};
+
+struct block {
+    int64_t hash, born;
+    int32_t ref_cnt, before, after; /* neighbours in the free queue */
+    int32_t touched;                /* its touches, or NONE */
+};
+
+/* The last hits of some blocks, and those of them that were taken since and whose gaps are to be logged. */
+struct touches {
+    int64_t times[KEPT_TOUCHES], taken;
+    int32_t count, blocks; /* without blocks ``count`` is the next one that is unused */
+};
+
+/* ``cached_block_hash_to_block`` by open addressing. Blocks with the same hash are in the order in which they were cached. A hash
+   of 0 is a free entry. */
+struct entry {
+    int64_t hash, block;
+};
+
+struct pool {
+    bool unhashed_first, failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
+    int64_t num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
+    struct block *blocks;
+    int64_t block_room;
+    int32_t first, last, *front;
+    int64_t num_front, front_room;
+    struct entry *entries;
+    int64_t num_hashes;
+    int entry_bits;
+    struct touches *touches;
+    int64_t num_touches, touch_room;
+    int32_t unused_touches;
+    struct log lives, gaps, changes, look_ups;
+};
+
+/* Room for one more; else the pool has failed, and the caller's list keeps its length. */
+static bool widen(struct pool *p, void **items, int64_t count, int64_t *room, size_t size)
+{
+    if (!p->failed && make_place(items, count, room, size))
+        return true;
+    p->failed = true;
+    return false;
+}
+
+static void add_record(struct pool *p, struct log *log, const int64_t *record)
+{
+    size_t size = (size_t)log->fields * sizeof *record;
+    if (widen(p, (void **)&log->items, log->count, &log->room, size)) {
+        memcpy(log->items + log->count * log->fields, record, size);
+        log->count++;
+    }
+}
+
+/* So many more free blocks have a hash from a moment on. */
+static void log_change(struct pool *p, int64_t moment, int64_t blocks)
+{
+    if (blocks)
+        add_record(p, &p->changes, (int64_t[CHANGE_FIELDS]){moment, blocks});
+}
+
+/* A life has ended; blocks with the same one are counted. */
+static void log_life(struct pool *p, int64_t born, int64_t touched, int64_t taken)
+{
+    int64_t *last = p->lives.items + (p->lives.count - 1) * LIFE_FIELDS;
+    if (p->lives.count && last[0] == born && last[1] == touched && last[2] == taken)
+        last[3]++;
+    else
+        add_record(p, &p->lives, (int64_t[LIFE_FIELDS]){born, touched, taken, 1});
+}
+
+static int64_t num_shared(const struct pool *p) { return p->num_entries - p->num_blocks + p->num_free; }
+
+/* --- The map of hashes --- */
+
+enum { FIRST_BITS = 6, NEAR_BITS = 4 };
+
+/* Where a hash belongs. Hashes of neighbours are near one another. */
+static int64_t home_of(const struct pool *p, int64_t hash)
+{
+    uint64_t mixed = ((uint64_t)hash >> NEAR_BITS) * 0x9E3779B97F4A7C15u;
+    return (int64_t)(mixed >> (64 - p->entry_bits + NEAR_BITS)) << NEAR_BITS | (hash & ((1 << NEAR_BITS) - 1));
+}
+
+static int64_t mask_of(const struct pool *p) { return ((int64_t)1 << p->entry_bits) - 1; }
+
+static void put_entry(struct pool *p, struct entry entry)
+{
+    int64_t mask = mask_of(p), at = home_of(p, entry.hash);
+    while (p->entries[at].hash)
+        at = (at + 1) & mask;
+    p->entries[at] = entry;
+}
+
+static bool widen_map(struct pool *p)
+{
+    struct entry *before = p->entries;
+    int64_t count = before == NULL ? 0 : mask_of(p) + 1;
+    int bits = before == NULL ? FIRST_BITS : p->entry_bits + 1;
+    struct entry *entries = p->failed ? NULL : calloc((size_t)1 << bits, sizeof *entries);
+    if (entries == NULL) {
+        p->failed = true;
+        return false;
+    }
+    p->entries = entries, p->entry_bits = bits;
+    /* From a free entry on, so that blocks with the same hash stay in their order. */
+    int64_t start = 0;
+    while (start < count && before[start].hash)
+        start++;
+    for (int64_t at = 0; at < count; at++)
+        if (before[(start + at) & (count - 1)].hash)
+            put_entry(p, before[(start + at) & (count - 1)]);
+    free(before);
+    return true;
+}
+
+/* The first block with a hash, or NONE. */
+static int32_t cached_block(const struct pool *p, int64_t hash)
+{
+    if (p->entries == NULL)
+        return NONE;
+    int64_t mask = mask_of(p), at = home_of(p, hash);
+    while (p->entries[at].hash && p->entries[at].hash != hash)
+        at = (at + 1) & mask;
+    return p->entries[at].hash ? (int32_t)p->entries[at].block : NONE;
+}
+
+/* Look-ups find a block under its hash from now on, after those that have it already. */
+static void insert_hash(struct pool *p, int32_t block)
+{
+    if ((p->entries == NULL || 2 * (p->num_hashes + 1) > mask_of(p)) && !widen_map(p))
+        return;
+    put_entry(p, (struct entry){p->blocks[block].hash, block});
+    p->num_hashes++;
+}
+
+/* Free an entry: those behind it that could not take their own place move up. */
+static void drop_entry(struct pool *p, int64_t at)
+{
+    int64_t mask = mask_of(p), next = at;
+    for (;;) {
+        next = (next + 1) & mask;
+        if (!p->entries[next].hash)
+            break;
+        int64_t home = home_of(p, p->entries[next].hash);
+        if (((next - home) & mask) >= ((next - at) & mask)) {
+            p->entries[at] = p->entries[next];
+            at = next;
+        }
+    }
+    p->entries[at].hash = 0;
+    p->num_hashes--;
+}
+
+static void remove_hash(struct pool *p, int32_t block)
+{
+    int64_t mask = mask_of(p), at = home_of(p, p->blocks[block].hash);
+    while (p->entries[at].block != block || p->entries[at].hash != p->blocks[block].hash)
+        at = (at + 1) & mask;
+    drop_entry(p, at);
+}
+
+/* --- Lives --- */
+
+static void log_gaps(struct pool *p, struct touches *found)
+{
+    for (int at = 1; found->taken && at < found->count; at++)
+        add_record(p, &p->gaps, (int64_t[GAP_FIELDS]){found->times[at - 1], found->times[at], found->taken});
+    found->taken = 0;
+}
+
+/* So many blocks less have these touches. */
+static void drop_touches(struct pool *p, int32_t touched, int64_t blocks)
+{
+    struct touches *found = &p->touches[touched];
+    found->blocks -= (int32_t)blocks;
+    if (!found->blocks) {
+        log_gaps(p, found);
+        found->count = p->unused_touches;
+        p->unused_touches = touched;
+    }
+}
+
+/* ``on_blocks_allocated``: a block is born, and its life before has ended. */
+static void begin_life(struct pool *p, struct block *block, int64_t moment)
+{
+    int64_t born = block->born;
+    block->born = moment;
+    if (born == NEVER)
+        return;
+    int64_t touched = born;
+    if (block->touched != NONE) {
+        struct touches *found = &p->touches[block->touched];
+        touched = found->times[found->count - 1];
+        found->taken++;
+        drop_touches(p, block->touched, 1);
+        block->touched = NONE;
+    }
+    log_life(p, born, touched, moment);
+}
+
+/* Touches of one more hit, after those of ``before`` or none; NONE if no memory is left. */
+static int32_t more_touches(struct pool *p, int32_t before, int64_t moment)
+{
+    int32_t at = p->unused_touches;
+    if (at != NONE)
+        p->unused_touches = p->touches[at].count;
+    else if (widen(p, (void **)&p->touches, p->num_touches, &p->touch_room, sizeof *p->touches))
+        at = (int32_t)p->num_touches++;
+    else
+        return NONE;
+    struct touches *found = &p->touches[at];
+    *found = (struct touches){.count = 0};
+    if (before != NONE)
+        *found = p->touches[before], found->blocks = 0, found->taken = 0;
+    if (found->count == KEPT_TOUCHES)
+        memmove(found->times, found->times + 1, (size_t)--found->count * sizeof *found->times);
+    found->times[found->count++] = moment;
+    return at;
+}
+
+/* Bring the logs up to date. */
+static void settle_logs(struct pool *p)
+{
+    for (int64_t at = 0; at < p->num_touches; at++)
+        if (p->touches[at].blocks)
+            log_gaps(p, &p->touches[at]);
+}
+
+/* --- The free queue --- */
+
+/* The first block of the queue: it loses its hash, which the caller logs, and has one reference. NONE if there is none. */
+static int32_t get_new_block(struct pool *p, int64_t moment)
+{
+    int32_t id;
+    if (!p->num_free) {
+        p->overdrawn = true;
+        return NONE;
+    }
+    if (p->num_front) {
+        id = p->front[--p->num_front];
+    } else if (p->num_touched < p->num_blocks) {
+        if (!widen(p, (void **)&p->blocks, p->num_touched, &p->block_room, sizeof *p->blocks))
+            return NONE;
+        id = (int32_t)p->num_touched++;
+        p->blocks[id] = (struct block){.hash = NO_HASH, .born = NEVER, .touched = NONE};
+    } else {
+        id = p->first;
+        p->first = p->blocks[id].after;
+        *(p->first == NONE ? &p->last : &p->blocks[p->first].before) = NONE;
+    }
+    struct block *block = &p->blocks[id];
+    if (block->hash != NO_HASH) {
+        if (block->hash != UNSHARED)
+            remove_hash(p, id);
+        block->hash = NO_HASH;
+        p->num_cached--;
+        p->evicted++;
+    }
+    begin_life(p, block, moment);
+    block->ref_cnt = 1;
+    p->num_free--;
+    p->num_entries++;
+    return id;
+}
+
+static void append_free(struct pool *p, int32_t id)
+{
+    struct block *block = &p->blocks[id];
+    block->before = p->last, block->after = NONE;
+    *(p->last == NONE ? &p->first : &p->blocks[p->last].after) = id;
+    p->last = id;
+}
+
+static void unlink_free(struct pool *p, const struct block *block)
+{
+    *(block->before == NONE ? &p->first : &p->blocks[block->before].after) = block->after;
+    *(block->after == NONE ? &p->last : &p->blocks[block->after].before) = block->before;
+}
+
+/* Free the blocks of a table, its last one first: the first ``cached`` have hashes, and the others no other reference. */
+static void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, int64_t moment)
+{
+    int64_t before = p->num_cached;
+    for (int64_t place = cached; p->unhashed_first && place < count; place++)
+        if (widen(p, (void **)&p->front, p->num_front, &p->front_room, sizeof *p->front))
+            p->front[p->num_front++] = table[place];
+    for (int64_t place = count - 1; place >= cached; place--) {
+        p->blocks[table[place]].ref_cnt = 0;
+        if (!p->unhashed_first)
+            append_free(p, table[place]);
+    }
+    p->num_free += count - cached;
+    for (int64_t place = cached - 1; place >= 0; place--) {
+        if (--p->blocks[table[place]].ref_cnt)
+            continue;
+        append_free(p, table[place]);
+        p->num_free++;
+        p->num_cached++;
+    }
+    p->num_entries -= count;
+    log_change(p, moment, p->num_cached - before);
+}
+
+/* One table more has blocks that were found by their hashes. */
+static void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment)
+{
+    int64_t cached = p->num_cached;
+    for (int64_t place = 0, end; place < count && !p->failed; place = end) {
+        /* Blocks that were hit together have touches in common. */
+        int32_t before = p->blocks[found[place]].touched, more = more_touches(p, before, moment);
+        for (end = place; end < count && more != NONE; end++) {
+            struct block *block = &p->blocks[found[end]];
+            if (block->touched != before)
+                break;
+            block->touched = more;
+            if (!block->ref_cnt++) {
+                unlink_free(p, block);
+                p->num_free--;
+                p->num_cached--;
+            }
+        }
+        if (more == NONE)
+            return;
+        p->touches[more].blocks += (int32_t)(end - place);
+        if (before != NONE)
+            drop_touches(p, before, end - place);
+    }
+    p->num_entries += count;
+    log_change(p, moment, p->num_cached - cached);
+}
+
+/* A full block gets its hash. */
+static void cache_block(struct pool *p, int32_t block, int64_t hash)
+{
+    p->blocks[block].hash = hash;
+    if (hash != UNSHARED)
+        insert_hash(p, block);
+}
