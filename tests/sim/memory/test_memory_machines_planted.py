@@ -29,7 +29,6 @@ from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.block_tables import BlockTables
-from fragmeter.sim.memory.paged.cached import CachedTables
 from fragmeter.sim.memory.paged.cells import CellTransaction
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
@@ -47,12 +46,8 @@ from machines import MACHINES, POLICY_MACHINES
 EVERY = MACHINES | POLICY_MACHINES
 admit = PagedMemory.admit
 begins, make_free = DialogueMemory._start, DialogueMemory._make_free
-free_blocks, drop_references, remove_n, take_full = (
-    BlockPool.free_blocks,
-    BlockPool._drop_references,
-    FreeKVCacheBlockQueue.remove_n,
-    CachedTables._take,
-)
+free_blocks, drop_references = BlockPool.free_blocks, BlockPool._drop_references
+remove_n = FreeKVCacheBlockQueue.remove_n
 skip, swap_out, give_back, drop_partial = (
     GroupTables.skip,
     GroupTables.swap_out,
@@ -88,10 +83,6 @@ def unlinks_the_first_of_a_run(queue: FreeKVCacheBlockQueue, blocks: list[int]) 
     queue.num_free_blocks -= len(blocks) - len(blocks[:1])
 
 
-def takes_blocks_in_the_order_of_arrival(tables: CachedTables, full, moments) -> None:
-    take_full(tables, sorted(full, key=lambda sequence: sequence.order), moments)
-
-
 def splits_without_the_locks(tree: RadixTree, *split_at):
     upper = split(tree, *split_at)
     upper.locks = 0
@@ -109,7 +100,9 @@ def takes_the_last_run(arena: FirstFitArena, blocks: int) -> int | None:
 def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
     steps = range(tables._grown_until, decode_step)
     for sequence, table in tables.tables.items():
-        table += tables.pool.get_new_blocks(sum(sequence in tables._members[step % tables._block_size] for step in steps))
+        table += tables.pool.get_new_blocks(
+            sum(sequence in tables._members[step % tables._block_size] for step in steps)
+        )
     tables._grown_until = max(decode_step, tables._grown_until)
 
 
@@ -270,9 +263,13 @@ PLANTED = [
     ("PagedMemory, KV groups", SkippedBlocks, "steps_alike", sees_no_window_fill),
     ("PagedMemory, KV groups", SkippedBlocks, "leave", counts_all_that_left),
     ("PagedMemory, KV groups", GroupTables, "drop", gives_its_first_pages_back_first),
-    ("vllm-v1: CachedMemory, steps ahead", CachedTables, "_take", takes_blocks_in_the_order_of_arrival),
-    ("vllm-v1: CachedMemory", BlockPool, "free_blocks", frees_the_beginning_first),
-    ("vllm-v1: CachedMemory", CachedTables, "_cache_filled", lambda tables, first, stop: None),
+    (
+        "vllm-v1: CachedMemory, steps ahead",
+        BlockPool,
+        "_maybe_evict_cached_blocks",
+        keeps_the_hash_of_a_block_that_is_taken,
+    ),
+    ("vllm-v1: CachedMemory", FreeKVCacheBlockQueue, "remove_n", unlinks_the_first_of_a_run),
     ("vllm-v1: CachedMemory, freed blocks last", FreeKVCacheBlockQueue, "remove_n", unlinks_the_first_of_a_run),
     ("vllm-v1: PagedMemory, windows, prompts in turn", SkippedBlocks, "leave", counts_all_that_left),
     (
