@@ -165,7 +165,7 @@ THREE = np.array([0, 1, 2]), np.array([20, 30, 40]), np.array([5, 6, 7])
         ({}, {"num_replicas": 2, "router": "kv-aware"}, {"users": Users(2, np.zeros(3, dtype=np.int64))}, 0),
         ({"policy": "vllm-v1"}, {"prefill_replicas": 1, "decode_replicas": 1}, {}, 0),
         (
-            {"policy": "vllm-v1", "model": "deepseek-v3", "gpu": "h200", "data_parallel_size": 8, "quantization": "fp8"},
+            {"policy": "vllm-v1", "model": "deepseek-v3", "gpu": "h200", "data_parallel_size": 8, "quantization": "fp8", "max_model_len": 65536},
             {"num_replicas": 8},
             {},
             0,

@@ -354,7 +354,7 @@ PLANTED = {
         "the context of a first step": ("batch", "step ? context + batch : context", "context"),
         "a knee": ("cost", "(beyond <= 0 || add_product(ticks, c->steeper, beyond))", "true"),
         "a corner of a patch": ("cost", "if (along && up)", "if (false)"),
-        "attention of two calls": ("cost", "attention = (decode + prefill) * c->factor", "attention = prefill * c->factor"),
+        "attention of two calls": ("cost", "attention = decode + prefill +", "attention = prefill +"),
         "a window of prompts": ("cost", "window ? least(pairs, window * tokens) : pairs", "pairs"),
         "no host": ("cost", "*ticks = most(c->least, (int64_t)attention)", "*ticks = (int64_t)attention"),
     },
