@@ -80,10 +80,11 @@ class HybridLayout:
     def block_bytes(self, model: ModelSpec, layers: Container[int]) -> int:
         """Bytes of a page on a pipeline stage with these ``layers``, for a model with states."""
         assert self.config
-        places = {place for place, layer in enumerate(owners(model)) if layer in layers}
+        kept = owners(model)
+        places = {place for place, layer in enumerate(kept) if layer in layers}
         if model.num_layers - 1 in layers:
             # A drafter is on the last stage.
-            places |= {place for group in self.config.groups for place in group.layers if place >= len(owners(model))}
+            places |= {place for group in self.config.groups for place in group.layers if place >= len(kept)}
         return self.config.on_stage(places).bytes_per_block
 
     def largest(self, layers: Container[int]) -> KvGroup:

@@ -79,7 +79,7 @@ def stage_memories(launch: Launch) -> list[StageMemory]:
 def _stage_memories(launch: Launch) -> tuple[StageMemory, ...]:
     """Cached, because every check of a start, and every remedy that is tried, asks for the same."""
     stages, found = launch.stages, []
-    weights = {gpu: loaded_bytes(replace(launch, gpu=gpu)) for gpu in (launch.gpu, *launch.gpus)}
+    weights = {gpu: _weights(replace(launch, gpu=gpu, max_model_len=0)) for gpu in (launch.gpu, *launch.gpus)}
     for number, layers in enumerate(stages):
         memories = [
             _stage(replace(launch, gpu=gpu), layers, weights[gpu][number], last=layers is stages[-1])
@@ -87,6 +87,12 @@ def _stage_memories(launch: Launch) -> tuple[StageMemory, ...]:
         ]
         found.append(min(memories, key=lambda memory: memory.kv_cache_bytes))
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _weights(launch: Launch) -> tuple[Estimate, ...]:
+    """Cached by a launch without a length: a search for the longest one that fits tries twenty, and weights are the same for all."""
+    return tuple(loaded_bytes(launch))
 
 
 def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> StageMemory:
