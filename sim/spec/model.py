@@ -104,7 +104,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
 def _model(name: str, found: str | Path) -> ModelSpec:
     if not isinstance(found, Path):
         return _named(found)
-    config, beside = _load(found), _quantization_file(name, found)
+    config = _load(found)
+    beside = _quantization_file(name, found, config)
     shown = (found.parent.name or found.stem) if Path(name).exists() else name
     spec = read_files(
         config, None if beside is None else _load(beside, "quantization"), shown, _checkpoint(name, found)
@@ -123,7 +124,7 @@ def origin(name: str) -> str | None:
     found = _found(name)
     if isinstance(found, Path):
         digest = f"config.json with SHA-256 {sha256(found.read_bytes()).hexdigest()}"
-        if (beside := _quantization_file(name, found)) is not None:
+        if (beside := _quantization_file(name, found, _load(found))) is not None:
             digest += f", {QUANTIZATION_FILE} with SHA-256 {sha256(beside.read_bytes()).hexdigest()}"
         if Path(name).exists():
             return digest
@@ -171,9 +172,8 @@ def _found(name: str) -> str | Path:
     raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
 
 
-def _quantization_file(name: str, path: Path) -> Path | None:
+def _quantization_file(name: str, path: Path, config: Config) -> Path | None:
     """The file of ModelOpt that vLLM reads beside a ``config.json``; of a repository that says a format by its name, from the hub, too."""
-    config = _load(path)
     if path.name != "config.json" or not needs_quantization_file(config):
         return None
     beside = path.with_name(QUANTIZATION_FILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -62,6 +63,11 @@ def workload_of(requests: list[Request], max_model_len: int, content: PromptCont
     )
 
 
+@cache
+def _token_bytes() -> int:
+    return block_bytes(model(LONG_MODEL), block_size=1)
+
+
 def settings_of(
     policy: str,
     pool: Pool,
@@ -93,9 +99,7 @@ def settings_of(
         model=LONG_MODEL,
         block_size=pool.block_size,
         num_gpu_blocks_override=pool.num_blocks,
-        swap_space=pool.host_blocks
-        * (host_block_bytes or block_bytes(model(LONG_MODEL), block_size=pool.block_size))
-        / _GIB,
+        swap_space=pool.host_blocks * (host_block_bytes or pool.block_size * _token_bytes()) / _GIB,
         max_model_len=limits.max_model_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,

@@ -87,11 +87,16 @@ def test_an_error_in_what_computes_a_figure_fails_in_its_source(monkeypatch, own
     before = _missed()
     monkeypatch.setattr(owner, name, wrong)
     # Memories of the same launches, before with and afterwards without the right values.
-    capacity._stage_memories.cache_clear()
+    forget_memories()
     try:
         assert {fact["source"] for fact in _missed() if fact not in before} == sources
     finally:
-        capacity._stage_memories.cache_clear()
+        forget_memories()
+
+
+def forget_memories() -> None:
+    capacity._stage_memories.cache_clear()
+    capacity._weights.cache_clear()
 
 
 def _missed():
