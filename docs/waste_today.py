@@ -97,9 +97,9 @@ for row in measure(Server("Nemotron-H 8B", "nemotron-h-8b", "h100-80gb"), chat, 
 ```
 
 ```text
-vllm live 0.16 state 2.26 reserved 0.09 block_tail 0.16 page_padding 0.00 stranded 0.00
-jenga live 0.16 state 2.25 reserved 0.00 block_tail 0.00 page_padding 0.00 stranded 2.16
-separate live 0.16 state 2.25 reserved 0.00 block_tail 0.00 page_padding 0.00 stranded 47.58
+vllm live 0.16 state 2.34 reserved 0.09 block_tail 0.17 page_padding 0.00 stranded 0.00
+jenga live 0.16 state 2.34 reserved 0.00 block_tail 0.00 page_padding 0.00 stranded 2.27
+separate live 0.16 state 2.34 reserved 0.00 block_tail 0.00 page_padding 0.00 stranded 47.70
 ```
 """
 COLUMNS = {

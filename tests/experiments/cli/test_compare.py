@@ -92,7 +92,7 @@ def test_replicas_that_differ_are_named(capsys):
     sides = ("policy=vllm-sosp23,cost=paper", "policy=vllm-v1,cost=roofline")
     assert status(["compare", "--set", sides[0], "--set", sides[1], *load]) == DONE
     printed = " ".join(capsys.readouterr().out.split())
-    assert "differ, by flags or by the defaults of their policies: tokens of the pool 15728 and 14672," in printed
+    assert "differ, by flags or by the defaults of their policies: tokens of the pool 15728 and 14592," in printed
     assert "enforce_eager True and False, cost paper and roofline." in printed
     assert status(["compare", "--set", "block_size=8", "--set", "block_size=16", *load]) == DONE
     assert "replicas differ" not in capsys.readouterr().out

@@ -146,7 +146,7 @@ class TestCertainty:
     def test_more_draws_are_asked_for(self, tmp_path, capsys):
         line, answers = f"{LINE} --gpu-memory-utilization 0.3", {}
         for seeds in (2, 4):
-            out, load = tmp_path / f"{seeds}.json", ["--request-rate", 25, "--num-prompts", 400]
+            out, load = tmp_path / f"{seeds}.json", ["--request-rate", 20, "--num-prompts", 400]
             arguments = ["--serve", line, "--gpu", "h100-80gb", *load, "--seeds", seeds, "--jobs", 1, "--json", out]
             assert status(["diagnose", *map(str, arguments)]) == DONE
             answers[seeds] = json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())
