@@ -48,6 +48,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from itertools import accumulate, repeat
+from operator import add, mul, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -493,23 +495,18 @@ class PagedMemory(PagedDefaults):
 
     def _steps_within_cycles(self, decode_step: int, blocks: int, limit: int) -> int:
         """As ``steps_with``, while all cycles of ``block_size`` steps are equal."""
-        exchanges = self._cycle(decode_step)
-        level = peak = 0
-        for take, back in exchanges:
-            peak = max(peak, level + take)
-            level += take - back
+        takes, backs = self._cycle(decode_step)
+        # Blocks held more than now: before each step and after the last one, and in each step before it gives some back.
+        before = list(accumulate(map(sub, takes, backs), initial=0))
+        within = list(map(add, before, takes))
         # Increase of held blocks per cycle: blocks of full groups, and of windows that are not yet full.
-        drift = level
+        drift, peak = before[-1], max(0, max(within))
         if peak <= blocks and not drift:
             return limit
         cycles = (blocks - peak) // drift + 1 if peak <= blocks else 0
-        steps, level = cycles * self.block_size, cycles * drift
-        for take, back in exchanges:
-            if level + take > blocks:
-                break
-            level += take - back
-            steps += 1
-        return steps
+        left = blocks - cycles * drift
+        steps = next((step for step, level in enumerate(within) if level > left), self.block_size)
+        return cycles * self.block_size + steps
 
     def step_that_frees(self, decode_step: int, blocks: int) -> int | None:
         """Number, from 1, of the first step from ``decode_step`` on after which ``blocks`` are free because running
@@ -521,20 +518,21 @@ class PagedMemory(PagedDefaults):
         if not self.giving:
             return None
         free = self.free
-        for number, (take, back) in enumerate(self._cycle(decode_step), 1):
+        for number, (take, back) in enumerate(zip(*self._cycle(decode_step), strict=True), 1):
             free += back - take
             if free >= blocks:
                 return number
         return None
 
-    def _cycle(self, decode_step: int) -> list[tuple[int, int]]:
-        """Blocks taken and released in each of the ``block_size`` steps from ``decode_step`` on."""
+    def _cycle(self, decode_step: int) -> tuple[list[int], list[int]]:
+        """Blocks taken, and blocks released, in each of the ``block_size`` steps from ``decode_step`` on."""
+        # Blocks of a model with states have a thousand tokens, and a leap of it asks for such a cycle: no loop of Python.
         start = decode_step % self.block_size
-        takes = self._phases[start : start + self.block_size]
+        takes = list(map(mul, repeat(self.growing), self._phases[start : start + self.block_size]))
         backs = [0] * self.block_size
         for kind in self.giving:
-            backs = [back + kind.number * more for back, more in zip(backs, kind.cycle(decode_step), strict=True)]
-        return [(self.growing * take, back) for take, back in zip(takes, backs, strict=True)]
+            backs = list(map(add, backs, map(mul, repeat(kind.number), kind.cycle(decode_step))))
+        return takes, backs
 
     def settle(self, state: State, steps: int) -> None:
         """See ``Memory``."""
@@ -548,7 +546,7 @@ class PagedMemory(PagedDefaults):
         if self.giving:
             # Within a leap all cycles of ``block_size`` steps are equal.
             cycles, rest = divmod(steps, self.block_size)
-            exchanges = [take - back for take, back in self._cycle(state.decode_step)]
+            exchanges = list(map(sub, *self._cycle(state.decode_step)))
             taken = cycles * sum(exchanges) + sum(exchanges[:rest])
         return (self.free - taken) * self.block_size
 
