@@ -49,6 +49,12 @@ def doubt(judged: Outcome) -> str:
             f"It depends: it starts if {gib(judged.needed_free_bytes)} GiB of a GPU are free at the start, and of eight of ten servers like this"
             f" {low} to {high} GiB are. With the likely {likely} GiB:"
         )
+    if judged.profile is not None:
+        peak, free = judged.profile.peak, judged.profile.free
+        return (
+            f"It depends: the profiled step of eight of ten servers like this takes {gib(peak.low)} to {gib(peak.high)} GiB of a GPU where"
+            f" {gib(free.low)} to {gib(free.high)} GiB are free. With the likely sizes:"
+        )
     if judged.warm_up is not None:
         left, graphs, sampler = judged.warm_up.left, judged.warm_up.graphs, judged.warm_up.sampler
         return (

@@ -10,6 +10,7 @@ from ...sim.spec.matrix import Matrix, format_of
 from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
+    Profile,
     StageMemory,
     WarmUp,
     capacity,
@@ -17,6 +18,7 @@ from ...sim.spec.startup.capacity import (
     least,
     length_check,
     longest_model_len,
+    profile,
     stage_memories,
     warm_up,
 )
@@ -32,8 +34,8 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "no KV cache", "KV cache",
-            "KV memory", "states" or "warm-up".
+        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
+            "KV cache", "KV memory", "states" or "warm-up".
         text: vLLM's message, with the computed numbers.
     """
 
@@ -61,6 +63,7 @@ class Outcome:
         needed_bytes: The least KV cache memory of a GPU with which it starts; None if the answer does not depend on it.
         needed_free_bytes: What must be free on a GPU at the start; None if the answer does not depend on it alone.
         free: The interval of what is free then.
+        profile: The memory of the profiled step; None if the answer does not depend on it alone.
         warm_up: The memory when vLLM warms up; None if the answer does not depend on it alone.
         kv_cache: The interval of that memory, on the GPU with the least room; None if ranks do not divide the model.
         open_part: The part of the memory with the widest interval: its name, and that interval.
@@ -71,6 +74,7 @@ class Outcome:
     needed_bytes: int | None = None
     needed_free_bytes: int | None = None
     free: Estimate | None = None
+    profile: Profile | None = None
     warm_up: WarmUp | None = None
     kv_cache: Estimate | None = None
     open_part: tuple[str, Estimate] | None = None
@@ -97,6 +101,8 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     if (worst is None) == (best is None):
         return Outcome(likely, True, kv_cache=stage.kv_cache)
     kv_cache = stage.kv_cache
+    if worst is not None and worst.kind == _PROFILE:
+        return Outcome(likely, False, profile=profile(launch), kv_cache=kv_cache)
     if worst is not None and worst.kind == _WARM_UP:
         return Outcome(likely, False, warm_up=warm_up(launch), kv_cache=kv_cache)
 
@@ -128,14 +134,15 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
         yield _too_long(launch)
     yield _too_heavy(launch)
     yield _not_one_group(launch)
+    yield _too_little_to_profile(launch)
     yield _too_little_left(launch, any_length)
     yield _too_large_cache(launch)
     yield too_few_states(launch)
     yield too_little_to_warm_up(launch)
 
 
-#: The kind of the last check.
-_WARM_UP = "warm-up"
+#: The kinds of the checks of memory that is not the KV cache's.
+_PROFILE, _WARM_UP = "profile", "warm-up"
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
 
@@ -283,6 +290,17 @@ def _not_one_group(launch: Launch) -> Refusal | None:
     if launch.hybrid or not (launch.model.state_layers and launch.model.attention_layers):
         return None
     return Refusal("KV groups", "Failed to promote local KV cache specs to one unified type.")
+
+
+def _too_little_to_profile(launch: Launch) -> Refusal | None:
+    """Out of memory in the profiled step, which precedes the KV cache whatever its size is; not where a log has that size."""
+    if KV_CACHE in dict(launch.corrections):
+        return None
+    found = profile(launch)
+    if getattr(found.room, launch.outlook) >= 0:
+        return None
+    text = f"the profiled step takes {gib(found.peak.likely)} GiB of each GPU and {gib(found.free.likely)} GiB are free"
+    return Refusal(_PROFILE, f"torch.OutOfMemoryError: CUDA out of memory; {text}.")
 
 
 def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:

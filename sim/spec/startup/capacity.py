@@ -133,6 +133,36 @@ def _block_bytes(launch: Launch, layers: range) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """Memory of a GPU at the peak of the profiled step, before the KV cache is allocated; a size of it that is given changes nothing.
+
+    Attributes:
+        free: What is not in use when the worker starts.
+        peak: Weights, memory outside of torch and activations.
+        room: What is left then; an estimate below 0 is out of memory.
+    """
+
+    free: Estimate
+    peak: Estimate
+    room: Estimate
+
+
+def profile(launch: Launch) -> Profile:
+    """Of the stage with the least room.
+
+    Raises:
+        SettingError: The ranks or stages cannot divide the model.
+    """
+    used, found = used_at_start(launch), []
+    for stage in stage_memories(launch):
+        parts = [stage.weights, stage.non_torch, stage.activations]
+        taken = rest(0, parts)
+        peak = Estimate(-taken.high, -taken.likely, -taken.low)
+        found.append(Profile(rest(stage.total_bytes, [used]), peak, rest(stage.total_bytes, [used, *parts])))
+    return min(found, key=lambda each: each.room.likely)
+
+
+@dataclass(frozen=True, slots=True)
 class WarmUp:
     """Memory of a GPU when vLLM warms up, after it allocated the KV cache: it captures CUDA graphs, and then samples ``max_num_seqs`` tokens
     (``compile_or_warm_up_model`` of its gpu_worker.py).
@@ -156,16 +186,22 @@ def warm_up(launch: Launch) -> WarmUp:
     Raises:
         SettingError: The ranks or stages cannot divide the model.
     """
-    used, memories = used_at_start(launch), stage_memories(launch)
+    used, memories, stages = used_at_start(launch), stage_memories(launch), launch.stages
     # All stages have as many blocks as the smallest.
     fewest = min(max(0, stage.kv_cache.likely) // stage.block_bytes for stage in memories)
     blocks = launch.num_gpu_blocks_override or fewest
+    # The step that it samples has a token of each sequence.
+    sampled = replace(launch, max_num_batched_tokens=min(launch.max_num_seqs, launch.max_num_batched_tokens))
+    is_given = bool(launch.num_gpu_blocks_override) or launch.kv_cache_memory_bytes is not None
     found = []
-    for own, stage in zip(launch.stages, memories, strict=True):
-        left = stage.total_bytes - stage.weights.likely - stage.non_torch.likely - blocks * stage.block_bytes
+    for own, stage in zip(stages, memories, strict=True):
+        # A pool that vLLM computes is as much smaller as these are larger.
+        beside = [stage.weights, stage.non_torch]
+        parts = [used, *(beside if is_given else [exactly(part.likely) for part in beside])]
+        left = stage.total_bytes - blocks * stage.block_bytes
         graphs = captured_bytes(launch.captures, shape_of(launch, own))
-        sampler = phases(launch, own, last=own is launch.stages[-1]).sampler
-        found.append(WarmUp(rest(left, [used]), graphs, sampler, rest(left - sampler, [used, graphs])))
+        sampler = phases(sampled, own, last=own is stages[-1]).sampler
+        found.append(WarmUp(rest(left, parts), graphs, sampler, rest(left - sampler, [*parts, graphs])))
     return min(found, key=lambda each: each.room.likely)
 
 

@@ -264,7 +264,7 @@ def test_defaults_depend_on_the_gpu():
         ("--gpu-memory-utilization 0.3 --max-model-len auto", None),
         ("--gpu-memory-utilization 0.2 --max-model-len -1", "no KV cache"),
         ("--gpu-memory-utilization 0.2 --kv-cache-memory-bytes 20G", None),
-        ("--kv-cache-memory-bytes 61G", None),
+        ("--kv-cache-memory-bytes 59G", None),
         ("--kv-cache-memory-bytes 62G", "warm-up"),
         ("--kv-cache-memory-bytes 65G", "KV memory"),
         ("-tp 2 --kv-cache-memory-bytes 65G", None),

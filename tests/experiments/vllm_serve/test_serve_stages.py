@@ -132,7 +132,7 @@ def test_more_blocks_than_the_weights_leave_are_out_of_memory():
     # 2 MiB a block; 24 GiB less 15 of weights leave room for 4,600.
     refused = refusal(launched(line.format(5000)))
     assert refused.kind == "KV memory" and "the KV cache takes 9.77 GiB of each GPU" in refused.text
-    assert refusal(launched(line.format(3700))) is None
+    assert refusal(launched(line.format(3500))) is None
 
 
 def test_the_states_of_a_pool_by_the_user_are_its_blocks():

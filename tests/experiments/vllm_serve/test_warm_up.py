@@ -11,7 +11,7 @@ from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.spec import gpu
-from fragmeter.sim.spec.startup.capacity import capacity, warm_up
+from fragmeter.sim.spec.startup.capacity import capacity, profile, warm_up
 from fragmeter.sim.spec.startup.launch import Launch
 
 GIB = 1 << 30
@@ -28,7 +28,7 @@ def judged(share: float, **changed: object) -> Outcome:
 
 def test_a_larger_share_leaves_too_little():
     """0.19 does not count the graphs: their 2.55 GiB (2.62 in a log of this line) have to fit beside the share."""
-    kinds = [judged(share).kind for share in (0.85, 0.9, 0.92, 0.96)]
+    kinds = [judged(share).kind for share in (0.85, 0.88, 0.92, 0.96)]
     assert kinds == ["starts", "starts", "depends", "does not start"]
     refused = judged(0.96).refusal
     assert refused is not None and refused.kind == "warm-up"
@@ -41,6 +41,8 @@ def test_what_is_left_is_all_but_the_share_and_what_the_profiled_step_gave_back(
     beside = stage.requested_bytes - stage.activations.likely - stage.kv_cache.likely % stage.block_bytes
     assert found.left.likely == stage.total_bytes - GIB - beside
     assert found.room.likely == found.left.likely - found.graphs.likely - found.sampler
+    # Of 256 sequences: at least logits in 16 and in 32 bits.
+    assert found.sampler > 6 * 256 * line.model.vocab_size
 
 
 def test_a_release_that_counts_the_graphs_leaves_them_their_room():
@@ -60,3 +62,42 @@ def test_without_graphs_it_starts():
     assert outcome(replace(launch(0.95, "--enforce-eager"), used_at_start_bytes=int(1.2 * GIB))).kind == "starts"
     found = {remedy.flag for remedy in remedies(replace(launch(0.95), outlook="low"))}
     assert {"--gpu-memory-utilization", "--enforce-eager"} <= found
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "kind"),
+    [
+        # Weights and the profiled step take 78.9 of 79.2 GiB, and 1.5 are in use before, however small the cache is.
+        (
+            "Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-model-len 4096 --enforce-eager --kv-cache-memory-bytes 1G",
+            "0.33.0",
+            "profile",
+        ),
+        # Without graphs the sampler of 1,024 sequences still takes 2.2 GiB, where weights and cache leave 0.4.
+        ("Qwen/Qwen3-32B --kv-cache-memory-bytes 17G --enforce-eager", "0.19.0", "warm-up"),
+        ("meta-llama/Llama-3.1-8B-Instruct --kv-cache-memory-bytes 62G --enforce-eager", "0.33.0", "warm-up"),
+        ("Qwen/Qwen3-32B --kv-cache-memory-bytes 13G --enforce-eager", "0.19.0", None),
+    ],
+)
+def test_a_given_size_leaves_the_profiled_step_and_the_sampler_their_room(line, release, kind):
+    found = started(parse_serve(f"vllm serve {line}", version(release)), gpu("h100-80gb"))
+    refused = found.outcome().refusal
+    assert (refused and refused.kind) == kind
+    assert found.outcome().kind == ("starts" if kind is None else "does not start")
+
+
+def test_the_profiled_step_does_not_depend_on_the_size_of_the_cache():
+    line = launch(0.9)
+    assert profile(replace(line, kv_cache_memory_bytes=GIB)) == profile(line)
+    stage, found = capacity(line).stage, profile(line)
+    assert found.peak.likely == stage.weights.likely + stage.non_torch.likely + stage.activations.likely
+    # The card is that much smaller than its memory.
+    used = stage.total_bytes - found.peak.likely + 1
+    assert outcome(replace(line, used_at_start_bytes=used, gpu_memory_utilization=0.5)).refusal.kind == "profile"
+
+
+def test_the_doubt_of_a_given_size_is_that_of_the_weights_too():
+    beside = capacity(launch(0.9)).stage
+    given = replace(launch(0.9), kv_cache_memory_bytes=beside.kv_cache.likely)
+    wide, narrow = warm_up(given).left, warm_up(launch(0.9)).left
+    assert wide.likely == narrow.likely and wide.high - wide.low > narrow.high - narrow.low
