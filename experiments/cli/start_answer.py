@@ -253,7 +253,7 @@ def simulate_command(settings: Settings) -> str:
 def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, report: Report) -> dict[str, Any]:
     """Print vLLM's refusal, the memory, and single changes with which the line starts; the same as data."""
     # A change is named that starts with the least memory that is likely.
-    found = remedies(replace(answer.launch, outlook="low"), answer.fits_length)
+    found = [] if refused.kind == "log" else remedies(replace(answer.launch, outlook="low"), answer.fits_length)
     stage = None if refused.kind == "parallel" else capacity(answer.launch).stage
     report.print_line(f"{_subject(answer)} does not start: {_where(answer)}. {refused.text}")
     report.print_line()
@@ -264,6 +264,10 @@ def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, rep
         report.print_line("Each of these alone would start:")
         for remedy in found:
             report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
+    elif refused.kind == "log":
+        report.print_line(
+            "The error is that of the log. By its sizes alone the line would start, so that no change is known to help."
+        )
     else:
         report.print_line(
             "No single change of ranks, length, number formats or utilisation starts it; take a larger GPU."

@@ -10,6 +10,7 @@ from ...sim.spec.matrix import Matrix, format_of
 from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
+    WARM_UP,
     Profile,
     StageMemory,
     WarmUp,
@@ -35,7 +36,7 @@ class Refusal:
 
     Attributes:
         kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
-            "KV cache", "KV memory", "states" or "warm-up".
+            "KV cache", "KV memory", "states", "warm-up", or "log" of an error in a log that no check has.
         text: vLLM's message, with the computed numbers.
     """
 
@@ -143,6 +144,16 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
 
 #: The kinds of the checks of memory that is not the KV cache's.
 _PROFILE, _WARM_UP = "profile", "warm-up"
+
+
+def logged(judged: Outcome, failure: str) -> Outcome:
+    """The outcome of a start that ended with an error: that of a check, in the words of the log where it is the same, or the error."""
+    refused = judged.refusal
+    if refused is not None and refused.kind != _WARM_UP:
+        return judged
+    return Outcome(Refusal("log" if refused is None else _WARM_UP, failure), True, kv_cache=judged.kv_cache)
+
+
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
 
@@ -337,7 +348,8 @@ def too_few_states(launch: Launch) -> Refusal | None:
 def too_little_to_warm_up(launch: Launch) -> Refusal | None:
     """Out of memory while CUDA graphs are captured or the sampler runs, beside the KV cache; not where a log has the KV cache of a server
     that started."""
-    if KV_CACHE in dict(launch.corrections):
+    more = dict(launch.corrections)
+    if KV_CACHE in more and WARM_UP not in more:
         return None
     found = warm_up(launch)
     if getattr(found.room, launch.outlook) >= 0:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ...sim.spec.pool import GIB
-from ...sim.spec.startup.capacity import KV_CACHE, capacity
+from ...sim.spec.startup.capacity import KV_CACHE, WARM_UP, capacity, warm_up
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.types.errors import SettingError
@@ -43,6 +43,18 @@ _MEMORY = re.compile(
 _VERSION = re.compile(
     r"(?:vLLM API server version|LLM engine \(v|[█▀▄] +version) ?v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?([\w.+]*)"
 )
+#: The line of an error that ends a process, and that which only says that another process ended.
+_ERROR = re.compile(r"(?:^|[\s(])((?:[A-Za-z_]\w*\.)*[A-Z]\w*Error: [^\n]+)", re.ASCII)
+_WRAPPER = "Engine core initialization failed"
+#: Refusals with sizes that ``checks`` compares again: the answer to the line is theirs, which may be another than the log's.
+_CHECKED = (
+    "No available memory for the cache blocks",
+    "larger than the available KV cache",
+    "larger than the maximum number of tokens that can be stored in KV cache",
+    "exceeds available Mamba cache blocks",
+    "less than desired GPU memory utilization",
+)
+_RUNS = re.compile(r"Application startup complete|Uvicorn running on|Starting vLLM (?:API )?server")
 #: By how much a number with two decimals may be rounded.
 _ROUNDED = 0.005
 #: The minor version within which the meaning of the tokens changed, and its last release with the first meaning.
@@ -62,6 +74,7 @@ class StartupLog:
         memory_bytes: ``Available KV cache memory: 12.34 GiB``, of one GPU.
         version: Release of vLLM; its last part is None for a build between releases.
         parts: Sizes beside the KV cache.
+        failure: The error that ended the start; None of a server that runs, and where ``checks`` compare what it names.
     """
 
     num_blocks: int | None = None
@@ -70,11 +83,17 @@ class StartupLog:
     memory_bytes: int | None = None
     version: tuple[int, int, int | None] | None = None
     parts: LoggedParts = LoggedParts()
+    failure: str | None = None
 
     @property
     def has_kv_cache(self) -> bool:
         """Whether the log has the size of the KV cache."""
         return any(each is not None for each in (self.num_blocks, self.num_tokens, self.concurrency, self.memory_bytes))
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the start ended for want of memory."""
+        return self.failure is not None and "memory" in self.failure.lower()
 
     def kv_cache_bytes(self, launch: Launch) -> int:
         """The smallest KV cache of any GPU, from the most exact lines.
@@ -165,7 +184,12 @@ def corrected(launch: Launch, log: StartupLog) -> Launch:
         launch = replace(launch, used_at_start_bytes=min(used_at_start(launch).likely, unasked))
     if log.has_kv_cache:
         measured = log.kv_cache_bytes(launch) - stage.kv_cache_bytes
-        return replace(launch, corrections=((KV_CACHE, measured),))
+        launch = replace(launch, corrections=((KV_CACHE, measured),))
+        if log.is_out_of_memory:
+            # What the start lacked, beside what is computed.
+            lacking = max(0, warm_up(launch).room.likely) + 1
+            launch = replace(launch, corrections=(*launch.corrections, (WARM_UP, lacking)))
+        return launch
     computed = stage.parts()
     more = tuple((name, size - computed[name].likely) for name, size in log.parts.sizes().items())
     return replace(launch, corrections=more)
@@ -212,6 +236,7 @@ def read_log(text: str) -> StartupLog:
         memory_bytes=min(memory, default=None),
         version=_last(_version(*found) for found in _VERSION.findall(text)),
         parts=read_parts(text),
+        failure=_failure(text),
     )
     if not log.has_kv_cache and not log.parts:
         lines = "GPU KV cache size, Available KV cache memory, Maximum concurrency, # GPU blocks or Model loading took"
@@ -219,6 +244,24 @@ def read_log(text: str) -> StartupLog:
         said = remedy(text.encode(), "", "startup_log") or missing
         raise SettingError("startup_log", " ".join(given.split())[:60], said)
     return log
+
+
+def _failure(text: str) -> str | None:
+    """The error that ended the last start of a log: out of memory, else the first that is not of a process that waited for another."""
+    lines = (_MEMORY, _BLOCKS, _TOKENS, _CONCURRENCY, _VERSION)
+    ended = text[max((match.end() for line in lines for match in line.finditer(text)), default=0) :]
+    runs = _RUNS.search(ended)
+    ended = ended if runs is None else ended[: runs.start()]
+    last = text[max((match.end() for match in _VERSION.finditer(text)), default=0) :]
+    errors = [
+        found[1].strip()
+        for each in ended.splitlines()
+        if "WARNING" not in each and (found := _ERROR.search(each)) is not None
+    ]
+    if not errors or any(each in last for each in _CHECKED):
+        return None
+    own = [each for each in errors if _WRAPPER not in each] or errors
+    return next((each for each in own if "out of memory" in each.lower()), own[0])
 
 
 def _version(major: str, minor: str, patch: str, rest: str) -> tuple[int, int, int | None]:

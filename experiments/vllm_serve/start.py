@@ -30,7 +30,7 @@ from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, check
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
-from .checks import Outcome, Refusal, outcome, refusal, undivided
+from .checks import Outcome, Refusal, logged, outcome, refusal, undivided
 from .encoders import uncounted_limits, without_encoder
 from .graphs import graph_settings
 from .line import ServeLine
@@ -68,6 +68,7 @@ class Started:
         replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own. They share the experts of a
             model that has some.
         uncounted: Why the launch has no drafter although the line has one; None where it has the line's.
+        failure: The error with which the start of its log ended (``StartupLog``).
     """
 
     line: ServeLine
@@ -75,14 +76,18 @@ class Started:
     fits_length: bool
     replicas: int
     uncounted: NotSimulated | None = None
+    failure: str | None = None
 
     def refusal(self) -> Refusal | None:
         """vLLM's refusal to start with the likely memory; None if it starts."""
+        if self.failure is not None:
+            return self.outcome().refusal
         return refusal(self.launch, self.fits_length, self._allows_long)
 
     def outcome(self) -> Outcome:
-        """Whether it starts, over the interval of its memory."""
-        return outcome(self.launch, self.fits_length, self._allows_long)
+        """Whether it starts, over the interval of its memory, and by its log."""
+        judged = outcome(self.launch, self.fits_length, self._allows_long)
+        return judged if self.failure is None else logged(judged, self.failure)
 
     @property
     def _allows_long(self) -> bool:
@@ -216,7 +221,9 @@ def started(
         launch = corrected(launch, log)
     if fits_length and refusal(launch, True) is None:
         launch = replace(launch, max_model_len=longest_model_len(launch))
-    return Started(line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted)
+    return Started(
+        line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None
+    )
 
 
 def _cards(line: ServeLine, given: str | GpuSpec | Sequence[str | GpuSpec]) -> list[GpuSpec]:

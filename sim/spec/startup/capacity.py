@@ -64,6 +64,8 @@ class StageMemory:
 PARTS = ("weights", "activations", "non_torch", "cuda_graphs")
 #: The name of what they leave, in ``Launch.corrections``.
 KV_CACHE = "kv_cache"
+#: There, what a server that ran out of memory after it allocated the KV cache lacked at least, beside what is computed.
+WARM_UP = "warm_up"
 
 
 def stage_memories(launch: Launch) -> list[StageMemory]:
@@ -190,6 +192,7 @@ def warm_up(launch: Launch) -> WarmUp:
     # All stages have as many blocks as the smallest.
     fewest = min(max(0, stage.kv_cache.likely) // stage.block_bytes for stage in memories)
     blocks = launch.num_gpu_blocks_override or fewest
+    more = dict(launch.corrections)
     # The step that it samples has a token of each sequence.
     sampled = replace(launch, max_num_batched_tokens=min(launch.max_num_seqs, launch.max_num_batched_tokens))
     is_given = bool(launch.num_gpu_blocks_override) or launch.kv_cache_memory_bytes is not None
@@ -201,7 +204,11 @@ def warm_up(launch: Launch) -> WarmUp:
         left = stage.total_bytes - blocks * stage.block_bytes
         graphs = captured_bytes(launch.captures, shape_of(launch, own))
         sampler = phases(sampled, own, last=own is stages[-1]).sampler
-        found.append(WarmUp(rest(left, parts), graphs, sampler, rest(left - sampler, [*parts, graphs])))
+        room = rest(left - sampler, [*parts, graphs])
+        if WARM_UP in more:
+            # It lacked that much or more.
+            room = Estimate(room.low - more[WARM_UP], *[room.likely - more[WARM_UP]] * 2)
+        found.append(WarmUp(rest(left, parts), graphs, sampler, room))
     return min(found, key=lambda each: each.room.likely)
 
 

@@ -89,7 +89,7 @@ class Launch:
         export_tokens: Of the layers with a state (``StateMixer.export_tokens``); None is that of the GPU and the release.
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         corrections: Bytes to add to what is computed, from an engine's log, as pairs of a name and a number: of parts of the memory
-            (``capacity.PARTS``), or of "kv_cache". What is corrected has no interval.
+            (``capacity.PARTS``), of "kv_cache", or of what the "warm_up" of a server that died takes. What is corrected has no interval.
         is_taken: Whether the model stands for another checkpoint of its shape, which may keep other layers in 16 bits.
         used_at_start_bytes: In use on a GPU when a worker starts, from an engine's log; None is what other servers have.
         outlook: Which size of the KV cache is taken: the likely one, or an end of its interval.

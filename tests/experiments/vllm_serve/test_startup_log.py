@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.log import read_log
+from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import Started, started
-from fragmeter.sim.spec.startup.capacity import capacity
+from fragmeter.sim.spec.startup.capacity import capacity, warm_up
 from fragmeter.sim.spec.startup.launch import Launch
 
 GIB = 1 << 30
@@ -242,3 +243,57 @@ def test_a_server_with_a_kv_cache_had_the_memory_free():
     line = "llama-3.1-8b --max-model-len 8192"
     assert answer(line, "gb10", "Model loading took 14.99 GiB").outcome().kind == "depends"
     assert answer(line, "gb10", "Available KV cache memory: 90.12 GiB").outcome().kind == "starts"
+
+
+DIED = "llama-3.1-8b -q awq --max-model-len 8192"
+SIZES = """vLLM API server version 0.17.1
+INFO [gpu_worker.py:437] Available KV cache memory: 12.97 GiB
+INFO [kv_cache_utils.py:1319] GPU KV cache size: 106,240 tokens
+"""
+OUT_OF_MEMORY = (
+    "ERROR [core.py:900] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. in capture_model"
+)
+SAMPLER = (
+    "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering"
+)
+ENDED = "RuntimeError: Engine core initialization failed. See root cause above."
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [
+        ("", None),
+        (OUT_OF_MEMORY, "warm-up"),
+        (SAMPLER, "warm-up"),
+        (f"{OUT_OF_MEMORY}\n{ENDED}", "warm-up"),
+        ("ValueError: There is no module or parameter named 'x'", "log"),
+        (ENDED, "log"),
+        # Of a request of a server that runs, of a warning, and of a start before the last one.
+        (f"Application startup complete.\n{OUT_OF_MEMORY}", None),
+        ("WARNING ImportError: flash_attn is not installed", None),
+        (f"{OUT_OF_MEMORY}\n{SIZES}", None),
+    ],
+)
+def test_the_log_of_a_server_that_died_is_no_start(after, kind):
+    found = answer(DIED, "rtx-4090", f"{SIZES}{after}").outcome()
+    assert (found.refusal and found.refusal.kind) == kind
+    assert found.kind == ("starts" if kind is None else "does not start")
+    if kind == "warm-up":
+        assert "out of memory" in found.refusal.text
+
+
+def test_what_a_dead_server_lacked_its_remedies_leave():
+    started_line = answer(DIED, "rtx-4090", SIZES)
+    dead = answer(DIED, "rtx-4090", f"{SIZES}{OUT_OF_MEMORY}")
+    assert warm_up(dead.launch).room.high < 0 < warm_up(started_line.launch).room.likely
+    found = {each.flag: each for each in remedies(replace(dead.launch, outlook="low"))}
+    share = float(found["--gpu-memory-utilization"].value)
+    assert 0.8 < share < 0.9
+    assert warm_up(found["--gpu-memory-utilization"].launch).room.low >= 0
+
+
+def test_a_refusal_that_is_checked_again_is_of_the_line_and_not_of_the_log():
+    text = f"{SIZES}ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (856). Each\n{ENDED}"
+    line = "qwen3.6-27b -q fp8 --gpu-memory-utilization 0.95 --max-num-seqs"
+    assert answer(f"{line} 512", "h100-80gb", text, "0.22").outcome().kind == "starts"
+    assert answer(f"{line} 1024", "h100-80gb", text, "0.22").outcome().refusal.kind == "states"
