@@ -22,7 +22,7 @@ from ..diagnose.load import Sources, served_load
 from ..diagnose.measured import as_served, calibrated, seen_by_server
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
-from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe
+from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe, of_sizes
 from ..runs.inputs import READING, named_files
 from ..runs.output import JsonTarget, Report
 from ..runs.parallel import Workers
@@ -150,6 +150,7 @@ def diagnose(
     as_given = server_of(line, gpu, model, log, cost)
     server = as_served(as_given, line, gpu, model, log, seen, has_metrics=metrics is not None)
     said = [*of_line(as_given.started), *([] if startup_log is None else of_log(startup_log))]
+    said += [] if log is None else of_sizes(as_given.started, log)
     said += [] if metrics is None else of_metrics(metrics, not_none(seen))
     said += [] if probe is None else of_probe(probe)
     clients = None

@@ -18,7 +18,7 @@ from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject
 from ..capacity.search import AIMS, Aims, PlanRequest, search
 from ..capacity.service_checks import check_services
 from ..llama_server.line import read_llama
-from ..measured.statements import contradictions, of_line, of_log
+from ..measured.statements import contradictions, of_line, of_log, of_sizes
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
@@ -121,7 +121,8 @@ def plan(
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)
     answer = started(line, gpus, model, log)
-    contradicted = contradictions([*of_line(answer), *([] if startup_log is None else of_log(startup_log))])
+    said = [*of_line(answer), *([] if startup_log is None else of_log(startup_log))]
+    contradicted = contradictions([*said, *([] if log is None else of_sizes(answer, log))])
     _start(answer, log, questions, mean_tokens, load, contradicted, report)
 
 

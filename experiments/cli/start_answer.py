@@ -118,6 +118,9 @@ def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None
     held = {tokens: users_of(launch, tokens) for tokens in lengths}
     settings = answer.settings()
     source = "by vLLM's own log" if log and log.has_kv_cache else "an estimate; --startup-log has vLLM's own"
+    by_memory = log is not None and log.num_blocks is None and log.memory_bytes is not None
+    if log and by_memory and not answer.uncounted and log.disagreeing(launch):
+        source = "by the GiB of vLLM's own log, which its tokens or its concurrency contradict"
     if log and log.assumes(launch):
         meaning = "up to 0.20.0" if launch.release.since < (0, 20) else "since 0.20.1"
         source += f"; its tokens are read as {meaning}, unless you add its line with the concurrency or the release"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from ...sim.recording.probe import read_probe
 from ...sim.spec import gpu_names, model
 from ...sim.spec.pool import GIB
 from ...sim.spec.releases import all_releases, release
-from ...sim.spec.startup.capacity import stage_memories
+from ...sim.spec.startup.capacity import capacity, stage_memories
 from ...sim.spec.startup.launch import BLOCK_SIZE, batch_defaults
 from ...sim.types.errors import UserError
 from ...traces import MeasuredSummary
@@ -40,6 +41,8 @@ _GPU, _WEIGHTS = "GiB of a GPU", "GiB of weights"
 _NEARLY = {_GPU: 0.03, _WEIGHTS: 0.1}
 #: What a log says of the KV cache twice, and by how many GiB four rounded parts and another program on the card may differ.
 _KV_CACHE, _ROUNDED = "GiB of KV cache", 0.1
+#: Share of the card's memory beyond an interval from which on the line and the log are not of one server.
+_FAR = 0.04
 #: Value of a setting that a source leaves at its default, whatever that is.
 DEFAULT = "the default"
 #: Arguments that a log names where they are no defaults, and that the line has or leaves out, by the names of their statements. vLLM
@@ -297,6 +300,31 @@ def of_log(given: str) -> Iterator[Statement]:
             yield Statement(source, name, value)
         elif named:
             yield Statement(source, name, DEFAULT)
+
+
+def of_sizes(answer: Started, log: StartupLog) -> Iterator[Statement]:
+    """What the sizes of a log are beside the line, where both cannot be: tokens that its KV cache does not hold, and a KV cache that is
+    beyond the computed interval by more than a share of the card."""
+    launch = replace(answer.launch, corrections=())
+    if undivided(launch) is not None:
+        return
+    stage = capacity(launch).stage
+    apart = None if answer.uncounted else log.disagreeing(launch)
+    if apart is not None:
+        one, other = ([each.start, max(each.start, each.stop - 1)] for each in apart)
+        first = "the GiB of the start-up log" if log.memory_bytes is not None else "its concurrency"
+        yield Statement(first, "blocks of the KV cache", _interval(one))
+        yield Statement("its tokens and concurrency, with this line", "blocks of the KV cache", _interval(other))
+    if log.memory_bytes is None:
+        return
+    low, _, high = stage.kv_cache
+    if max(low - log.memory_bytes, log.memory_bytes - high) > _FAR * stage.total_bytes:
+        yield Statement(f"{LINE} (computed)", "GiB of KV cache on a GPU", f"{low / GIB:.2f} to {high / GIB:.2f}")
+        yield Statement("the start-up log", "GiB of KV cache on a GPU", f"{log.memory_bytes / GIB:.2f}")
+
+
+def _interval(ends: list[int]) -> str:
+    return " to ".join(f"{end:,}" for end in dict.fromkeys(ends))
 
 
 def _twice(log: StartupLog) -> Iterator[Statement]:

@@ -57,6 +57,8 @@ _CHECKED = (
 _RUNS = re.compile(r"Application startup complete|Uvicorn running on|Starting vLLM (?:API )?server")
 #: By how much a number with two decimals may be rounded.
 _ROUNDED = 0.005
+#: By which share the pools of two ranks differ.
+_ALIKE = 0.005
 #: The minor version within which the meaning of the tokens changed, and its last release with the first meaning.
 _CHANGED, _LAST_BY_GROUPS = (0, 20), (0, 20, 0)
 
@@ -114,6 +116,21 @@ class StartupLog:
         # Of several numbers that give the same tokens, the largest is sure to hold the longest sequence, as the server's did.
         left = not_none(found)
         return left[len(left) // 2 if self.num_tokens is None else -1] * block_bytes
+
+    def disagreeing(self, launch: Launch) -> tuple[range, range] | None:
+        """Numbers of blocks by two lines that cannot be of one pool of this launch: the memory or the concurrency, and tokens or concurrency.
+
+        They may differ by ``_ALIKE``, as two ranks do.
+        """
+        memory = self._by_memory(launch, capacity(launch).stage.block_bytes)
+        tokens, concurrency = self._by_tokens(launch, memory), self._by_concurrency(launch)
+        for one, other in ((memory, tokens), (memory, concurrency), (concurrency, tokens)):
+            if one is None or other is None or _common(one, other) is not None:
+                continue
+            apart = max(one.start, other.start) - min(one.stop, other.stop)
+            if apart > _ALIKE * max(one.start, other.start):
+                return one, other
+        return None
 
     def assumes(self, launch: Launch) -> bool:
         """Whether the release decides what its tokens mean, and the log does not say which it is."""

@@ -16,8 +16,10 @@ from fragmeter.experiments.measured.statements import (
     of_log,
     of_metrics,
     of_probe,
+    of_sizes,
 )
 from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.traces import measured, read
 from paths import DATA
@@ -284,3 +286,27 @@ def test_an_estimate_of_graphs_may_be_subtracted_from_what_the_parts_leave(cache
     )
     answer = started(parse_serve("vllm serve llama-3.1-8b --gpu-memory-utilization 0.9"), "h100-80gb")
     assert (contradictions([*of_line(answer), *of_log(log)]) == []) == agrees
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens", "sequences", "names"),
+    [
+        # 144 KiB a token: 20 GiB are 9,102 blocks and 145,635 tokens, 4.44 times 32,768; computed are 32.1 to 33.2.
+        (32.5, 236_656, 7.22, []),
+        (32.5, 45_632, 1.39, ["blocks"]),
+        (32.5, 236_656, 1.39, ["blocks"]),
+        (20.0, 145_632, 4.44, ["GiB"]),
+        (20.0, 45_632, 1.39, ["blocks", "GiB"]),
+        (-0.85, None, None, ["GiB"]),
+        (None, 145_632, 4.44, []),
+        (None, 145_632, 1.39, ["blocks"]),
+    ],
+)
+def test_sizes_of_a_log_that_are_not_of_one_pool_are_named(gib, tokens, sequences, names):
+    lines = ["vLLM API server version 0.25.0"]
+    lines += [] if gib is None else [f"Available KV cache memory: {gib} GiB"]
+    lines += [] if tokens is None else [f"GPU KV cache size: {tokens:,} tokens"]
+    lines += [] if sequences is None else [f"Maximum concurrency for 32,768 tokens per request: {sequences}x"]
+    log = read_log("\n".join(lines))
+    answer = started(parse_serve("vllm serve Qwen/Qwen3-4B --max-model-len 32768"), "l40s", log=log)
+    assert [each.split()[1] for each in contradictions(of_sizes(answer, log))] == names
