@@ -153,10 +153,10 @@ def _start(
     if not judged.is_sure:
         report.print_line(doubt(judged))
     if refused is None:
-        data = print_start(answer, log, mean_tokens, report)
+        data = print_start(answer, log, mean_tokens, report, judged.is_sure)
         data["answers"] = answers(questions, *about, report)
     else:
-        data = print_refusal(answer, refused, log, report)
+        data = print_refusal(answer, refused, log, report, judged.is_sure)
     print_flags(answer, report)
     report.data(
         facts(answer)

@@ -104,8 +104,13 @@ def users_of(launch: Launch, tokens: int) -> int:
     return users(launch, capacity(launch).num_blocks, tokens)
 
 
-def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report) -> dict[str, Any]:
+def print_start(
+    answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report, is_sure: bool = True
+) -> dict[str, Any]:
     """Print the KV cache of a line that starts, its memory and the command that simulates it; the same as data.
+
+    Args:
+        is_sure: Whether the line starts with the least memory that is likely; else changes are named with which it does.
 
     Raises:
         SettingError: ``mean_tokens`` is more than the longest sequence.
@@ -144,10 +149,13 @@ def print_start(answer: Started, log: StartupLog | None, mean_tokens: int | None
     except SettingError as error:
         report.line(f"Not simulated: {error}")
         refused.append(str(error))
+    # What may start starts for sure with one of these.
+    found_remedies = [] if is_sure else remedies(replace(launch, outlook="low"), answer.fits_length)
+    _print_remedies(answer, found_remedies, "The start is sure with each of these alone:", report)
     return {
-        "starts": True,
+        "starts": True if is_sure else None,
         "refusal": None,
-        "remedies": [],
+        "remedies": [_remedy_data(answer, remedy) for remedy in found_remedies],
         "memory": _memory_data(launch, found.stage, log),
         "num_gpu_blocks": found.num_blocks,
         "kv_cache_tokens": found.num_tokens,
@@ -253,7 +261,9 @@ def simulate_command(settings: Settings) -> str:
     return shlex.join(words)
 
 
-def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, report: Report) -> dict[str, Any]:
+def print_refusal(
+    answer: Started, refused: Refusal, log: StartupLog | None, report: Report, is_sure: bool = True
+) -> dict[str, Any]:
     """Print vLLM's refusal, the memory, and single changes with which the line starts; the same as data."""
     # A change is named that starts with the least memory that is likely.
     found = [] if refused.kind == "log" else remedies(replace(answer.launch, outlook="low"), answer.fits_length)
@@ -264,9 +274,7 @@ def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, rep
         report.console.print(_memory_table(answer.launch, stage, log))
     report.print_line()
     if found:
-        report.print_line("Each of these alone would start:")
-        for remedy in found:
-            report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
+        _print_remedies(answer, found, "Each of these alone would start:", report)
     elif refused.kind == "log":
         report.print_line(
             "The error is that of the log. By its sizes alone the line would start, so that no change is known to help."
@@ -276,11 +284,18 @@ def print_refusal(answer: Started, refused: Refusal, log: StartupLog | None, rep
             "No single change of ranks, length, number formats or utilisation starts it; take a larger GPU."
         )
     return {
-        "starts": False,
+        "starts": False if is_sure else None,
         "refusal": asdict(refused),
         "memory": None if stage is None else _memory_data(answer.launch, stage, log),
         "remedies": [_remedy_data(answer, remedy) for remedy in found],
     }
+
+
+def _print_remedies(answer: Started, found: list[Remedy], title: str, report: Report) -> None:
+    if found:
+        report.print_line(title)
+    for remedy in found:
+        report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
 
 
 def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import is_simulated
+from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
@@ -13,6 +14,8 @@ from .checks import refusal, too_few_states, too_few_tokens, too_little_to_warm_
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
+#: Fewest tokens of a step that are tried.
+_FEWEST_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,13 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: most sequences, fewest ranks, redundant experts, fewest ranks that divide sequences, longest sequence, fp8
+    """Changes with which the line starts: most sequences, own sizes of the KV cache, fewest ranks, redundant experts, fewest ranks that divide sequences, longest sequence, fp8
     KV cache, fp8 weights, other layers of the pipeline stages, nearest utilization, tokens, graphs without whole decode steps, no graphs.
     """
     found = [
         _first("--max-num-seqs", _sequences(launch), any_length),
+        _first("--kv-cache-memory-bytes", _own_bytes(launch), any_length),
+        _first("--num-gpu-blocks-override", _own_blocks(launch), any_length),
         _first("--tensor-parallel-size", _ranks(launch), any_length),
         _first("--eplb-config.num_redundant_experts", _copies(launch), any_length),
         _first("--decode-context-parallel-size", _context_ranks(launch), any_length),
@@ -130,9 +135,35 @@ def _utilizations(launch: Launch) -> Candidates:
             yield share, replace(launch, gpu_memory_utilization=share)
 
 
+def _own_bytes(launch: Launch) -> Candidates:
+    """Whole GiB in place of the user's KV cache, nearest to it first."""
+    given = launch.kv_cache_memory_bytes
+    if given is None:
+        return
+    sizes = (size for size in range(1, launch.gpu.memory_bytes // GIB) if size * GIB != given)
+    for size in sorted(sizes, key=lambda size: abs(size * GIB - given)):
+        yield f"{size}G", replace(launch, kv_cache_memory_bytes=size * GIB)
+
+
+def _own_blocks(launch: Launch) -> Candidates:
+    """Blocks in place of the user's: as few more as the longest sequence and the states need, or sixteenths fewer."""
+    given = launch.num_gpu_blocks_override
+    if given is None or undivided(launch) is not None:
+        return
+    needed = launch.sequence_blocks(launch.max_model_len) + launch.release.reserves_null_block
+    more = sorted({needed, max(needed, launch.max_num_seqs)})
+    for blocks in (*(each for each in more if each > given), *(given * share // 16 for share in range(15, 0, -1))):
+        if blocks:
+            yield blocks, replace(launch, num_gpu_blocks_override=blocks)
+
+
 def _tokens(launch: Launch) -> Candidates:
+    """As many tokens as a step needs, or halves of the given ones."""
+    given, seqs = launch.max_num_batched_tokens, launch.max_num_seqs
     if too_few_tokens(launch):
-        yield launch.max_num_seqs, replace(launch, max_num_batched_tokens=launch.max_num_seqs)
+        yield seqs, replace(launch, max_num_batched_tokens=seqs)
+    while (given := given // 2) >= max(seqs, _FEWEST_TOKENS):
+        yield given, replace(launch, max_num_batched_tokens=given)
 
 
 def _lacks_states(launch: Launch) -> bool:
@@ -144,11 +175,14 @@ def _lacks_room_for_graphs(launch: Launch) -> bool:
 
 
 def _sequences(launch: Launch) -> Candidates:
-    """As many sequences as vLLM's message names."""
+    """As many sequences as vLLM's message names, or halves of the given ones."""
     if _lacks_states(launch):
         blocks = not_none(capture_blocks(launch))
         if blocks:
             yield blocks, replace(launch, max_num_seqs=blocks)
+    given = launch.max_num_seqs
+    while given := given // 2:
+        yield given, replace(launch, max_num_seqs=given)
 
 
 def _graphs(launch: Launch) -> Candidates:
@@ -157,5 +191,5 @@ def _graphs(launch: Launch) -> Candidates:
 
 
 def _no_graphs(launch: Launch) -> Candidates:
-    if _lacks_room_for_graphs(launch):
+    if launch.deployment.cuda_graphs:
         yield "", replace(launch, deployment=replace(launch.deployment, cuda_graphs=False))

@@ -1,0 +1,57 @@
+"""Single changes with which a line starts, or starts for sure: each is judged as a line of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.vllm_serve.line import parse_serve, version
+from fragmeter.experiments.vllm_serve.remedies import remedies
+from fragmeter.experiments.vllm_serve.start import started
+
+#: Release, card, line, and changes that are among the remedies.
+LINES = [
+    ("0.33.0", "rtx-4090", "llama-3.1-8b --max-model-len 44000", {"--enforce-eager": "", "--max-model-len": None}),
+    ("0.33.0", "h100-80gb", "llama-3.1-8b --num-gpu-blocks-override 500", {"--num-gpu-blocks-override": "8193"}),
+    ("0.33.0", "h100-80gb", "llama-3.1-8b --kv-cache-memory-bytes 1G", {"--kv-cache-memory-bytes": "17G"}),
+    (
+        "0.19.0",
+        "h100-80gb",
+        "qwen3-32b --kv-cache-memory-bytes 17G --enforce-eager",
+        {"--kv-cache-memory-bytes": None, "--max-num-seqs": None},
+    ),
+    (
+        "0.19.0",
+        "rtx-4090",
+        "qwen3-8b --max-model-len 28000 --max-num-batched-tokens 16384",
+        {"--max-num-batched-tokens": None},
+    ),
+]
+
+
+@pytest.mark.parametrize(("vllm", "card", "line", "flags"), LINES)
+def test_each_remedy_starts_for_sure(vllm, card, line, flags):
+    judged = started(parse_serve(f"vllm serve {line}", version(vllm)), card)
+    assert judged.outcome().kind != "starts"
+    found = {each.flag: each.value for each in remedies(replace(judged.launch, outlook="low"))}
+    assert flags.keys() <= found.keys()
+    assert all(value is None or found[flag] == value for flag, value in flags.items())
+    for flag, value in found.items():
+        words = f"{flag} {value}" if flag.startswith("-") else ""
+        changed = started(parse_serve(f"vllm serve {line} {words}", version(vllm)), card)
+        assert changed.outcome().kind == "starts", words
+
+
+@pytest.mark.parametrize(
+    ("length", "outcome", "starts"),
+    [(16_000, "starts", True), (36_000, "depends", None), (100_000, "does not start", False)],
+)
+def test_data_say_starts_only_of_a_sure_start(length, outcome, starts, capsys):
+    line = f"vllm serve llama-3.1-8b --max-model-len {length}"
+    assert status(["plan", "--gpu", "rtx-4090", "--json", "-", "--serve", line]) == DONE
+    data = json.loads(capsys.readouterr().out)
+    assert (data["outcome"], data["starts"]) == (outcome, starts)
+    assert (data["remedies"] == []) == (outcome == "starts")
