@@ -96,6 +96,11 @@ class GpuSpec:
         return None if self.compute_capability is None else self.compute_capability // 10
 
     @property
+    def has_nvlink(self) -> bool:
+        """Whether ranks are linked by more than PCIe."""
+        return self.nvlink_bytes_per_s > self.pcie_bytes_per_s
+
+    @property
     def is_blackwell(self) -> bool:
         """Whether it is of the data-centre cards of Blackwell."""
         return self.major == 10

@@ -20,7 +20,7 @@ All are bytes in torch's allocator at the moment when most are allocated; the ph
     workspace    of experts, by their kernels (``workspace_shapes``), kept in logs since 0.17 but not in one of 0.13, else part of the
                  forward; and of an indexer
     balancing    of experts (``eplb``), beside the hidden states of all tokens
-    cuBLAS       32 MiB on compute capabilities 9 and 10, else 8.1 MiB
+    cuBLAS       32 MiB on compute capabilities 9, 10 and 12, else 8.1 MiB
 
 A profile computes neither attention nor states (``attn_metadata`` is None), so that the tensors of their kernels are not in it.
 
@@ -98,7 +98,7 @@ def phases(launch: Launch, layers: range, last: bool, bound: int = 1) -> Phases:
     kept = experts if _keeps_workspace(launch, bound) else 0
     return Phases(
         compilation=_compilation_bytes(launch, bound) if first else 0,
-        cublas=_cublas_bytes(launch.gpu),
+        cublas=cublas_bytes(launch.gpu),
         encoder=_encoder_bytes(encoder, launch, bound),
         outputs=_output_bytes(encoder, launch),
         workspace=kept + _indexer_bytes(launch, kept),
@@ -108,9 +108,9 @@ def phases(launch: Launch, layers: range, last: bool, bound: int = 1) -> Phases:
     )
 
 
-def _cublas_bytes(gpu: GpuSpec) -> int:
-    """PyTorch's workspace of cuBLAS (``getChosenWorkspaceSize``), which the first matrix product of a profile allocates."""
-    return 32 * _MIB if gpu.major in (9, 10) else 8_519_680
+def cublas_bytes(gpu: GpuSpec) -> int:
+    """PyTorch's workspace of cuBLAS (``parseChosenWorkspaceSize`` of its CublasHandlePool.cpp), which the first matrix product of a profile allocates."""
+    return 32 * _MIB if gpu.major in (9, 10, 12) else 8_519_680
 
 
 def _sampler_bytes(launch: Launch, bound: int) -> int:

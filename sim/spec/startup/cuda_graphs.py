@@ -486,7 +486,7 @@ def _reduction(launch: Launch) -> Reduction:
         return Reduction.ALONE
     if not launch.graphs.custom_all_reduce or ranks > 8:
         return Reduction.NCCL
-    if gpu.nvlink_bytes_per_s > gpu.pcie_bytes_per_s:
+    if gpu.has_nvlink:
         return Reduction.CUSTOM
     # Two cards on PCIe may read each other's memory; of more vLLM does not ask it.
     return Reduction.UNKNOWN if ranks == 2 else Reduction.NCCL

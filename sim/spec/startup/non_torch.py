@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from ..gpu import GpuSpec
 from ..pool import GIB
-from .activations import Phases, copied_embedding_bytes, phases
+from .activations import Phases, copied_embedding_bytes, cublas_bytes, phases
 from .estimate import Estimate
 from .launch import Launch
 
@@ -54,7 +54,7 @@ def link(gpu: GpuSpec, ranks: int) -> str:
     """What links the ranks: "alone", "pcie", "nvlink", or "nvls" where the switches of NVLink can add up (compute capability 9 and later)."""
     if ranks == 1:
         return _ALONE
-    if gpu.nvlink_bytes_per_s <= gpu.pcie_bytes_per_s:
+    if not gpu.has_nvlink:
         return _PCIE
     return _NVLS if (gpu.major or 0) >= 9 else _NVLINK
 
@@ -67,8 +67,6 @@ _ONE, _SEVERAL_PCIE, _SEVERAL, _UNIFIED = (0.17, 0.51, 0.65), (0.5, 0.99, 1.2), 
 _MOST_BESIDE_A_DESKTOP = 1.7
 #: The first release that counts all that is consumed.
 _FIRST_CONSUMED = (0, 27)
-#: Of cuBLAS, up to compute capability 8 and later.
-_WORKSPACE, _HOPPER_WORKSPACE = 8_519_680, 32 << 20
 #: Formats of which all layers are multiplied by kernels of vLLM's own.
 _OWN_KERNELS = ("awq", "gptq", "int4", "w4a16", "w4a16-g32")
 
@@ -141,8 +139,7 @@ def _held_bytes(launch: Launch, profile: Phases, copied: int) -> int:
     if 0 < profile.workspace <= copied:
         return copied if profile.peak == profile.compilation else copied - profile.workspace
     output = 2 * launch.max_num_batched_tokens * launch.model.hidden_size
-    if (launch.gpu.major or 0) < _HOPPER:
-        is_held = output < _WORKSPACE
-    else:
-        is_held = output < _HOPPER_WORKSPACE or launch.deployment.quantization not in _OWN_KERNELS
+    is_held = output < cublas_bytes(launch.gpu)
+    if (launch.gpu.major or 0) >= _HOPPER:
+        is_held = is_held or launch.deployment.quantization not in _OWN_KERNELS
     return copied if is_held else 0
