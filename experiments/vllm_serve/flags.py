@@ -141,7 +141,7 @@ CHANGES_MEMORY = frozenset(name for names in _CHANGES_MEMORY.values() for name i
 #: Values with which one of them changes nothing.
 UNCHANGED = {
     "runner": ("auto", "generate"), "task": ("auto", "generate"), "convert": ("auto", "none"),
-    "performance-mode": ("balanced",),
+    "performance-mode": ("balanced", "throughput"),
 }  # fmt: skip
 
 #: Environment variables that are simulated, and those that are not and change the answer, by reason.

@@ -349,7 +349,7 @@ class _Reader:
             self._leave_out(f"--{name}", NOT_SIMULATED[name], name in CHANGES_MEMORY)
         if name in _OBJECTS:
             self._flags[name] = self._object(name, written, str(found))
-        elif name in READ or (name in _DECIDE and not is_off):
+        elif name in READ or name in _DECIDE:
             self._flags[name] = found
             if name == "kv-offloading-backend" and found != "native":
                 self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)

@@ -47,6 +47,8 @@ _OWN = ("compressed-tensors", "modelopt_mixed")
 _KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 #: The first release that can estimate the memory of CUDA graphs.
 _FIRST_ESTIMATE = (0, 18)
+#: The first release in which the default of the tokens of a step is no more than its sequences can have; 0.11.2 has it and 0.11.0 does not.
+_FIRST_BOUNDED = (0, 12)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
@@ -183,18 +185,16 @@ def started(
         line, not_simulated=[*line.not_simulated, *left_out, *limits], uncounted=[*drafts, *line.uncounted, *limits]
     )
     card, *others = _cards(line, gpu_name)
-    tokens, seqs = _batch(line, card, vllm)
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
     longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)
-    if not line.switch("enable-chunked-prefill", True) and "max-num-batched-tokens" not in line.flags:
-        tokens = max(tokens, longest)
+    tokens, seqs = _batch(line, card, vllm, longest)
     _require_divided(line, shape)
     launch = Launch(
         model=shape,
         gpu=card,
         max_model_len=longest,
-        max_num_seqs=min(seqs, tokens) if "max-num-seqs" not in line.flags else seqs,
+        max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         tensor_parallel=line.whole("tensor-parallel-size", 1),
         deployment=_deployment(line, shape, card),
@@ -386,9 +386,21 @@ def _caches(shape: ModelSpec, vllm: Release) -> bool:
     return bool(shape.attention_layers) and (not shape.state_layers or vllm.caches_states)
 
 
-def _batch(line: ServeLine, card: GpuSpec, vllm: Release) -> tuple[int, int]:
+def _batch(line: ServeLine, card: GpuSpec, vllm: Release, longest: int) -> tuple[int, int]:
+    """Tokens and sequences of a step (``_set_default_max_num_seqs_and_batched_tokens_args``).
+
+    Args:
+        longest: The longest sequence, in tokens.
+    """
     tokens, seqs = batch_defaults(card, vllm)
-    return line.whole("max-num-batched-tokens", tokens), line.whole("max-num-seqs", seqs)
+    if line.text("performance-mode", "") == "throughput":
+        tokens, seqs = 2 * tokens, 2 * seqs
+    given = line.whole("max-num-seqs", seqs)
+    is_bounded = vllm.since >= _FIRST_BOUNDED
+    if not line.switch("enable-chunked-prefill", True):
+        tokens = max(tokens, longest) if is_bounded else longest
+    tokens = line.whole("max-num-batched-tokens", min(tokens, given * longest) if is_bounded else tokens)
+    return tokens, given if "max-num-seqs" in line.flags else min(given, tokens)
 
 
 def _weights(line: ServeLine, shape: ModelSpec) -> str | None:

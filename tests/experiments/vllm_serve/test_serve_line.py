@@ -524,3 +524,29 @@ def test_a_start_may_depend_on_what_is_free(line, gpu):
     assert judged.free.low < judged.needed_free_bytes <= judged.free.high
     launch = started(parse_serve(f"vllm serve {line}"), gpu).launch
     assert judged.needed_free_bytes == int(launch.gpu_memory_utilization * launch.gpu.memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "tokens", "seqs"),
+    [
+        # As ``_set_default_max_num_seqs_and_batched_tokens_args`` in the wheels of 0.11 to 0.32 has it.
+        ("", "0.32", 8192, 1024),
+        ("--max-num-seqs 2 --max-model-len 1024", "0.32", 2048, 2),
+        ("--max-num-seqs 2 --max-model-len 1024", "0.12", 2048, 2),
+        ("--max-num-seqs 2 --max-model-len 1024", "0.11", 8192, 2),
+        ("--max-num-seqs 2 --max-model-len 1024 --max-num-batched-tokens 4096", "0.32", 4096, 2),
+        ("--performance-mode throughput", "0.32", 16_384, 2048),
+        ("--performance-mode throughput --max-num-seqs 100", "0.32", 16_384, 100),
+        ("--performance-mode throughput --max-num-batched-tokens 1000", "0.32", 1000, 1000),
+        ("--performance-mode balanced", "0.32", 8192, 1024),
+        ("--no-enable-chunked-prefill --max-model-len 20000", "0.32", 20_000, 1024),
+        ("--no-enable-chunked-prefill --max-model-len 4000", "0.32", 8192, 1024),
+        ("--no-enable-chunked-prefill --max-model-len 4000", "0.11", 4000, 1024),
+        ("--no-enable-chunked-prefill --max-model-len 1000 --max-num-seqs 4", "0.32", 4000, 4),
+    ],
+)
+def test_defaults_of_a_step_depend_on_sequences_and_their_length(flags, vllm, tokens, seqs):
+    line = parse_serve(f"vllm serve llama-3.1-8b {flags}", version(vllm))
+    found = started(line, "h100-80gb")
+    assert (found.launch.max_num_batched_tokens, found.launch.max_num_seqs) == (tokens, seqs)
+    assert not [each for each in found.line.not_simulated if "performance" in each]
