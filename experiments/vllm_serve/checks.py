@@ -28,6 +28,7 @@ from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.loading import require_divisible
 from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.types.errors import NotSimulated, SettingError
+from .formats import refused_format
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
+        kind: "format", "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
             "KV cache", "KV memory", "states", "warm-up", or "log" of an error in a log that no check has.
         text: vLLM's message, with the computed numbers.
     """
@@ -126,6 +127,7 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
+    yield _no_format(launch)
     yield _no_kernels(launch)
     yield undivided(launch)
     yield unbalanced(launch)
@@ -156,6 +158,12 @@ def logged(judged: Outcome, failure: str) -> Outcome:
 
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
+
+
+def _no_format(launch: Launch) -> Refusal | None:
+    """The failed check of the card's number formats."""
+    text = refused_format(launch)
+    return None if text is None else Refusal("format", text)
 
 
 def _no_kernels(launch: Launch) -> Refusal | None:

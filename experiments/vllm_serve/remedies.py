@@ -11,6 +11,7 @@ from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stag
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
 from .checks import refusal, too_few_states, too_few_tokens, too_little_to_warm_up, undivided
+from .formats import is_in_float32
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -28,10 +29,12 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: most sequences, own sizes of the KV cache, fewest ranks, redundant experts, fewest ranks that divide sequences, longest sequence, fp8
+    """Changes with which the line starts: the model's number format, most sequences, own sizes of the KV cache, fewest ranks, redundant
+    experts, fewest ranks that divide sequences, longest sequence, fp8
     KV cache, fp8 weights, other layers of the pipeline stages, nearest utilization, tokens, graphs without whole decode steps, no graphs.
     """
     found = [
+        _first("--dtype", _dtypes(launch), any_length),
         _first("--max-num-seqs", _sequences(launch), any_length),
         _first("--kv-cache-memory-bytes", _own_bytes(launch), any_length),
         _first("--num-gpu-blocks-override", _own_blocks(launch), any_length),
@@ -56,6 +59,12 @@ Candidates = Iterator[tuple[object, Launch]]
 def _first(flag: str, candidates: Candidates, any_length: bool) -> Remedy | None:
     starting = (Remedy(flag, str(value), launch) for value, launch in candidates if not refusal(launch, any_length))
     return next(starting, None)
+
+
+def _dtypes(launch: Launch) -> Candidates:
+    """The number format that vLLM takes by itself, unless that has 32 bits."""
+    if launch.dtype != "auto" and not is_in_float32(launch):
+        yield "auto", replace(launch, dtype="auto")
 
 
 def _ranks(launch: Launch) -> Candidates:

@@ -216,6 +216,8 @@ def started(
         eplb=_eplb(line) if shape.experts else None,
         layer_partition=_partition(line),
         gpus=(card, *others) if others else (),
+        dtype=_dtype(line),
+        quantization_method=line.text("quantization", "") or None,
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
@@ -416,10 +418,15 @@ def _weights(line: ServeLine, shape: ModelSpec) -> str | None:
     return None if form == "none" else form
 
 
+def _dtype(line: ServeLine) -> str:
+    found = line.text("dtype", "auto")
+    if found not in _DTYPES:
+        raise SettingError("--dtype", found, f"is not supported; one of {', '.join(_DTYPES)}")
+    return "float16" if found == "half" else found
+
+
 def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
-    dtype, kv = line.text("dtype", "auto"), line.text("kv-cache-dtype", "auto")
-    if dtype not in _DTYPES:
-        raise SettingError("--dtype", dtype, f"is not supported; one of {', '.join(_DTYPES)}")
+    kv = line.text("kv-cache-dtype", "auto")
     kv = _KV_DTYPES.get(kv, kv)
     if kv not in ("auto", "fp16", "bf16", "fp8"):
         raise SettingError("--kv-cache-dtype", kv, "is not supported; auto, bfloat16 or fp8")

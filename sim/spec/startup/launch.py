@@ -101,6 +101,8 @@ class Launch:
         eplb: Balancing of experts, if any.
         all_to_all_bytes: Buffers of kernels that exchange tokens of experts, outside of torch.
         gpus: Cards of the ranks in their order, stage by stage, where they are not all ``gpu``. The first one decides the defaults.
+        dtype: ``--dtype``: "auto", "float16" or "bfloat16".
+        quantization_method: ``--quantization`` as vLLM names it; None is the checkpoint's.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
     """
 
@@ -133,6 +135,8 @@ class Launch:
     all_to_all_bytes: int = 0
     layer_partition: tuple[int, ...] | None = None
     gpus: tuple[GpuSpec, ...] = ()
+    dtype: str = "auto"
+    quantization_method: str | None = None
 
     @property
     def num_gpus(self) -> int:

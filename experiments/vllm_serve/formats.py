@@ -1,0 +1,108 @@
+"""Number formats that a card has: what the wheels' code runs on, ``--dtype``, and the least compute capability of quantization methods.
+
+    wheels    compute capability 7.0; since 0.20, which are built with CUDA 13, 7.5 (the code of the wheels of 0.19.1, 0.20, 0.22 and 0.30)
+    --dtype   bfloat16 from 8.0 on (``check_if_supports_dtype`` of ``platforms/cuda.py``); "auto" is then float16, or float32 for models that
+              do not take that (``_resolve_auto_dtype`` of ``config/model.py``)
+    methods   ``get_min_capability`` in the wheels of 0.10 to 0.33, and of schemes of compressed-tensors where a format is its own alone
+
+A checkpoint's method is not stored with its format: of those that have a format, the one with the least capability is taken.
+"""
+
+from __future__ import annotations
+
+from ...sim.spec.gpu import GpuSpec
+from ...sim.spec.matrix import formats_by_part
+from ...sim.spec.startup.launch import Launch
+from ...sim.types.errors import NotSimulated
+
+#: First releases of each least capability of the wheels.
+_WHEELS = ((0, 70), (20, 75))
+_FIRST_BFLOAT16 = 80
+#: ``_FLOAT16_NOT_SUPPORTED_MODELS``, by ``model_type``.
+_NOT_IN_FLOAT16 = dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2"), "Numerical instability. Please use bfloat16 or float32 instead.")
+#: Least capabilities of methods, and of formats in a checkpoint, each with its first minor releases.
+_METHODS = {
+    "awq": ((0, 75),),
+    "awq_marlin": ((0, 80), (14, 75)),
+    "gptq": ((0, 60),),
+    "gptq_marlin": ((0, 80), (14, 75)),
+    "fp8": ((0, 80), (14, 75)),
+    "modelopt": ((0, 89), (27, 80)),
+    "modelopt_fp4": ((0, 80), (14, 75)),
+    "modelopt_mixed": ((0, 89), (24, 75)),
+    "mxfp4": ((0, 80),),
+    "nvfp4": ((0, 80), (14, 75)),
+    "mxfp8": ((0, 80),),
+}
+#: As ``_METHODS``, of formats that compressed-tensors alone has.
+_SCHEMES = {"w4a16": ((0, 80), (12, 75)), "w4a16-g32": ((0, 80), (12, 75)), "int8": ((0, 75),)}
+_ALIASES = {"gpt_oss_mxfp4": "mxfp4"}
+
+
+def refused_format(launch: Launch) -> str | None:
+    """vLLM's message where the card or the model does not have a number format of the launch; None if it has all.
+
+    Raises:
+        NotSimulated: The model would be served in 32 bits, which are not counted.
+    """
+    cards = [card for card in launch.gpus or (launch.gpu,) if card.compute_capability is not None]
+    if launch.dtype == "float16" and launch.model.model_type in _NOT_IN_FLOAT16:
+        reason = _NOT_IN_FLOAT16[launch.model.model_type]
+        return f"The model type {launch.model.model_type!r} does not support float16. Reason: {reason}"
+    if not cards:
+        return None
+    card = min(cards, key=_capability)
+    found = _refused_card(card, launch.release.since[1]) or _refused_weights(launch, card)
+    if found is None and _capability(card) < _FIRST_BFLOAT16:
+        if launch.dtype == "bfloat16":
+            return (
+                "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your"
+                f" {card.name} GPU has compute capability {_version(card)}. You can use float16 instead by explicitly setting the `dtype` flag"
+                " in CLI, for example: --dtype=half."
+            )
+        if is_in_float32(launch):
+            why = f"is float32 for {launch.model.model_type} on compute capability {_version(card)}, which is not counted"
+            raise NotSimulated("dtype", launch.dtype, why, "a card of compute capability 8.0 or more")
+    return found
+
+
+def is_in_float32(launch: Launch) -> bool:
+    """Whether vLLM takes float32 for a model that has no other format on this card."""
+    capability = min(card.compute_capability or _FIRST_BFLOAT16 for card in launch.gpus or (launch.gpu,))
+    return capability < _FIRST_BFLOAT16 and launch.model.model_type in _NOT_IN_FLOAT16
+
+
+def _refused_card(card: GpuSpec, minor: int) -> str | None:
+    least = _of_release(_WHEELS, minor)
+    if _capability(card) >= least:
+        return None
+    code = f"the wheels have code for compute capability {least / 10} and more, {card.name} has {_version(card)}"
+    return f"CUDA error: no kernel image is available for execution on the device: {code}."
+
+
+def _refused_weights(launch: Launch, card: GpuSpec) -> str | None:
+    form, minor = launch.deployment.quantization, launch.release.since[1]
+    if form is None:
+        return None
+    forms = {*formats_by_part(form).values()}
+    own, capability = _ALIASES.get(launch.quantization_method or "", launch.quantization_method or ""), _capability(card)
+    method = own if own in _METHODS else "modelopt_mixed" if len(forms) > 1 else next(iter(forms))
+    if method in _SCHEMES:
+        least = _of_release(_SCHEMES[method], minor)
+        said = f"Quantization scheme is not supported for the current GPU. Min capability: {least}."
+    else:
+        least = _of_release(_METHODS[method], minor)
+        said = f"The quantization method {method} is not supported for the current GPU. Minimum capability: {least}."
+    return None if capability >= least else f"{said} Current capability: {capability}."
+
+
+def _of_release(since: tuple[tuple[int, int], ...], minor: int) -> int:
+    return [least for first, least in since if first <= minor][-1]
+
+
+def _capability(card: GpuSpec) -> int:
+    return card.compute_capability or 0
+
+
+def _version(card: GpuSpec) -> str:
+    return f"{_capability(card) // 10}.{_capability(card) % 10}"

@@ -1,0 +1,58 @@
+"""Number formats that a card does not have, by the decisions of vLLM's own checks."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.remedies import remedies
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.types.errors import NotSimulated
+
+
+def answer(line: str, card: str, release: tuple[int, int] | None = None):
+    found = started(parse_serve(f"vllm serve {line} --max-model-len 2048", release), card)
+    return found, found.refusal()
+
+
+@pytest.mark.parametrize(
+    ("line", "card", "minor", "said"),
+    [
+        ("qwen2.5-1.5b --dtype bfloat16", "t4", 33, "Bfloat16 is only supported"),
+        ("qwen2.5-1.5b --dtype half", "t4", 33, None),
+        ("qwen2.5-1.5b", "t4", 33, None),
+        ("gpt-oss-20b -tp 4", "t4", 33, "Minimum capability: 80. Current capability: 75."),
+        ("qwen2.5-1.5b -q awq", "v100-32gb", 18, "Minimum capability: 75. Current capability: 70."),
+        ("qwen2.5-1.5b -q gptq", "v100-32gb", 18, None),
+        ("qwen2.5-1.5b -q gptq_marlin", "t4", 13, "Minimum capability: 80."),
+        ("qwen2.5-1.5b -q gptq_marlin", "t4", 14, None),
+        ("qwen2.5-1.5b -q fp8", "t4", 13, "The quantization method fp8 is not supported for the current GPU. Minimum capability: 80."),
+        ("qwen2.5-1.5b -q fp8", "t4", 14, None),
+        ("qwen2.5-1.5b -q fp8", "v100-32gb", 18, "Minimum capability: 75."),
+        ("qwen2.5-1.5b -q modelopt", "a100-80gb", 26, "method modelopt is not supported for the current GPU. Minimum capability: 89."),
+        ("qwen2.5-1.5b -q modelopt", "a100-80gb", 27, None),
+        # Wheels of CUDA 13 have no code for Volta.
+        ("qwen2.5-1.5b", "v100-32gb", 19, None),
+        ("qwen2.5-1.5b", "v100-32gb", 20, "no kernel image is available"),
+        ("gemma-3-27b --dtype float16", "h100-80gb", 33, "'gemma3' does not support float16"),
+    ],
+)  # fmt: skip
+def test_a_format_that_the_card_does_not_have(line, card, minor, said):
+    _, refused = answer(line, card, (0, minor))
+    if said is None:
+        assert refused is None
+    else:
+        assert refused.kind == "format" and said in refused.text
+
+
+def test_no_remedy_takes_a_format_that_the_card_does_not_have():
+    found, refused = answer("qwen2.5-14b", "v100-16gb", (0, 18))
+    assert refused.kind == "weights"
+    assert "--quantization" not in [each.flag for each in remedies(found.launch)]
+    found, _ = answer("qwen2.5-1.5b --dtype bfloat16", "t4")
+    assert [(each.flag, each.value) for each in remedies(found.launch)] == [("--dtype", "auto")]
+
+
+def test_what_would_have_32_bits_is_not_counted():
+    with pytest.raises(NotSimulated, match="float32"):
+        answer("gemma-3-1b", "t4")
