@@ -19,7 +19,10 @@ from ...sim.types.errors import NotSimulated
 _WHEELS = ((0, 70), (20, 75))
 _FIRST_BFLOAT16 = 80
 #: ``_FLOAT16_NOT_SUPPORTED_MODELS``, by ``model_type``.
-_NOT_IN_FLOAT16 = dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2"), "Numerical instability. Please use bfloat16 or float32 instead.")
+_NOT_IN_FLOAT16 = dict.fromkeys(
+    ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2"),
+    "Numerical instability. Please use bfloat16 or float32 instead.",
+)
 #: Least capabilities of methods, and of formats in a checkpoint, each with its first minor releases.
 _METHODS = {
     "awq": ((0, 75),),
@@ -61,7 +64,9 @@ def refused_format(launch: Launch) -> str | None:
                 " in CLI, for example: --dtype=half."
             )
         if is_in_float32(launch):
-            why = f"is float32 for {launch.model.model_type} on compute capability {_version(card)}, which is not counted"
+            why = (
+                f"is float32 for {launch.model.model_type} on compute capability {_version(card)}, which is not counted"
+            )
             raise NotSimulated("dtype", launch.dtype, why, "a card of compute capability 8.0 or more")
     return found
 
@@ -85,7 +90,10 @@ def _refused_weights(launch: Launch, card: GpuSpec) -> str | None:
     if form is None:
         return None
     forms = {*formats_by_part(form).values()}
-    own, capability = _ALIASES.get(launch.quantization_method or "", launch.quantization_method or ""), _capability(card)
+    own, capability = (
+        _ALIASES.get(launch.quantization_method or "", launch.quantization_method or ""),
+        _capability(card),
+    )
     method = own if own in _METHODS else "modelopt_mixed" if len(forms) > 1 else next(iter(forms))
     if method in _SCHEMES:
         least = _of_release(_SCHEMES[method], minor)

@@ -57,7 +57,7 @@ def skeleton(blocks: int = 64) -> Skeleton:
 
 
 def calibrated() -> dict:
-    """As a GPU's file: the rest of a step is what its measured operations leave. Read from JSON, by a host whose steps take 1,000 us."""
+    """As a GPU's file: the rest of a step is what its measured operations leave. Read from JSON, by a host on which steps take 1,000 us."""
     return json.loads(calibration_text(Skeleton.captures is True))
 
 
