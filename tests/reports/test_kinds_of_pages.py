@@ -164,7 +164,7 @@ def test_a_new_reader_has_three_answers_within_no_and_one_click(driver, tmp_path
         assert (
             "Fig 2, the waste of the KV cache, has grade pass: all 13 shares of the pool are within 3.0 points" in seen
         )
-        assert "the worst is Fig 19a (-29.5\u00a0%)" in seen
+        assert "the worst is Fig 1 (+35.9\u00a0%)" in seen
         constants = "return [...document.querySelectorAll('.more tbody tr')].filter((row) => row.checkVisibility())"
         assert driver.execute_script(constants) == []
         [fold] = [each for each in driver.find_elements("css selector", "summary") if "fitted constants" in each.text]

@@ -96,7 +96,7 @@ def test_large_loads_are_not_served_again(monkeypatch):
     assert ranged(3.0) is None
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(0.5, "light"), (2.4, "busy"), (30.0, "overload")])
+@pytest.mark.parametrize(("rate", "expected"), [(0.5, "light"), (2.7, "busy"), (30.0, "overload")])
 def test_classes_of_load(rate, expected):
     inputs = Inputs(settings=settings(), requests=Requests(num_prompts=300), pacing=Pacing(request_rate=rate))
     load = prepare(inputs)

@@ -15,7 +15,7 @@ REMEDY = "must be a whole number, in digits"
 FLAGS = {
     ("reproduce",): "--jobs", ("simulate",): "--seed", ("sweep",): "--trials", ("compare",): "--seeds",
     ("report",): "--request", ("plan",): "--mean-tokens", ("validate",): "--every", ("calibrate",): "--block-size",
-    ("diagnose",): "--seeds",
+    ("diagnose",): "--seeds", ("check-policy",): "--loads",
     ("traces", "stats"): "--max-inflated-bytes", ("traces", "convert"): "--max-inflated-bytes",
     ("traces", "synth"): "--max-inflated-bytes", ("traces", "sample"): "--num-prompts",
 }  # fmt: skip

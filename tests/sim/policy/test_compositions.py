@@ -33,6 +33,8 @@ OTHER: dict[str, Any] = {
     # Of the times of clients alone.
     "api_server": None,
     "api_server_count": 1,
+    # Of the time of a step alone.
+    "attention_backend": None,
     "beam_survival": 0.5,
     # Blocks of more tokens, in the same memory; a single rank is refused.
     "decode_context_parallel_size": 2,
