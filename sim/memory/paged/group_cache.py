@@ -140,7 +140,7 @@ class GroupCache:
         return next((place + 1 for place in reversed(range(len(names))) if self._has(STATE, names[place])), 0)
 
     def _has(self, kind: str, name: int) -> bool:
-        return all(self.pool.get_cached_blocks((self._hash(name, place),)) for place in self._places[kind])
+        return all(self.pool.is_cached(self._hash(name, place)) for place in self._places[kind])
 
     def _hash(self, name: int, place: int) -> int:
         return name * self._number + place

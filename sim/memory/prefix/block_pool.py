@@ -249,6 +249,10 @@ class BlockPool:
         """Whether more than one table entry names ``block``: a writer must copy it first."""
         return self.ref_cnt[block] > 1
 
+    def is_cached(self, block_hash: int) -> bool:
+        """Whether some block has the hash."""
+        return block_hash in self._cached_block_hash_to_block
+
     def get_cached_blocks(self, hashes: Sequence[int]) -> list[int]:
         """Blocks of the longest prefix of ``hashes`` that are cached. Changes nothing."""
         get, start, span = self._cached_block_hash_to_block.get, 0, 16
