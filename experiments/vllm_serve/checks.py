@@ -27,6 +27,7 @@ from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.loading import require_divisible
 from ...sim.spec.startup.non_torch import used_at_start
+from ...sim.spec.startup.shards import broken_shard
 from ...sim.types.errors import NotSimulated, SettingError
 from .formats import refused_format
 
@@ -194,6 +195,8 @@ def undivided(launch: Launch) -> Refusal | None:
             return Refusal("parallel", sums)
     try:
         require_divisible(model, ranks)
+        if (text := broken_shard(launch)) is not None:
+            return Refusal("parallel", text)
         stage_memories(launch)
     except NotSimulated:
         raise

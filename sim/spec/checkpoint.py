@@ -135,10 +135,19 @@ def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
     return replace(
         spec,
         quantization=quantization_name(formats),
+        fp8_block=_fp8_block(keys, method),
         unquantized=plain | spec.unquantized,
         kv_dtype=_kv_dtype(keys, method),
         assumed=assumed,
     )
+
+
+def _fp8_block(keys: Mapping[str, Any], method: object) -> int | None:
+    """Inputs and outputs that share a scale, where they are as many."""
+    block = keys.get("weight_block_size")
+    if method != "fp8" or not isinstance(block, list) or len(block) != 2 or block[0] != block[1]:
+        return None
+    return block[0] if isinstance(block[0], int) and block[0] > 0 else None
 
 
 def _lacking(spec: ModelSpec, own: Mapping[str, Any]) -> str | None:

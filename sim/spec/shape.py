@@ -92,6 +92,7 @@ class ModelSpec:
         mlp_sizes: Width of the MLP of each layer, 0 without one, if layers differ. A layer then has a norm for each of its parts.
         experts: Mixture of experts, instead of the MLP of some layers.
         quantization: Number format of the checkpoint's matrices; None is 16 bit.
+        fp8_block: Inputs, and outputs, that share a scale of the checkpoint's fp8; None where it has no blocks.
         unquantized: Parts of layers (``matrix.PARTS`` and the layer) that the checkpoint leaves in 16 bits, where it quantises the part in
             others.
         named_format: Number format of weights that the checkpoint's name has and its files lack; the real one is not known then.
@@ -137,6 +138,7 @@ class ModelSpec:
     mlp_sizes: tuple[int, ...] | None = None
     experts: Experts | None = None
     quantization: str | None = None
+    fp8_block: int | None = None
     unquantized: frozenset[tuple[str, int]] = frozenset()
     named_format: str | None = None
     kv_dtype: str | None = None
@@ -148,8 +150,8 @@ class ModelSpec:
     def has_layers_of(self, other: ModelSpec) -> bool:
         """Whether the layers are those of another model; number formats, the longest sequence and an encoder may be others."""
         apart: dict[str, Any] = {
-            "name": "", "max_model_len": 0, "quantization": None, "unquantized": frozenset(), "named_format": None, "kv_dtype": None,
-            "encoder": None, "model_type": None, "file_weights": None, "assumed": None,
+            "name": "", "max_model_len": 0, "quantization": None, "fp8_block": None, "unquantized": frozenset(), "named_format": None,
+            "kv_dtype": None, "encoder": None, "model_type": None, "file_weights": None, "assumed": None,
         }  # fmt: skip
         return replace(self, **apart) == replace(other, **apart)
 

@@ -29,6 +29,7 @@ from ..weights import layer_matrices, layers_bytes, stage_bytes
 from .eplb import kept_bytes
 from .estimate import Estimate, exactly
 from .launch import Launch
+from .shards import broken_shard
 
 #: Multiples of the hidden size and of a rank's width of mxfp4 experts on other kernels than Marlin: ``create_weights`` of vLLM's
 #: ``mxfp4.py``, since 0.19 ``mxfp4_round_up_hidden_size_and_intermediate_size`` of ``oracle/mxfp4.py``.
@@ -68,6 +69,8 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
         SettingError: The ranks or stages cannot divide the model.
     """
     require_divisible(launch.model, launch.tensor_parallel, launch.deployment)
+    if (text := broken_shard(launch)) is not None:
+        raise SettingError("tensor_parallel", launch.tensor_parallel, f"does not divide the weights: {text}")
     deployment, model = launch.deployment, launch.model
     ranks = launch.expert_ranks
     stored = stage_bytes(
