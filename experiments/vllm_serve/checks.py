@@ -29,6 +29,7 @@ from ...sim.spec.startup.loading import require_divisible
 from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.spec.startup.shards import broken_shard
 from ...sim.types.errors import NotSimulated, SettingError
+from .arguments import refused_argument, refused_scheduling
 from .formats import refused_format
 
 
@@ -37,7 +38,7 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "format", "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
+        kind: "argument", "format", "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
             "KV cache", "KV memory", "states", "warm-up", or "log" of an error in a log that no check has.
         text: vLLM's message, with the computed numbers.
     """
@@ -128,12 +129,13 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
+    yield _no_argument(launch)
     yield _no_format(launch)
     yield _no_kernels(launch)
     yield undivided(launch)
     yield unbalanced(launch)
     yield _undivided_sequences(launch)
-    yield too_few_tokens(launch)
+    yield misscheduled(launch, any_length)
     if not allow_long:
         yield _too_long(launch)
     yield _too_heavy(launch)
@@ -159,6 +161,12 @@ def logged(judged: Outcome, failure: str) -> Outcome:
 
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
+
+
+def _no_argument(launch: Launch) -> Refusal | None:
+    """A value that the parser or the configuration refuses."""
+    text = refused_argument(launch)
+    return None if text is None else Refusal("argument", text)
 
 
 def _no_format(launch: Launch) -> Refusal | None:
@@ -248,13 +256,13 @@ def _undivided_sequences(launch: Launch) -> Refusal | None:
     return None
 
 
-def too_few_tokens(launch: Launch) -> Refusal | None:
-    """The failed check of a token budget that is smaller than the number of sequences in a step."""
-    tokens, seqs = launch.max_num_batched_tokens, launch.max_num_seqs
-    if tokens >= seqs:
-        return None
-    text = f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
-    return Refusal("batch", text)
+def misscheduled(launch: Launch, any_length: bool = False) -> Refusal | None:
+    """The failed check of the scheduler's settings, such as a token budget below the number of sequences in a step.
+
+    A length that vLLM chooses is the model's when it checks them.
+    """
+    text = refused_scheduling(launch, launch.model.max_model_len if any_length else launch.max_model_len)
+    return None if text is None else Refusal("batch", text)
 
 
 def _too_long(launch: Launch) -> Refusal | None:

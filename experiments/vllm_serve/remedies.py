@@ -10,7 +10,8 @@ from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
-from .checks import refusal, too_few_states, too_few_tokens, too_little_to_warm_up, undivided
+from .arguments import corrections
+from .checks import misscheduled, refusal, too_few_states, too_little_to_warm_up, undivided
 from .formats import is_in_float32
 
 #: Largest number of ranks tried.
@@ -29,11 +30,12 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: the model's number format, most sequences, own sizes of the KV cache, fewest ranks, redundant
+    """Changes with which the line starts: values that vLLM takes, the model's number format, most sequences, own sizes of the KV cache, fewest ranks, redundant
     experts, fewest ranks that divide sequences, longest sequence, fp8
     KV cache, fp8 weights, other layers of the pipeline stages, nearest utilization, tokens, graphs without whole decode steps, no graphs.
     """
     found = [
+        *(_first(flag, iter([(value, changed)]), any_length) for flag, value, changed in corrections(launch)),
         _first("--dtype", _dtypes(launch), any_length),
         _first("--max-num-seqs", _sequences(launch), any_length),
         _first("--kv-cache-memory-bytes", _own_bytes(launch), any_length),
@@ -101,6 +103,8 @@ def _lengths(launch: Launch) -> Candidates:
     if undivided(launch) is None:
         capped = replace(launch, max_model_len=min(launch.max_model_len, launch.model.max_model_len))
         longest = longest_model_len(capped)
+        if not launch.chunked_prefill:
+            longest = min(longest, launch.max_num_batched_tokens)
         if 0 < longest < launch.max_model_len:
             yield longest, replace(launch, max_model_len=longest)
 
@@ -169,8 +173,9 @@ def _own_blocks(launch: Launch) -> Candidates:
 def _tokens(launch: Launch) -> Candidates:
     """As many tokens as a step needs, or halves of the given ones."""
     given, seqs = launch.max_num_batched_tokens, launch.max_num_seqs
-    if too_few_tokens(launch):
-        yield seqs, replace(launch, max_num_batched_tokens=seqs)
+    if misscheduled(launch):
+        needed = seqs if launch.chunked_prefill else max(seqs, launch.max_model_len)
+        yield needed, replace(launch, max_num_batched_tokens=needed)
     while (given := given // 2) >= max(seqs, _FEWEST_TOKENS):
         yield given, replace(launch, max_num_batched_tokens=given)
 

@@ -52,7 +52,7 @@ _FIRST_BOUNDED = (0, 12)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
-_EPLB = "eplb-config"
+_EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
 #: MiB of a buffer of DeepEP, and GPUs of a node.
 _BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
 _DTYPES = ("auto", "half", "float16", "bfloat16")
@@ -137,14 +137,13 @@ class Started:
         """Options of the scheduler that the line names."""
         numbers = ("max-num-active-seqs", "prefill-schedule-interval")
         found: dict[str, object] = {name: self.line.whole(name) for name in numbers if name in self.line.flags}
-        threshold = "long-prefill-token-threshold"
-        if self.line.text(threshold, "0") != "0":
-            found[threshold] = self.line.whole(threshold)
+        if threshold := _threshold(self.line):
+            found[_THRESHOLD] = threshold
         if self.launch.speculative is not None and self.launch.speculative.acceptance_rates:
             found["speculative-config"] = self.line.text("speculative-config", "")
         if self.line.text("kv-offloading-backend", "native") == "native" and "kv-offloading-size" in self.line.flags:
             found["kv-offloading-size"] = self.line.text("kv-offloading-size", "0")
-        for name, default in ((f"{threshold}-adaptive", False), ("scheduler-reserve-full-isl", True)):
+        for name, default in ((f"{_THRESHOLD}-adaptive", False), ("scheduler-reserve-full-isl", True)):
             found[name] = self.line.switch(name, default)
         return {name.replace("-", "_"): value for name, value in found.items()}
 
@@ -216,6 +215,9 @@ def started(
         eplb=_eplb(line) if shape.experts else None,
         layer_partition=_partition(line),
         gpus=(card, *others) if others else (),
+        chunked_prefill=line.switch("enable-chunked-prefill", True),
+        max_num_active_seqs=line.whole("max-num-active-seqs"),
+        long_prefill_token_threshold=_threshold(line),
         dtype=_dtype(line),
         quantization_method=line.text("quantization", "") or None,
     )
@@ -298,7 +300,8 @@ def _lora(line: ServeLine) -> Lora | None:
     """The adapters of a line that enables them."""
     if not line.switch("enable-lora"):
         return None
-    return Lora(line.whole("max-loras", MAX_LORAS), line.whole("max-lora-rank", MAX_LORA_RANK))
+    rank = line.whole("max-lora-rank", MAX_LORA_RANK)
+    return Lora(line.whole("max-loras", MAX_LORAS), rank, line.whole("max-cpu-loras"))
 
 
 def _all_to_all_bytes(line: ServeLine) -> int:
@@ -416,6 +419,10 @@ def _weights(line: ServeLine, shape: ModelSpec) -> str | None:
         remedy = "is not supported; awq, gptq, fp8, int8 (of weights), modelopt_fp4 or the checkpoint's own"
         raise SettingError("--quantization", form, remedy)
     return None if form == "none" else form
+
+
+def _threshold(line: ServeLine) -> int:
+    return 0 if line.text(_THRESHOLD, "0") == "0" else line.whole(_THRESHOLD, 0)
 
 
 def _dtype(line: ServeLine) -> str:

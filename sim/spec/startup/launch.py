@@ -101,6 +101,9 @@ class Launch:
         eplb: Balancing of experts, if any.
         all_to_all_bytes: Buffers of kernels that exchange tokens of experts, outside of torch.
         gpus: Cards of the ranks in their order, stage by stage, where they are not all ``gpu``. The first one decides the defaults.
+        chunked_prefill: Whether a prompt may take several steps.
+        max_num_active_seqs: Sequences that may hold blocks; None does not bound them.
+        long_prefill_token_threshold: Tokens from which a prompt is long; 0 is none.
         dtype: ``--dtype``: "auto", "float16" or "bfloat16".
         quantization_method: ``--quantization`` as vLLM names it; None is the checkpoint's.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
@@ -135,6 +138,9 @@ class Launch:
     all_to_all_bytes: int = 0
     layer_partition: tuple[int, ...] | None = None
     gpus: tuple[GpuSpec, ...] = ()
+    chunked_prefill: bool = True
+    max_num_active_seqs: int | None = None
+    long_prefill_token_threshold: int = 0
     dtype: str = "auto"
     quantization_method: str | None = None
 

@@ -25,10 +25,11 @@ _OTHERS = ("convolution", "indexer")
 
 
 class Lora(NamedTuple):
-    """Adapters on a GPU at once, and their highest rank."""
+    """Adapters on a GPU at once, their highest rank, and those that the host keeps, if the user says how many."""
 
     max_loras: int = MAX_LORAS
     max_lora_rank: int = MAX_LORA_RANK
+    max_cpu_loras: int | None = None
 
     def stage_bytes(
         self, model: ModelSpec, layers: range, tensor_parallel: int = 1, expert_ranks: ExpertRanks | None = None

@@ -5,7 +5,7 @@
                     for the largest block that divides block, width and hidden size, of 32 at least (``refine_fp8_moe_block_shape``)
     awq             inputs of a rank in multiples of the group (``AWQLinearMethod``, to which vLLM falls back from Marlin); experts have
                     kernels with smaller groups
-    w4a16           the same, of ``CompressedTensorsWNA16``, whose message is an assertion's
+    w4a16           the same, of ``CompressedTensorsWNA16``, where an assertion fails
 
 as the wheels of 0.10 to 0.33 say, of which 0.15, 0.21, 0.23, 0.25, 0.29, 0.31 and 0.32 were not read: their neighbours are taken, the earlier. Not
 checked are outputs, which have no such group in these formats, and gptq, for which releases and number formats differ.
