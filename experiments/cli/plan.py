@@ -150,6 +150,12 @@ def _start(
         about = subject_of(answer.settings(), mean_tokens, fitting, load)
     for text in contradicted:
         report.print_line(text)
+    unrecognized = answer.line.parser_error
+    if unrecognized is not None:
+        report.print_line(
+            f"It does not start: vllm: error: {unrecognized}. Leave that out; the rest is the answer without it."
+        )
+        report.print_line()
     if not judged.is_sure:
         report.print_line(doubt(judged))
     if refused is None:
@@ -161,12 +167,13 @@ def _start(
     report.data(
         facts(answer)
         | {
-            "outcome": judged.kind,
+            "outcome": judged.kind if unrecognized is None else "does not start",
             "kv_cache_bytes_needed": judged.needed_bytes,
             "free_bytes_needed": judged.needed_free_bytes,
         }
         | data
-        | {"contradictory_inputs": contradicted}
+        | ({} if unrecognized is None else {"starts": False})
+        | {"parser_error": unrecognized, "contradictory_inputs": contradicted}
     )
 
 

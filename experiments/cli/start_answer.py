@@ -167,9 +167,12 @@ def print_start(
 
 
 def _subject(answer: Started) -> str:
-    """The subject of an answer, with the flags that it does not count."""
+    """The subject of an answer, with the flags that it does not count, or that the parser refuses."""
     names = answer.line.uncounted_names
-    return f"Without {', '.join(names)}, not counted, it" if names else "It"
+    texts = [", ".join(names) + ", not counted"] if names else []
+    if answer.line.parser_error is not None:
+        texts.append("what vLLM's parser refuses")
+    return f"Without {' and '.join(texts)}, it" if texts else "It"
 
 
 def _where(answer: Started) -> str:

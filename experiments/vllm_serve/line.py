@@ -82,6 +82,7 @@ class ServeLine:
         version: Major and minor number of vLLM, from a container's tag.
         gpus: GPUs that its deployment requests, or that its container gets; None if nothing says so.
         accelerator: The card that its deployment asks for.
+        written: The words of each of ``named``, as the line has them.
     """
 
     model: str
@@ -95,12 +96,24 @@ class ServeLine:
     version: Release | None = None
     gpus: int | None = None
     accelerator: str | None = None
+    written: dict[str, str] = field(default_factory=dict)
 
     @property
     def of_other_releases(self) -> list[str]:
         """Flags that its release does not have, each with the releases that do; the newest release, if it has none."""
-        known, release = flags(), self.version or releases()[-1]
-        return [f"--{name} ({known[name].range_text})" for name in self.named if not known[name].is_of(release)]
+        return [f"--{name} ({flags()[name].range_text})" for name in self._unrecognized]
+
+    @property
+    def parser_error(self) -> str | None:
+        """What the parser of the release that the line states says of flags that it does not have; None if it takes all."""
+        if self.version is None or not self._unrecognized:
+            return None
+        return f"unrecognized arguments: {' '.join(self.written[name] for name in self._unrecognized)}"
+
+    @property
+    def _unrecognized(self) -> list[str]:
+        release = self.version or releases()[-1]
+        return [name for name in self.named if not flags()[name].is_of(release)]
 
     @property
     def uncounted_names(self) -> list[str]:
@@ -294,6 +307,7 @@ class _Reader:
         self._not_simulated: list[str] = []
         self._uncounted: list[str] = []
         self._named: list[str] = []
+        self._words: dict[str, str] = {}
         self._served: list[str] = []
 
     def line(self, environment: dict[str, str], written: str) -> ServeLine:
@@ -325,6 +339,7 @@ class _Reader:
             self._named,
             self._served,
             environment,
+            written=self._words,
         )
 
     def _flag(self, word: str) -> None:
@@ -342,6 +357,7 @@ class _Reader:
         else:
             found = value if joined else self._value(written, name)
         self._named.append(name)
+        self._words[name] = written if isinstance(found, bool) else f"{written} {found}"
         # Where it is turned off it takes no memory.
         is_off = name in CHANGES_MEMORY and found is False or found in UNCHANGED.get(name, ())
         left_out = name in NOT_SIMULATED and not is_off

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 
 import pytest
@@ -129,6 +130,21 @@ def test_a_flag_of_another_release_is_named():
     assert parse_serve(line, (0, 16)).of_other_releases == ["--spec-method (since 0.22)", "--spec-tokens (since 0.22)"]
     assert parse_serve(line).of_other_releases == ["--swap-space (up to 0.17)"]
     assert parse_serve("vllm serve opt-13b --seed 1", (0, 5)).of_other_releases == []
+
+
+@pytest.mark.parametrize(("release", "starts"), [("0.18", False), ("0.17", True), (None, True)])
+def test_a_flag_that_the_stated_release_does_not_have_is_the_answer(release, starts, tmp_path, capsys):
+    stated = [] if release is None else ["--vllm", release]
+    line = "vllm serve opt-13b --swap-space 4 --seed 1"
+    assert (
+        status(["plan", "--gpu", "h100-80gb", *stated, "--serve", line, "--json", str(tmp_path / "found.json")]) == DONE
+    )
+    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert found["parser_error"] == (None if starts else "unrecognized arguments: --swap-space 4")
+    assert (found["starts"], found["outcome"]) == ((True, "starts") if starts else (False, "does not start"))
+    # What would happen without the flag.
+    assert found["memory"]["kv_cache_bytes"] > 20 << 30
+    assert capsys.readouterr().out.startswith("It starts" if starts else "It does not start")
 
 
 def test_what_no_release_has_is_refused_and_what_one_may_have_is_named():
