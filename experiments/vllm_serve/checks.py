@@ -30,7 +30,7 @@ from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.spec.startup.shards import broken_shard
 from ...sim.types.errors import NotSimulated, SettingError
 from .arguments import refused_argument, refused_scheduling
-from .formats import refused_format
+from .formats import refused_format, refused_model
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Refusal:
     """A failed start-up check.
 
     Attributes:
-        kind: "argument", "format", "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
+        kind: "model", "argument", "format", "attention", "parallel", "batch", "length", "weights", "free memory", "KV groups", "profile", "no KV cache",
             "KV cache", "KV memory", "states", "warm-up", or "log" of an error in a log that no check has.
         text: vLLM's message, with the computed numbers.
     """
@@ -129,6 +129,7 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:
+    yield _no_model(launch)
     yield _no_argument(launch)
     yield _no_format(launch)
     yield _no_kernels(launch)
@@ -161,6 +162,11 @@ def logged(judged: Outcome, failure: str) -> Outcome:
 
 #: Major compute capabilities without kernels for sparse attention.
 _BEFORE_HOPPER = (7, 8)
+
+
+def _no_model(launch: Launch) -> Refusal | None:
+    text = refused_model(launch)
+    return None if text is None else Refusal("model", text)
 
 
 def _no_argument(launch: Launch) -> Refusal | None:

@@ -1,5 +1,6 @@
-"""Number formats that a card has: what the wheels' code runs on, ``--dtype``, and the least compute capability of quantization methods.
+"""What a release, a card and a model have together: the model, and number formats: what the wheels' code runs on, ``--dtype``, and the least compute capability of quantization methods.
 
+    models    ``model_executor/models/registry.py``, in the wheels of 0.10.2 to 0.33; gpt-oss is in 0.10.1 and Qwen3-Next in 0.10.2
     wheels    compute capability 7.0; since 0.20, which are built with CUDA 13, 7.5 (the code of the wheels of 0.19.1, 0.20, 0.22 and 0.30)
     --dtype   bfloat16 from 8.0 on (``check_if_supports_dtype`` of ``platforms/cuda.py``); "auto" is then float16, or float32 for models that
               do not take that (``_resolve_auto_dtype`` of ``config/model.py``)
@@ -40,6 +41,22 @@ _METHODS = {
 #: As ``_METHODS``, of formats that compressed-tensors alone has.
 _SCHEMES = {"w4a16": ((0, 80), (12, 75)), "w4a16-g32": ((0, 80), (12, 75)), "int8": ((0, 75),)}
 _ALIASES = {"gpt_oss_mxfp4": "mxfp4"}
+
+
+#: The last minor release without a model type, as far as its last patch was read or is older than the model.
+_LAST_WITHOUT = {
+    "gpt_oss": 9, "qwen3_next": 9, "deepseek_v32": 10, "qwen3_vl": 10, "qwen3_vl_moe": 10, "olmo3": 10, "kimi_linear": 10, "minimax_m2": 10,
+    "mimo_v2_flash": 13, "glm_moe_dsa": 14, "kimi_k25": 14, "qwen3_5": 16, "qwen3_5_moe": 16, "qwen3_5_text": 16, "gemma4": 18,
+    "minimax_m3": 22, "minimax_m3_vl": 22, "step3p7": 22, "kimi_k3": 26, "glm5_next": 28,
+}  # fmt: skip
+
+
+def refused_model(launch: Launch) -> str | None:
+    """The message of a release that does not have the model's architecture; None if it has it."""
+    kind = launch.model.model_type or ""
+    if launch.release.since[1] > _LAST_WITHOUT.get(kind, -1):
+        return None
+    return f"Model architectures of model type {kind!r} are not supported for now (not in vLLM up to 0.{_LAST_WITHOUT[kind]})."
 
 
 def refused_format(launch: Launch) -> str | None:

@@ -48,8 +48,8 @@ _KERNELS = "kernels are those that vLLM chooses"
 #: Flags without a simulated effect that decide whether a server starts (``graphs``).
 _DECIDE = frozenset(
     """
-    compilation-config cuda-graph-sizes cudagraph-capture-sizes disable-custom-all-reduce max-cpu-loras
-    max-cudagraph-capture-size optimization-level performance-mode
+    compilation-config cuda-graph-sizes cudagraph-capture-sizes disable-custom-all-reduce hf-overrides
+    max-cpu-loras max-cudagraph-capture-size optimization-level performance-mode rope-scaling
     """.split()
 )
 #: Flags of drafts, by the key of ``--speculative-config`` that each sets.

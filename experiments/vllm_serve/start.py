@@ -35,6 +35,7 @@ from .encoders import uncounted_limits, without_encoder
 from .graphs import graph_settings
 from .line import ServeLine
 from .log import StartupLog, corrected
+from .positions import with_positions
 from .states import caching, require_simulated, with_formats
 
 _WEIGHTS = {
@@ -45,6 +46,18 @@ _WEIGHTS = {
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")
 _KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+#: Formats of the KV cache with a scale for each token, group or head (``CacheDType``).
+_UNCOUNTED_KV = (
+    "nvfp4",
+    "turboquant",
+    "octave",
+    "ultraquant",
+    "int4_",
+    "int8_",
+    "fp8_per_token",
+    "fp8_inc",
+    "fp8_ds_mla",
+)
 #: The first release that can estimate the memory of CUDA graphs.
 _FIRST_ESTIMATE = (0, 18)
 #: The first release in which the default of the tokens of a step is no more than its sequences can have; 0.11.2 has it and 0.11.0 does not.
@@ -174,7 +187,8 @@ def started(
     if line.version is None and log is not None and log.version is not None:
         line = replace(line, version=log.version[:2])
     vllm = _release(line)
-    shape = with_formats(line, _shape(line, model_name), vllm)
+    line, shape = with_positions(line, _shape(line, model_name), vllm)
+    shape = with_formats(line, shape, vllm)
     caches, state_chunk_tokens = caching(line, shape, vllm, line.switch("enable-prefix-caching", _caches(shape, vllm)))
     speculative, uncounted = _drafter(line, shape)
     left_out = [*_not_simulated(line, speculative, uncounted)]
@@ -435,8 +449,10 @@ def _dtype(line: ServeLine) -> str:
 def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
     kv = line.text("kv-cache-dtype", "auto")
     kv = _KV_DTYPES.get(kv, kv)
+    if kv.startswith(_UNCOUNTED_KV):
+        raise NotSimulated("--kv-cache-dtype", kv, "is vLLM's, and its scales are not counted", "auto, bfloat16 or fp8")
     if kv not in ("auto", "fp16", "bf16", "fp8"):
-        raise SettingError("--kv-cache-dtype", kv, "is not supported; auto, bfloat16 or fp8")
+        raise SettingError("--kv-cache-dtype", kv, "is no format of vLLM's; auto, bfloat16 or fp8")
     weights = _weights(line, shape)
     engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
     return Deployment(

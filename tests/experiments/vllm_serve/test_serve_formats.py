@@ -56,3 +56,15 @@ def test_no_remedy_takes_a_format_that_the_card_does_not_have():
 def test_what_would_have_32_bits_is_not_counted():
     with pytest.raises(NotSimulated, match="float32"):
         answer("gemma-3-1b", "t4")
+
+
+@pytest.mark.parametrize(
+    ("model", "last"),
+    [("gpt-oss-20b", 9), ("qwen3.6-27b", 16), ("gemma-4-31b", 18), ("deepseek-v3.2", 10), ("qwen3-vl-8b", 10)],
+)
+def test_a_release_without_the_model(model, last):
+    """By the registries in the wheels."""
+    _, before = answer(f"{model} -tp 8", "h200", (0, last))
+    assert before.kind == "model"
+    _, since = answer(f"{model} -tp 8", "h200", (0, last + 1))
+    assert since is None or since.kind != "model"

@@ -158,7 +158,7 @@ def test_a_line_without_a_release_is_of_the_release_of_its_log():
         "LLM engine (v0.19.1) with\n# GPU blocks: 600",
     )
     found = started(parse_serve(line), "h100-80gb", log=read_log(log))
-    assert found.launch.release.since == (0, 18)
+    assert found.launch.release.since == (0, 19)
     # The default of 1,024 sequences is more than its blocks, which that release does not mind.
     assert found.refusal() is None
     assert started(replace(parse_serve(line), version=(0, 20)), "h100-80gb", log=read_log(log)).refusal() is not None
