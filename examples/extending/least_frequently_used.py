@@ -26,6 +26,7 @@ class LeastFrequentlyUsed(FreeKVCacheBlockQueue):
         self._entries: dict[int, tuple[int, int, int]] = {}
 
     def popleft_n(self, count: int) -> list[int]:
+        """Take blocks without a hash as before, and then those with the fewest hits."""
         blocks = super().popleft_n(min(count, self.num_free_blocks - len(self._entries)))
         if count - len(blocks) > len(self._entries):
             return super().popleft_n(count)

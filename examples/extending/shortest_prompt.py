@@ -39,7 +39,7 @@ class ShortestPromptFirst(Policy):
         return PagedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
 
     def schedule(self, state, transaction):
-        """Admit the shortest prompts first, after those that have waited too long."""
+        """Admit requests that have waited too long, and then the shortest prompts."""
         if not state.waiting:
             return CARRY_ON
         for sequence in state.waiting:

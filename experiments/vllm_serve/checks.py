@@ -227,7 +227,7 @@ _FIXED = {
 
 
 def unbalanced(launch: Launch) -> Refusal | None:
-    """The failed check of experts that cannot be balanced (``ParallelConfig``, and the layers with experts)."""
+    """The failed check of ``--enable-eplb``: vLLM's ``ParallelConfig``, or a MoE layer that cannot be balanced, by its kernel or its number of experts."""
     eplb, experts, deployment = launch.eplb, launch.model.experts, launch.deployment
     if eplb is None or experts is None:
         return None

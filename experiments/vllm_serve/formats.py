@@ -1,4 +1,4 @@
-"""What a release, a card and a model have together: the model, and number formats: what the wheels' code runs on, ``--dtype``, and the least compute capability of quantization methods.
+"""Whether a release has the model, and the card its number formats.
 
     models    ``model_executor/models/registry.py``, in the wheels of 0.10.2 to 0.33; gpt-oss is in 0.10.1 and Qwen3-Next in 0.10.2
     wheels    compute capability 7.0; since 0.20, which are built with CUDA 13, 7.5 (the code of the wheels of 0.19.1, 0.20, 0.22 and 0.30)
@@ -106,11 +106,9 @@ def _refused_weights(launch: Launch, card: GpuSpec) -> str | None:
     form, minor = launch.deployment.quantization, launch.release.since[1]
     if form is None:
         return None
-    forms = {*formats_by_part(form).values()}
-    own, capability = (
-        _ALIASES.get(launch.quantization_method or "", launch.quantization_method or ""),
-        _capability(card),
-    )
+    forms, capability = {*formats_by_part(form).values()}, _capability(card)
+    named = launch.quantization_method or ""
+    own = _ALIASES.get(named, named)
     method = own if own in _METHODS else "modelopt_mixed" if len(forms) > 1 else next(iter(forms))
     if method in _SCHEMES:
         least = _of_release(_SCHEMES[method], minor)

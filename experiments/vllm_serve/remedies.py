@@ -30,10 +30,7 @@ class Remedy:
 
 
 def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes with which the line starts: values that vLLM takes, the model's number format, most sequences, own sizes of the KV cache, fewest ranks, redundant
-    experts, fewest ranks that divide sequences, longest sequence, fp8
-    KV cache, fp8 weights, other layers of the pipeline stages, nearest utilization, tokens, graphs without whole decode steps, no graphs.
-    """
+    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own (``refusal``)."""
     found = [
         *(_first(flag, iter([(value, changed)]), any_length) for flag, value, changed in corrections(launch)),
         _first("--dtype", _dtypes(launch), any_length),

@@ -164,7 +164,7 @@ class Fleet:
         return engines
 
     def _taking_requests(self, now: int) -> Sequence[int] | None:
-        """Numbers of the replicas that take requests; None if all always do."""
+        """Indices of the replicas that the router may choose at this time; None without a schedule, when it may choose any."""
         return None if self._schedule is None else self._schedule.taking_requests(now)
 
     def _disaggregated(self, cluster: Cluster) -> list[RoutedEngine]:

@@ -126,7 +126,7 @@ class Settings:
 
     @property
     def policy_options(self) -> Options:
-        """The options of the policy, defaults included."""
+        """The options that this policy declares: the given values, and the defaults of the others."""
         kind = policy(self.policy).options_type
         names = option_names(kind)
         return kind(**{name: value for name, value in self.options if name in names})

@@ -82,7 +82,7 @@ class _Sharing(VllmSosp23):
         return blocks <= host_free and blocks + num_seqs_of(victim) <= usable
 
     def _swap_in(self, state: State, transaction: PagedTransaction, running: int) -> tuple[Sequence, ...]:
-        """Phase 2, group by group."""
+        """Phase 2: bring swapped-out requests back, each with all its sequences or not at all."""
         back: list[Sequence] = []
         memory = transaction.memory
         for leader in filter(leads, state.swapped):
@@ -103,7 +103,7 @@ class _Sharing(VllmSosp23):
         preempted: tuple[Sequence, ...],
         swapped_in: tuple[Sequence, ...],
     ) -> StepPlan:
-        """Phase 3, group by group."""
+        """Phase 3: admit waiting requests in the order of the queue, each with all its sequences or not at all."""
         limits, memory, free = self.limits, transaction.memory, transaction.free
         admitted: list[Sequence] = []
         tokens, budget = 0, limits.max_num_batched_tokens - running

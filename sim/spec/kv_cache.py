@@ -48,7 +48,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Settings of a server that affect its KV cache; the names are vLLM's.
+    """vLLM's settings that decide the layout of its KV cache, under vLLM's names where it has one.
 
     Attributes:
         max_model_len: The longest sequence, in tokens.

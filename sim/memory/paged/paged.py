@@ -187,7 +187,7 @@ class PagedMemory(PagedDefaults):
         return self.cache.pool.evicted_blocks if self.cache else 0
 
     def cached_block_ids(self) -> np.ndarray:
-        """See ``Memory``: blocks with a hash."""
+        """See ``Memory``. Blocks of KV groups with a hash, in tables or not."""
         if self.cache is None:
             return super().cached_block_ids()
         return self.cache.pool.hashed_ids()
@@ -541,7 +541,7 @@ class PagedMemory(PagedDefaults):
             tables.grow_until(state.decode_step + steps)
 
     def room_after(self, state: State, steps: int) -> int:
-        """Slots of free blocks when the running sequences have grown through so many steps; nothing changes."""
+        """Free slots after ``steps`` more decode steps of the running sequences. Changes nothing."""
         taken = self.growing * self.growth(state.decode_step, steps)
         if self.giving:
             # Within a leap all cycles of ``block_size`` steps are equal.
