@@ -126,17 +126,6 @@ def answer(inputs: str, outputs: str, step_ms: Any, steps: Any) -> None:
     os.sched_setaffinity(0, {OTHER_CORE})
     import msgspec
     import zmq
-    from vllm.v1.engine import (
-        EngineCoreOutput,
-        EngineCoreOutputs,
-        EngineCoreReadyResponse,
-        EngineCoreRequest,
-        EngineCoreRequestType,
-        FinishReason,
-        UtilityOutput,
-    )
-    from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
-    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
     context = zmq.Context()
     receiver = context.socket(zmq.DEALER)
@@ -144,7 +133,25 @@ def answer(inputs: str, outputs: str, step_ms: Any, steps: Any) -> None:
     receiver.connect(inputs)
     sender = context.socket(zmq.PUSH)
     sender.connect(outputs)
-    ready = EngineCoreReadyResponse(
+    receiver.send(msgspec.msgpack.encode(ready()))
+    engine, ends = StandIn(sender), 0.0
+    while True:
+        wait_ms = max(0.0, (ends - time.monotonic()) * 1e3) if engine.left else None
+        while receiver.poll(wait_ms):
+            was_idle = not engine.left
+            engine.take(receiver.recv_multipart(copy=False))
+            if was_idle and engine.left:
+                ends = time.monotonic() + step_ms.value / 1e3
+            wait_ms = max(0.0, (ends - time.monotonic()) * 1e3) if engine.left else None
+        steps.value += engine.step()
+        ends = max(ends, time.monotonic() - step_ms.value / 1e3) + step_ms.value / 1e3
+
+
+def ready() -> Any:
+    """What an engine core says of itself when it is ready."""
+    from vllm.v1.engine import EngineCoreReadyResponse
+
+    return EngineCoreReadyResponse(
         max_model_len=CONFIG["max_position_embeddings"],
         num_gpu_blocks=100_000,
         block_size=BLOCK_SIZE,
@@ -163,46 +170,67 @@ def answer(inputs: str, outputs: str, step_ms: Any, steps: Any) -> None:
         supports_lora=False,
         max_loras=0,
     )
-    receiver.send(msgspec.msgpack.encode(ready))
-    decode_request, decode, encoder = MsgpackDecoder(EngineCoreRequest), MsgpackDecoder(), MsgpackEncoder()
-    left: dict[str, int] = {}
-    fresh: dict[str, int] = {}
-    token, ends = WORDS[0], 0.0
-    while True:
-        now = time.monotonic()
-        wait_ms = max(0.0, (ends - now) * 1e3) if left else None
-        while receiver.poll(wait_ms):
-            kind, *frames = receiver.recv_multipart(copy=False)
-            kind = EngineCoreRequestType(bytes(kind.buffer))
-            if kind == EngineCoreRequestType.ADD:
-                request = decode_request.decode(frames)
-                left[request.request_id] = request.sampling_params.max_tokens
-                fresh[request.request_id] = len(request.prompt_token_ids)
-                if len(left) == 1:
-                    ends = time.monotonic() + step_ms.value / 1e3
-            elif kind == EngineCoreRequestType.ABORT:
-                for name in decode.decode(frames):
-                    left.pop(name, None)
-            elif kind == EngineCoreRequestType.UTILITY:
-                _, call, method, _ = decode.decode(frames)
+
+
+class StandIn:
+    """Requests of the API server, each of which gets a token a step.
+
+    Attributes:
+        left: Tokens that each request still gets, by its id.
+    """
+
+    def __init__(self, sender: Any) -> None:
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+        self._sender, self._encoder = sender, MsgpackEncoder()
+        self._decode_request, self._decode = MsgpackDecoder(EngineCoreRequest), MsgpackDecoder()
+        self.left: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+        self._token = WORDS[0]
+
+    def take(self, frames: list[Any]) -> None:
+        """A message of the API server: a request, requests that end, or a call."""
+        from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequestType, UtilityOutput
+        from vllm.v1.serial_utils import UtilityResult
+
+        kind, *content = frames
+        match EngineCoreRequestType(bytes(kind.buffer)):
+            case EngineCoreRequestType.ADD:
+                request = self._decode_request.decode(content)
+                self.left[request.request_id] = request.sampling_params.max_tokens
+                self._prompts[request.request_id] = len(request.prompt_token_ids)
+            case EngineCoreRequestType.ABORT:
+                for name in self._decode.decode(content):
+                    self.left.pop(name, None)
+            case EngineCoreRequestType.UTILITY:
+                _, call, method, _ = self._decode.decode(content)
                 result = UtilityResult(["generate"] if method == "get_supported_tasks" else None)
-                done = EngineCoreOutputs(utility_output=UtilityOutput(call, result=result))
-                sender.send_multipart(encoder.encode(done))
-            wait_ms = max(0.0, (ends - time.monotonic()) * 1e3) if left else None
+                self._send(EngineCoreOutputs(utility_output=UtilityOutput(call, result=result)))
+
+    def step(self) -> int:
+        """Send a token to each request. Returns the number of steps: 0 without requests."""
+        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+        from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+
         found = []
-        for name in list(left):
-            left[name] -= 1
-            token = token + 1 if token + 1 < WORDS[1] else WORDS[0]
-            stats = PrefillStats(num_prompt_tokens=fresh.pop(name)) if name in fresh else None
-            reason = None if left[name] else FinishReason.LENGTH
-            found.append(EngineCoreOutput(name, [token], finish_reason=reason, prefill_stats=stats))
-            if not left[name]:
-                del left[name]
-        if found:
-            steps.value += 1
-            running = SchedulerStats(num_running_reqs=len(left))
-            sender.send_multipart(encoder.encode(EngineCoreOutputs(outputs=found, scheduler_stats=running)))
-        ends = max(ends, time.monotonic() - step_ms.value / 1e3) + step_ms.value / 1e3
+        for name in list(self.left):
+            self.left[name] -= 1
+            self._token = self._token + 1 if self._token + 1 < WORDS[1] else WORDS[0]
+            prompt = self._prompts.pop(name, None)
+            stats = None if prompt is None else PrefillStats(num_prompt_tokens=prompt)
+            reason = None if self.left[name] else FinishReason.LENGTH
+            found.append(EngineCoreOutput(name, [self._token], finish_reason=reason, prefill_stats=stats))
+            if not self.left[name]:
+                del self.left[name]
+        if not found:
+            return 0
+        running = SchedulerStats(num_running_reqs=len(self.left))
+        self._send(EngineCoreOutputs(outputs=found, scheduler_stats=running))
+        return 1
+
+    def _send(self, outputs: Any) -> None:
+        self._sender.send_multipart(self._encoder.encode(outputs))
 
 
 def serve(folder: Path, port: int, inputs: str, outputs: str) -> None:
