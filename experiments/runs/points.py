@@ -18,7 +18,6 @@ from ...sim.engine.settings import Settings
 from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.policy.options import speculative_of
 from ...sim.policy.registry import options_by_policy, plugin_files
 from ...sim.spec import gpu
 from ...sim.spec.model import origin
@@ -85,7 +84,7 @@ def file_hashes(settings: Settings) -> dict[str, str | None]:
     Raises:
         UserError: A model, a GPU or a plug-in that cannot be read.
     """
-    speculative = speculative_of(settings.policy_options)
+    speculative = settings.policy_options.speculative
     models = [settings.model, *([speculative.model] if speculative and speculative.method == "draft_model" else [])]
     card = [settings.gpu, gpu(settings.gpu).profile or ""] if settings.gpu.endswith(".json") else []
     paths = {name: Path(name) for name in (*card, settings.cost or "", settings.server or "")}

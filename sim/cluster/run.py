@@ -24,7 +24,7 @@ from simpy.events import URGENT
 from ..cost import StepCost
 from ..engine.core import CoreEngine, serves
 from ..engine.engine import Alarm, Engine
-from ..engine.grouping import is_grouped, pinned_tokens, smallest_pools
+from ..engine.grouping import is_grouped, smallest_pools
 from ..engine.guard import of_plugins
 from ..engine.leap_check import NONE, leaps_to_check, require_same
 from ..engine.replica import Replica, build
@@ -36,7 +36,6 @@ from ..engine.run import (
     finished,
     milestones,
     no_cycle_collection,
-    queue_limits,
     require_served,
     with_leaps,
 )
@@ -458,12 +457,13 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise SettingError("parent", "given", remedy)
     if settings.value("scheduling_policy") == "priority":
         raise SettingError("scheduling_policy", "priority", remedy)
-    for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), queue_limits(settings), strict=True):
+    limits = settings.policy_options.queue_limits
+    for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), limits, strict=True):
         if limit is not None:
             raise SettingError(name, limit, remedy)
     if (times := settings.value("api_server")) is not None:
         raise SettingError("api_server", times, "needs a single engine; leave it out")
-    if prefix := pinned_tokens(settings.policy_options):
+    if prefix := settings.policy_options.pinned_tokens:
         raise SettingError("shared_prefix_tokens", prefix, remedy)
 
 

@@ -110,7 +110,7 @@ def attention_backend(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, te
     vendors' cards, are taken to pack the heads of a KV head.
     """
     need = need_of(model, gpu, deployment.kv_dtype, tensor_parallel)
-    minor = LAST_ORDERED if deployment.vllm_minor is None else deployment.vllm_minor
+    minor = deployment.vllm_minor or LAST_ORDERED
     name = TRITON_ATTN.name if need is None else chosen_attention(need, minor, deployment.attention_backend)
     if name is None or need is None:
         return TRITON_ATTN

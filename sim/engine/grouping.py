@@ -8,7 +8,6 @@ import numpy as np
 
 from ..memory import Memory
 from ..policy.base import AnyPolicy
-from ..policy.options import BeamOptions, VllmV0Options
 from ..policy.registry import policy, serves_groups
 from ..types.errors import SettingError
 from ..types.plugins import broken, is_plugin
@@ -28,7 +27,7 @@ def is_grouped(settings: Settings, workload: Workload) -> bool:
         SettingError: Beams or a shared prefix under a policy that lacks them; a prompt no longer than the prefix.
     """
     refuse_lacking(settings)
-    prefix = pinned_tokens(settings.policy_options)
+    prefix = settings.policy_options.pinned_tokens
     if prefix:
         _check_prefix(prefix, workload)
     groups = serves_groups(policy(settings.policy))
@@ -37,11 +36,6 @@ def is_grouped(settings: Settings, workload: Workload) -> bool:
             if is_required(name):
                 raise SettingError(name, value, f"{settings.policy} does not support it; leave it out")
     return bool(prefix) or (groups and (workload.shares or workload.dialogue is not None))
-
-
-def pinned_tokens(options: object) -> int:
-    """Tokens of the pinned prefix of all prompts, from a policy's options."""
-    return options.shared_prefix_tokens if isinstance(options, VllmV0Options) else 0
 
 
 def _check_prefix(prefix: int, workload: Workload) -> None:
@@ -64,12 +58,11 @@ def grouped_source(
     # Siblings share no part of a contiguous piece.
     size = 1 if memory.reserves else memory.block_size
     options = settings.policy_options
-    prefix = pinned_tokens(options) // size * size
+    prefix = options.pinned_tokens // size * size
     if workload.dialogue is not None:
         memory.expect(workload.dialogue.children(~refused))
-    beams = None
-    if isinstance(options, BeamOptions) and options.use_beam_search:
-        beams = partial(Ancestry, options.beam_survival, settings.seed)
+    survival = options.survival_of_beams
+    beams = None if survival is None else partial(Ancestry, survival, settings.seed)
     grouping, longest = Grouping(prefix, beams), policy.limits.max_model_len
     source: GroupLoop | ClosedLoop
     if workload.users is None:

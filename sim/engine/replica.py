@@ -10,34 +10,18 @@ from typing import cast
 from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
 from ..memory.accounting.cache_log import CacheLog
-from ..policy import SHARING, Limits, Pool, Server, policy
-from ..policy.api_times import api_server_us
+from ..policy import Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
-from ..policy.options import (
-    OUTSIDE_MS,
-    KvGroupOptions,
-    Options,
-    VllmServeOptions,
-    VllmV0Options,
-    VllmV1Options,
-    WatermarkOptions,
-    attention_backend_of,
-    context_parallel_of,
-    minor_version,
-    option_names,
-    speculative_of,
-)
-from ..policy.registry import allocator
-from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, host_blocks, hybrid_layout, model, page_bytes
+from ..policy.options import Options, option_names
+from ..policy.registry import allocator, serving
+from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
 from ..spec.context_parallel import require_context_parallel
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
-from ..spec.pool import offloaded_blocks
 from ..spec.releases import LAST_ORDERED
 from ..spec.startup.launch import checked_block_size, resolved_kv_dtype
 from ..spec.weights import weights_format
-from ..types import ticks
 from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
 from ..workload.content import PromptSource
@@ -46,7 +30,6 @@ from .api_server import ApiServer
 from .guard import checked_cost, of_plugins, whole_numbers
 from .settings import Settings
 
-GIB = 1 << 30
 #: What every memory has, for the engine.
 MEMORY_METHODS = ("transaction", "admit", "release", "advance", "meter", "capacity_slots")
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
@@ -135,7 +118,7 @@ def build(
     grouped: bool = False,
     dialogue: Dialogue | None = None,
 ) -> Replica:
-    """Build a replica.
+    """Build a replica: server -> pool size -> limits -> policy -> memory -> cost.
 
     Args:
         step_cost: Replaces the cost model of the settings.
@@ -147,116 +130,112 @@ def build(
         SettingError: An unknown model or GPU, a model with layers that keep a state of fixed size, that leaves no
             room for a pool or is shorter than ``max_model_len``, a cost model that does not fit the model.
     """
-    kind, options, ranks = policy(settings.policy), settings.policy_options, settings.tensor_parallel_size
-    shape, card = model(settings.model), gpu(settings.gpu)
-    deployment = deployment_of(settings, shape, card)
-    max_model_len = _max_model_len(settings, shape)
-    caches = _caches_prefixes(settings, workload, shape)
-    runs = workload.token_runs() if workload is not None and caches else None
-    layout: HybridLayout | None = None
-    if shape.mixer or not grouped:
-        layout = _layout(settings, kind, shape, deployment, max_model_len, caches)
-    asked_size = (
-        layout.config.block_size if layout and layout.config else checked_block_size(shape, settings.block_size)
-    )
-    _refuse_speculation(settings, deployment, grouped)
-    _refuse_context_parallel(settings, shape)
-    kind = SHARING.get(kind, kind) if grouped else kind.variant(options)
-    server = Server(
-        model=shape,
-        gpu=card,
-        deployment=deployment,
-        tensor_parallel=ranks,
-        layout=layout,
-        max_model_len=max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-    )
-    asked = settings.num_gpu_blocks_override, asked_size
-    num_blocks, size = whole_numbers(kind, "pool_size", kind.pool_size(server, options, *asked))
-    held = num_blocks * size // max_model_len, max_model_len
-    given = settings.max_num_seqs, settings.max_num_batched_tokens
-    seqs, tokens = whole_numbers(kind, "step_limits", kind.step_limits(server, held, *given))
-    limits = Limits(
-        max_model_len=max_model_len,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=tokens,
-        watermark_blocks=int(options.watermark * num_blocks) if isinstance(options, WatermarkOptions) else 0,
-    )
-    scheduler = kind(limits, options, _page_groups(layout, kind, options, limits, size) if layout else None)
+    options, caches = settings.policy_options, _caches_prefixes(settings, workload)
+    server = _server(settings, caches, grouped)
+    _refuse_beside(settings, grouped, server.layout)
+    kind = serving(policy(settings.policy), options, grouped)
+    num_blocks, size = _pool_size(settings, kind, server)
+    limits = _limits(kind, server, options, num_blocks, size)
+    scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
     pool = Pool(
         num_blocks=num_blocks,
         block_size=size,
-        max_model_len=max_model_len,
-        host_blocks=_host_blocks(options, shape, ranks, size, deployment, layout),
-        offloaded_blocks=_offloaded_blocks(settings, shape, size, deployment, layout, grouped),
+        max_model_len=server.max_model_len,
+        host_blocks=options.host_blocks(server, size),
         ids=settings.ids,
-        token_runs=runs,
+        token_runs=workload.token_runs() if workload is not None and caches else None,
         caches_prefixes=settings.enable_prefix_caching is not False,
         grouped=grouped,
         dialogue=dialogue,
         seed=settings.seed,
     )
-    memory = _memory_of(scheduler, pool) if settings.allocator is None else _own_memory(settings, pool, layout)
-    found = checked_cost(
-        step_cost or _cost(settings, shape, card, size, deployment, scheduler, memory.placement is None)
-    )
+    memory = _memory(settings, scheduler, pool, server.layout)
+    found = checked_cost(step_cost or _cost(settings, server, size, scheduler, memory.placement is None))
+    loops = options.event_loops
     return Replica(
         # It made the memory, or the allocator's derives from what it would make.
         policy=cast(PairedPolicy, scheduler),
         memory=memory,
         cost=found,
-        outside_ticks=_outside_ticks(found, options),
-        api_server=_api_server(settings, options),
         num_blocks=num_blocks,
         block_size=size,
-        max_model_len=max_model_len,
+        max_model_len=server.max_model_len,
+        layout=server.layout,
+        page_bytes=server.page_bytes(size),
         caches_prefixes=memory.cache_log is not None,
-        enforce_eager=not deployment.cuda_graphs,
-        sources=_sources(settings, kind, shape, layout),
-        layout=layout,
-        page_bytes=_page_bytes(shape, layout, ranks, size, deployment),
+        enforce_eager=not server.deployment.cuda_graphs,
+        outside_ticks=options.outside_ticks(outside_ticks(found)),
+        api_server=None if loops is None else ApiServer.of_us(*loops),
+        sources=_sources(settings, kind, server),
     )
 
 
-def _outside_ticks(found: StepCost, options: Options) -> int:
-    """Time of a request outside of the engine: that of a cost which knows its server, else that of the API server of ``vllm serve``,
-    and none under the policies of papers and of other systems, as no measured run has their API servers.
+def _server(settings: Settings, caches: bool, grouped: bool) -> Server:
+    """The model and the GPUs of the settings, and the KV groups of the model.
+
+    Args:
+        caches: Whether prefixes are cached.
+        grouped: See ``build``; where sequences share blocks all layers keep every token.
 
     Raises:
-        SettingError: Both are given.
+        SettingError: They do not go together.
     """
-    serve = options if isinstance(options, VllmServeOptions) else None
-    known, given = outside_ticks(found), serve.outside_ms if serve else 0.0
-    if known is None:
-        return round(serve.request_outside_ms * ticks.PER_MS) if serve else 0
-    if given not in (0.0, OUTSIDE_MS):
-        remedy = f"the server's constants have {known / ticks.PER_MS:g} ms; leave one of them out"
-        raise SettingError("outside_ms", given, remedy)
-    return known
+    shape, card, ranks = model(settings.model), gpu(settings.gpu), settings.tensor_parallel_size
+    deployment, most = deployment_of(settings, shape, card), _max_model_len(settings, shape)
+    layout = _layout(settings, shape, deployment, most, caches) if shape.mixer or not grouped else None
+    require_context_parallel(shape, ranks, deployment.decode_context_parallel)
+    return Server(
+        model=shape,
+        gpu=card,
+        deployment=deployment,
+        tensor_parallel=ranks,
+        layout=layout,
+        max_model_len=most,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+    )
 
 
-def _api_server(settings: Settings, options: Options) -> ApiServer | None:
-    """The event loops of the API server, where their time is given."""
-    if not isinstance(options, VllmServeOptions) or options.api_server is None:
-        return None
-    if speculative_of(options) is not None:
-        given = options.api_server
-        raise NotSimulated("api_server", given, "is not simulated with speculative_config", "leave out one of them")
-    return ApiServer.of_us(options.api_server_count, api_server_us(options.api_server, options.endpoint))
+def _refuse_beside(settings: Settings, grouped: bool, layout: HybridLayout | None) -> None:
+    """Raise NotSimulated for an option beside what is not simulated with it."""
+    for option, others in settings.policy_options.not_beside(settings, grouped, layout).items():
+        for what, applies in others.items():
+            if applies:
+                reason = f"is not simulated with {what}"
+                raise NotSimulated(option, settings.value(option), reason, "leave out one of them")
 
 
-def _sources(
-    settings: Settings, kind: type[AnyPolicy], shape: ModelSpec, layout: HybridLayout | None
-) -> dict[str, str]:
+def _pool_size(settings: Settings, kind: type[AnyPolicy], server: Server) -> tuple[int, int]:
+    """Blocks of the pool, and tokens of a block."""
+    config = server.layout.config if server.layout else None
+    size = config.block_size if config else checked_block_size(server.model, settings.block_size)
+    found = kind.pool_size(server, settings.policy_options, settings.num_gpu_blocks_override, size)
+    return whole_numbers(kind, "pool_size", found)
+
+
+def _limits(kind: type[AnyPolicy], server: Server, options: Options, num_blocks: int, size: int) -> Limits:
+    """The limits of a step."""
+    most = server.max_model_len
+    held = num_blocks * size // most, most
+    found = kind.step_limits(server, held, server.max_num_seqs, server.max_num_batched_tokens)
+    seqs, tokens = whole_numbers(kind, "step_limits", found)
+    return Limits(
+        max_model_len=most,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        watermark_blocks=int(options.free_share * num_blocks),
+    )
+
+
+def _sources(settings: Settings, kind: type[AnyPolicy], server: Server) -> dict[str, str]:
     """Where the resolved values come from: the user, the model, or the defaults of the policy."""
     names = {"num_gpu_blocks": "num_gpu_blocks_override"}
     shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
     found = dict.fromkeys(shared, kind.defaults_source)
     found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
-    if shape.mixer:
+    if server.model.mixer:
         found |= {"block_size": "raised until a block is as large as a state"}
-    if shape.indexer:
+    if server.model.indexer:
         found |= {"block_size": "blocks of the indexer's kernels"}
     given = [name for name in found if getattr(settings, names.get(name, name)) is not None]
     # An option at its default is not known to be given.
@@ -267,27 +246,23 @@ def _sources(
     return found | options | dict.fromkeys(given, "given") | about
 
 
-def _own_memory(settings: Settings, pool: Pool, layout: HybridLayout | None) -> Memory:
-    """The memory of another package in place of the policy's."""
+def _memory(settings: Settings, scheduler: AnyPolicy, pool: Pool, layout: HybridLayout | None) -> Memory:
+    """The memory of a policy, or that of another package in its place."""
     name = settings.allocator
-    assert name is not None
+    if name is None:
+        memory = scheduler.memory(pool)
+        if is_plugin(scheduler) and (missing := _missing(memory)):
+            kind = type(memory).__name__
+            what = f"memory returns {kind}, which lacks {missing}; return a PagedMemory or another memory"
+            raise broken(type(scheduler), "memory", "accounts", what)
+        return memory
     if pool.grouped or layout or pool.token_runs is not None:
         remedy = "serves requests of one sequence, without prefix caching, over layers that keep every token"
         raise SettingError("allocator", name, f"{remedy}; leave it out")
-    memory = allocator(name)(pool)
-    missing = _missing(memory)
-    if missing:
+    own = allocator(name)(pool)
+    if missing := _missing(own):
         raise SettingError("allocator", name, f"lacks {missing}; docs/extending.md says what a memory has")
-    return cast(Memory, memory)
-
-
-def _memory_of(scheduler: AnyPolicy, pool: Pool) -> Memory:
-    """The memory of a policy."""
-    memory = scheduler.memory(pool)
-    if is_plugin(scheduler) and (missing := _missing(memory)):
-        what = f"memory returns {type(memory).__name__}, which lacks {missing}; return a PagedMemory or another memory"
-        raise broken(type(scheduler), "memory", "accounts", what)
-    return memory
+    return cast(Memory, own)
 
 
 def _missing(memory: object) -> str:
@@ -295,18 +270,16 @@ def _missing(memory: object) -> str:
     return ", ".join(each for each in MEMORY_METHODS if not hasattr(memory, each))
 
 
-def _caches_prefixes(settings: Settings, workload: PromptSource | None, shape: ModelSpec) -> bool:
+def _caches_prefixes(settings: Settings, workload: PromptSource | None) -> bool:
     """Whether prefixes are to be cached: asked for, or possible and the default, or of use for a workload.
 
     vLLM does not cache prefixes of models without attention by default.
     """
-    wanted = settings.enable_prefix_caching
-    if wanted is None:
-        kind = policy(settings.policy)
-        possible = kind.caches_prefixes and bool(shape.attention_layers)
-        of_use = workload is not None and workload.may_share_prefixes
-        wanted = possible and (kind.caches_by_default or of_use)
-    return wanted
+    if settings.enable_prefix_caching is not None:
+        return settings.enable_prefix_caching
+    kind = policy(settings.policy)
+    of_use = workload is not None and workload.may_share_prefixes
+    return kind.caches_prefixes and bool(model(settings.model).attention_layers) and (kind.caches_by_default or of_use)
 
 
 def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
@@ -318,19 +291,13 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
 
 
 def _layout(
-    settings: Settings,
-    kind: type[AnyPolicy],
-    shape: ModelSpec,
-    deployment: Deployment,
-    max_model_len: int,
-    caches: bool,
+    settings: Settings, shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
 ) -> HybridLayout | None:
     """The model's KV groups, if the policy supports them and layers do not all keep the same."""
-    options = settings.policy_options
-    disabled = isinstance(options, KvGroupOptions) and options.disable_hybrid_kv_cache_manager
+    kind, options = policy(settings.policy), settings.policy_options
     if shape.mixer:
-        _require_states(settings, kind, shape, disabled)
-    elif disabled or not isinstance(options, KvGroupOptions) or not kind.serves_kv_groups:
+        _require_states(settings, kind, shape)
+    elif not (kind.serves_kv_groups and options.groups_layers):
         return None
     elif not shape.window_heads:
         return hybrid_layout(shape, max_model_len)
@@ -340,126 +307,41 @@ def _layout(
         block_size=settings.block_size,
         enable_prefix_caching=caches,
     )
-    exports = shape.mixer.export_tokens(gpu(settings.gpu).major, _minor(options)) if shape.mixer else 0
+    exports = 0
+    if shape.mixer:
+        exports = shape.mixer.export_tokens(gpu(settings.gpu).major, deployment.vllm_minor or LAST_ORDERED)
     layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports)
     require_one_block_size(shape, layout)
     return layout
 
 
-def _minor(options: Options) -> int:
-    """Minor version of vLLM, of a policy that serves states."""
-    return minor_version(options.vllm_release) if isinstance(options, VllmV1Options) else LAST_ORDERED
-
-
-def _require_states(settings: Settings, kind: type[AnyPolicy], shape: ModelSpec, disabled: bool) -> None:
+def _require_states(settings: Settings, kind: type[AnyPolicy], shape: ModelSpec) -> None:
     """Raise SettingError for a policy or an option that does not serve a model with states."""
     if not kind.serves_states:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
-    if disabled:
+    if not settings.policy_options.groups_layers:
         remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
-def _page_bytes(shape: ModelSpec, layout: HybridLayout | None, ranks: int, size: int, deployment: Deployment) -> int:
-    """Bytes of a page of KV groups on each rank; 0 without groups."""
-    return 0 if layout is None else page_bytes(shape, layout, ranks, size, deployment)
-
-
 def _page_groups(
-    layout: HybridLayout, kind: type[AnyPolicy], options: Options, limits: Limits, size: int
-) -> PageGroups:
-    """The KV groups of the pool, in blocks of ``size`` tokens."""
-    window = layout.window_tokens
+    server: Server, kind: type[AnyPolicy], options: Options, limits: Limits, size: int
+) -> PageGroups | None:
+    """The KV groups of the pool, in blocks of ``size`` tokens; None if all layers keep every token."""
+    layout = server.layout
+    if layout is None:
+        return None
+    window, config = layout.window_tokens, layout.config
     return PageGroups(
         kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
-        states_by_block=layout.config is not None and layout.config.mamba_cache_mode == "align",
-        ahead=isinstance(options, VllmServeOptions) and options.async_scheduling,
-        exports_states=layout.config is not None and layout.config.exports_states,
+        states_by_block=config is not None and config.mamba_cache_mode == "align",
+        ahead=options.schedules_ahead,
+        exports_states=config is not None and config.exports_states,
         most_prompt_blocks=window
         and most_prompt_blocks(window, kind.in_flight_tokens(limits, options), limits.max_model_len, size),
     )
-
-
-def _host_blocks(
-    options: Options, shape: ModelSpec, ranks: int, size: int, deployment: Deployment, layout: HybridLayout | None
-) -> int:
-    """Blocks of the swap space, of a policy that has one."""
-    if not isinstance(options, VllmV0Options) or (layout and options.preemption_mode != "swap"):
-        return 0
-    return host_blocks(shape, ranks, size, int(options.swap_space * GIB), deployment, layout)
-
-
-def _offloaded_blocks(
-    settings: Settings,
-    shape: ModelSpec,
-    size: int,
-    deployment: Deployment,
-    layout: HybridLayout | None,
-    grouped: bool,
-) -> int:
-    """Blocks of the host memory of vLLM's native KV offloading, of a policy that has one.
-
-    Raises:
-        SettingError: It holds no block.
-        NotSimulated: What the run composes it with is not simulated beside it.
-    """
-    options = settings.policy_options
-    if not isinstance(options, VllmV1Options) or not options.kv_offloading_size:
-        return 0
-    given = options.kv_offloading_size
-    refused = {
-        "layers that do not all keep every token": layout is not None,
-        "pipeline parallelism": deployment.pipeline_parallel > 1,
-        "data parallelism": deployment.data_parallel > 1,
-        "requests that share memory": grouped,
-        "enable_prefix_caching = False": settings.enable_prefix_caching is False,
-        "block ids, which recordings need": settings.ids,
-    }
-    for what, applies in refused.items():
-        if applies:
-            raise NotSimulated("kv_offloading_size", given, f"is not simulated with {what}", "leave out one of them")
-    blocks = offloaded_blocks(shape, settings.tensor_parallel_size, size, int(given * GIB), deployment)
-    if not blocks:
-        raise SettingError("kv_offloading_size", given, "holds no block; give more GiB")
-    return blocks
-
-
-def _refuse_speculation(settings: Settings, deployment: Deployment, grouped: bool) -> None:
-    """Raise NotSimulated where speculative decoding is composed with what is not simulated beside it."""
-    if speculative_of(settings.policy_options) is None:
-        return
-    refused = {
-        "pipeline parallelism": deployment.pipeline_parallel > 1,
-        "data parallelism": deployment.data_parallel > 1,
-        "requests that share memory": grouped,
-        "--cost paper": settings.cost == "paper",
-        "an allocator": settings.allocator is not None,
-        "constants of a server": settings.server is not None,
-    }
-    for what, applies in refused.items():
-        if applies:
-            given = settings.value("speculative_config")
-            raise NotSimulated("speculative_config", given, f"is not simulated with {what}", "leave out one of them")
-
-
-def _refuse_context_parallel(settings: Settings, shape: ModelSpec) -> None:
-    """Raise SettingError where ranks cannot divide the tokens of a sequence, NotSimulated where that is not simulated."""
-    options = settings.policy_options
-    ranks = context_parallel_of(options)
-    require_context_parallel(shape, settings.tensor_parallel_size, ranks)
-    if ranks == 1 or not isinstance(options, VllmV1Options):
-        return
-    refused = {
-        "speculative_config": options.speculative_config is not None,
-        "kv_offloading_size": options.kv_offloading_size > 0,
-        "constants of a server": settings.server is not None,
-    }
-    for what, applies in refused.items():
-        if applies:
-            reason = f"is not simulated with {what}"
-            raise NotSimulated("decode_context_parallel_size", ranks, reason, "leave out one of them")
 
 
 def _eager(settings: Settings) -> bool:
@@ -468,37 +350,30 @@ def _eager(settings: Settings) -> bool:
 
 def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
     """The deployment that settings describe."""
-    return Deployment(
+    deployment = Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=weights_format(shape, settings.quantization),
         cuda_graphs=not _eager(settings),
         data_parallel=settings.data_parallel_size,
         expert_parallel=settings.enable_expert_parallel,
-        decode_context_parallel=context_parallel_of(settings.policy_options),
-        vllm_minor=_minor(settings.policy_options),
-        attention_backend=attention_backend_of(settings.policy_options),
+        vllm_minor=LAST_ORDERED,
     )
+    return settings.policy_options.deployed(deployment)
 
 
-def _cost(
-    settings: Settings,
-    shape: ModelSpec,
-    card: GpuSpec,
-    size: int,
-    deployment: Deployment,
-    scheduler: AnyPolicy,
-    paged: bool,
-) -> StepCost:
-    ranks, size = settings.tensor_parallel_size, size // deployment.decode_context_parallel
-    server = None if settings.server is None else read_server(settings.server)
-    if server is not None:
-        server.require(server_settings(settings))
-    name = settings.cost or (server.cost if server else default_cost(shape, card, deployment.quantization))
+def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, paged: bool) -> StepCost:
+    """The cost model of the settings, and of the drafter where drafts are verified."""
+    shape, card, deployment, ranks = server.model, server.gpu, server.deployment, server.tensor_parallel
+    size //= deployment.decode_context_parallel
+    measured = None if settings.server is None else read_server(settings.server)
+    if measured is not None:
+        measured.require(server_settings(settings))
+    name = settings.cost or (measured.cost if measured else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
     ahead, pipelined = scheduler.schedules_ahead, scheduler.pipelines
-    found = cost(name, shape, card, ranks, size, scale, deployment, server, ahead, pipelined, paged)
-    speculative = speculative_of(settings.policy_options)
+    found = cost(name, shape, card, ranks, size, scale, deployment, measured, ahead, pipelined, paged)
+    speculative = settings.policy_options.speculative
     if speculative is None:
         return found
     speculative.require_simulated(shape)

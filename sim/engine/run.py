@@ -17,7 +17,6 @@ from ..memory import Memory
 from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import Ledger
 from ..memory.accounting.run_log import RunLog
-from ..policy.options import VllmV1Options
 from ..types import ticks
 from ..types.errors import NotSimulated, SimulationFault, UserError
 from ..types.state import State
@@ -332,7 +331,7 @@ def _start(
     else:
         sequence_refused = np.repeat(refused, workload.num_sequences)
         source = loop = OpenLoop(sequences, sequence_refused, replica.max_model_len)
-        limits = queue_limits(settings)
+        limits = settings.policy_options.queue_limits
         if limits != (None, None):
             source = LimitedLoop(loop, workload.num_sequences, *limits)
             observers = (source, *observers)
@@ -360,14 +359,6 @@ def as_delivered(workload: Workload, replica: Replica) -> Workload:
     if users is not None:
         users = replace(users, think_ticks=users.think_ticks + outside)
     return replace(workload, arrival_ticks=workload.arrival_ticks + outside, users=users)
-
-
-def queue_limits(settings: Settings) -> tuple[int | None, int | None]:
-    """``max_num_queued_reqs`` and ``max_num_queued_tokens``, from a policy's options."""
-    options = settings.policy_options
-    if not isinstance(options, VllmV1Options):
-        return None, None
-    return options.max_num_queued_reqs, options.max_num_queued_tokens
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:

@@ -23,7 +23,6 @@ import numpy as np
 
 from ..engine.run import Run
 from ..memory.accounting.growth import growth_moments
-from ..policy.options import context_parallel_of
 from ..types.ticks import PER_MS, PER_SECOND
 from .prefix_cache import first_look_ups
 from .requests import RequestTimes, preemptions, request_times
@@ -141,7 +140,7 @@ def _cache_config(run: Run, at: np.ndarray) -> list[_Family]:
         return []
     replica, chosen = run.replica, run.settings
     labels = {
-        "block_size": replica.block_size // context_parallel_of(chosen.policy_options),
+        "block_size": replica.block_size // int(chosen.value("decode_context_parallel_size")),
         "cache_dtype": chosen.kv_cache_dtype,
         "enable_prefix_caching": replica.caches_prefixes,
         "num_gpu_blocks": replica.num_blocks,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Limits, Policy, Pool, Server
+from .base import Policy
 from .options import Options
 from .registry import POLICIES, SHARING, policies, policy
+from .server import Limits, Pool, Server
 
 __all__ = [
     "POLICIES",

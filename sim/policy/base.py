@@ -6,7 +6,6 @@ policies by name, those of other packages included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Generic, Never, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,97 +13,11 @@ import numpy as np
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.paged import PagedMemory
-from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, paper_num_blocks
-from ..types.errors import SettingError
 from ..types.sequence import StepPlan
 from ..types.state import State
-from ..workload.content import Tokens
-from ..workload.dialogue import Dialogue
 from ..workload.workload import Workload
 from .options import Options
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a step; the names are vLLM's.
-
-    Attributes:
-        max_model_len: Longest prompt + output in tokens.
-        max_num_seqs: Maximum number of running sequences; in static batching the batch size.
-        max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1.
-        watermark_blocks: Blocks that an admission must leave free.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    watermark_blocks: int = 0
-
-    def __post_init__(self) -> None:
-        for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, field) < 1:
-                raise SettingError(field, getattr(self, field), "must be at least 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Server:
-    """The model and the GPUs, which determine the size of the pool.
-
-    Attributes:
-        model, gpu, deployment: Their specifications.
-        tensor_parallel: GPUs that share the model and the pool.
-        layout: KV groups of the model; None if all layers keep every token.
-        max_model_len: Longest prompt + output in tokens.
-        max_num_seqs, max_num_batched_tokens: What the user gives; None leaves it to the policy.
-    """
-
-    model: ModelSpec
-    gpu: GpuSpec
-    deployment: Deployment
-    tensor_parallel: int = 1
-    layout: HybridLayout | None = None
-    max_model_len: int
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-
-    def num_blocks(self, block_size: int) -> int:
-        """Blocks of ``block_size`` tokens that fit into the GPUs' memory, computed as in the paper.
-
-        Raises:
-            SettingError: The model leaves no room.
-        """
-        return paper_num_blocks(self.model, self.gpu, self.tensor_parallel, block_size, self.deployment, self.layout)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pool:
-    """The parameters of a policy's memory.
-
-    Attributes:
-        num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens.
-        max_model_len: Longest prompt + output in tokens.
-        host_blocks: Blocks of the swap space on the host.
-        offloaded_blocks: Blocks of a second tier of the prefix cache on the host.
-        ids: Whether physical block ids are allocated.
-        token_runs: Contents of the prompts if prefixes are cached, else None.
-        caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
-        grouped: Whether sequences share blocks, or copy the tokens that paged memory would share.
-        dialogue: Parents of requests, if any.
-        seed: Of random draws.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    host_blocks: int = 0
-    offloaded_blocks: int = 0
-    ids: bool = False
-    token_runs: Tokens | None = None
-    caches_prefixes: bool = True
-    grouped: bool = False
-    dialogue: Dialogue | None = None
-    seed: int = 0
-
+from .server import Limits, Pool, Server
 
 #: Kinds of memory and of transaction that a policy reads.
 MemoryT = TypeVar("MemoryT", bound=Memory, contravariant=True)

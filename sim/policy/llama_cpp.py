@@ -16,8 +16,9 @@ from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run, Tokens
 from ..workload.workload import Workload
-from .base import AnyPolicy, Limits, MemoryT, Policy, Pool, Server, TransactionT, blocks_of
+from .base import AnyPolicy, MemoryT, Policy, TransactionT, blocks_of
 from .options import LlamaCppOptions, Options
+from .server import Limits, Pool, Server
 
 #: ``--slot-prompt-similarity``: share of a prompt that a slot must keep to be chosen for it; more than this.
 SLOT_PROMPT_SIMILARITY = Fraction(1, 10)

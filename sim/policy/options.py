@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
@@ -19,14 +19,17 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from ..spec import hybrid_layout, model
+from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
+from ..spec.pool import GIB, offloaded_blocks
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..types.bounds import Count, Gibibytes
 from ..types.errors import SettingError
+from ..types.ticks import PER_MS
 from ..workload.workload import Workload
 from .api_times import api_server_us
+from .server import Server
 
 #: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
 FITTED_BEAM_SURVIVAL = 0.92
@@ -43,16 +46,33 @@ class Replica(Protocol):
     @property
     def model(self) -> str: ...
     @property
+    def pipeline_parallel_size(self) -> int: ...
+    @property
+    def data_parallel_size(self) -> int: ...
+    @property
+    def enable_prefix_caching(self) -> bool | None: ...
+    @property
     def max_model_len(self) -> int | None: ...
     @property
     def block_size(self) -> int | None: ...
     @property
     def num_gpu_blocks_override(self) -> int | None: ...
+    @property
+    def allocator(self) -> str | None: ...
+    @property
+    def cost(self) -> str | None: ...
+    @property
+    def server(self) -> str | None: ...
+    @property
+    def ids(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Options:
-    """Base class of the options of policies. A policy without options of its own uses it as it is."""
+    """Base class of the options of policies. A policy without options of its own uses it as it is.
+
+    An engine asks any policy what its replica is built from; here are the answers of a policy without such options.
+    """
 
     #: Values besides the default that ask for nothing, so that they may be given to any policy.
     no_effect: ClassVar[Mapping[str, object]] = {}
@@ -66,6 +86,78 @@ class Options:
             workload: None stands for a workload that would show the option.
         """
         return None
+
+    def deployed(self, deployment: Deployment) -> Deployment:
+        """The deployment of a replica, with what the options add to its settings."""
+        return deployment
+
+    @property
+    def groups_layers(self) -> bool:
+        """Whether layers with a window are KV groups of their own, which keep the tokens of the window alone."""
+        return False
+
+    @property
+    def free_share(self) -> float:
+        """Share of the pool that an admission must leave free."""
+        return 0.0
+
+    def host_blocks(self, server: Server, block_size: int) -> int:
+        """Blocks on the host: of a swap space, or of a second tier of the prefix cache.
+
+        Args:
+            block_size: Tokens of a block.
+        """
+        return 0
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether a step is decided while the step before it runs."""
+        return False
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """The drafter; None without speculative decoding."""
+        return None
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens at the start of every prompt; their full blocks are in the pool from the start."""
+        return 0
+
+    @property
+    def survival_of_beams(self) -> float | None:
+        """Probability that a beam survives a step; None where the sequences of a request are no beams."""
+        return None
+
+    @property
+    def queue_limits(self) -> tuple[int | None, int | None]:
+        """Most unfinished requests, and most prompt tokens without a first token, that the API server accepts."""
+        return None, None
+
+    @property
+    def event_loops(self) -> tuple[int, Mapping[str, float]] | None:
+        """Event loops of the API server, and microseconds that they take; None where they take no time."""
+        return None
+
+    def outside_ticks(self, known: int | None) -> int:
+        """Time of a request outside of the engine, in ticks; none in the systems of which no API server was measured.
+
+        Args:
+            known: That of the server which the cost model was measured on.
+
+        Raises:
+            SettingError: Another one is given.
+        """
+        return known or 0
+
+    def not_beside(self, replica: Replica, grouped: bool, layout: HybridLayout | None) -> dict[str, dict[str, bool]]:
+        """Options that are given and not simulated beside all others: what each is refused with, and whether this run has that.
+
+        Args:
+            grouped: Whether sequences share memory.
+            layout: KV groups; None where all layers keep every token.
+        """
+        return {}
 
 
 #: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (``experiments.reproduce.servers``).
@@ -83,6 +175,10 @@ class WatermarkOptions(Options):
     watermark: Annotated[
         float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
     ] = 0.01
+
+    @property
+    def free_share(self) -> float:
+        return self.watermark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +204,10 @@ class BeamOptions(Options):
         if name in ("use_beam_search", "beam_survival") and workload is not None and not workload.shares:
             return f"every request asks for one sequence; use --n, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
+
+    @property
+    def survival_of_beams(self) -> float | None:
+        return self.beam_survival if self.use_beam_search else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +242,10 @@ class KvGroupOptions(Options):
         if self.shares_blocks(workload):
             return "where sequences share blocks every layer keeps every token; leave it out"
         return None
+
+    @property
+    def groups_layers(self) -> bool:
+        return not self.disable_hybrid_kv_cache_manager
 
     def shares_blocks(self, workload: Workload | None) -> bool:
         """Whether sequences of the workload share blocks, so that all layers keep every token."""
@@ -211,6 +315,25 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
         ),
     ] = LATEST.gpu_memory_utilization
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
+
+    @property
+    def schedules_ahead(self) -> bool:
+        return self.async_scheduling
+
+    @property
+    def event_loops(self) -> tuple[int, Mapping[str, float]] | None:
+        return (
+            None if self.api_server is None else (self.api_server_count, api_server_us(self.api_server, self.endpoint))
+        )
+
+    def outside_ticks(self, known: int | None) -> int:
+        """See ``Options``; that of the API server of ``vllm serve``, where no other is known."""
+        if known is None:
+            return round(self.request_outside_ms * PER_MS)
+        if self.outside_ms not in (0.0, OUTSIDE_MS):
+            remedy = f"the server's constants have {known / PER_MS:g} ms; leave one of them out"
+            raise SettingError("outside_ms", self.outside_ms, remedy)
+        return known
 
     @property
     def request_outside_ms(self) -> float:
@@ -375,21 +498,75 @@ class VllmV1Options(VllmServeOptions):
             return f"raises long_prefill_token_threshold, which is 0; give that, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
 
+    def deployed(self, deployment: Deployment) -> Deployment:
+        return replace(
+            deployment,
+            decode_context_parallel=self.decode_context_parallel_size,
+            vllm_minor=minor_version(self.vllm_release),
+            attention_backend=self.attention_backend,
+        )
 
-def attention_backend_of(options: Options) -> str | None:
-    """The backend of attention that a policy's options name; None for the release's own choice."""
-    return options.attention_backend if isinstance(options, VllmV1Options) else None
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        return None if self.speculative_config is None else parse_speculative(self.speculative_config)
 
+    @property
+    def queue_limits(self) -> tuple[int | None, int | None]:
+        return self.max_num_queued_reqs, self.max_num_queued_tokens
 
-def speculative_of(options: Options) -> SpeculativeConfig | None:
-    """The drafter of a policy's options, if they name one."""
-    text = options.speculative_config if isinstance(options, VllmV1Options) else None
-    return None if text is None else parse_speculative(text)
+    def host_blocks(self, server: Server, block_size: int) -> int:
+        """See ``Options``; those of native KV offloading.
 
+        Raises:
+            SettingError: The given memory holds no block.
+        """
+        if not self.kv_offloading_size:
+            return 0
+        host_bytes = int(self.kv_offloading_size * GIB)
+        blocks = offloaded_blocks(server.model, server.tensor_parallel, block_size, host_bytes, server.deployment)
+        if not blocks:
+            raise SettingError("kv_offloading_size", self.kv_offloading_size, "holds no block; give more GiB")
+        return blocks
 
-def context_parallel_of(options: Options) -> int:
-    """The ranks of a policy's options that divide the tokens of a sequence; 1 without."""
-    return options.decode_context_parallel_size if isinstance(options, VllmV1Options) else 1
+    def not_beside(self, replica: Replica, grouped: bool, layout: HybridLayout | None) -> dict[str, dict[str, bool]]:
+        parallel = {
+            "pipeline parallelism": replica.pipeline_parallel_size > 1,
+            "data parallelism": replica.data_parallel_size > 1,
+            "requests that share memory": grouped,
+        }
+        drafts, offloads = self.speculative_config is not None, self.kv_offloading_size > 0
+        of_a_server = {"constants of a server": replica.server is not None}
+        others: dict[str, dict[str, bool]] = {}
+        if drafts:
+            others["speculative_config"] = {
+                **parallel,
+                "--cost paper": replica.cost == "paper",
+                "an allocator": replica.allocator is not None,
+                **of_a_server,
+                "layers of several kinds": layout is not None,
+                "long_prefill_token_threshold": self.long_prefill_token_threshold > 0,
+                "prefill_schedule_interval": self.prefill_schedule_interval > 1,
+                "scheduling_policy = priority": self.scheduling_policy == "priority",
+                "kv_offloading_size": offloads,
+            }
+        if self.decode_context_parallel_size > 1:
+            others["decode_context_parallel_size"] = {
+                "speculative_config": drafts,
+                "kv_offloading_size": offloads,
+                **of_a_server,
+            }
+        if offloads:
+            others["kv_offloading_size"] = {
+                "layers that do not all keep every token": layout is not None,
+                **parallel,
+                "enable_prefix_caching = False": replica.enable_prefix_caching is False,
+                "block ids, which recordings need": replica.ids,
+                "scheduling_policy = priority": self.scheduling_policy == "priority",
+                "prefill_schedule_interval": self.prefill_schedule_interval > 1,
+            }
+        if self.api_server is not None:
+            others["api_server"] = {"speculative_config": drafts}
+        return others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,6 +597,19 @@ class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
         if name == "swap_space" and self.preemption_mode != "swap" and workload is not None and not workload.shares:
             return f"nothing is swapped; use --preemption-mode swap, {LEAVE_OUT}"
         return super().why_unread(name, replica, workload)
+
+    @property
+    def pinned_tokens(self) -> int:
+        return self.shared_prefix_tokens
+
+    def host_blocks(self, server: Server, block_size: int) -> int:
+        """See ``Options``; those of the swap space, also where only requests of several sequences are swapped."""
+        if server.layout is not None and self.preemption_mode != "swap":
+            return 0
+        swap_bytes = int(self.swap_space * GIB)
+        return host_blocks(
+            server.model, server.tensor_parallel, block_size, swap_bytes, server.deployment, server.layout
+        )
 
     def shares_blocks(self, workload: Workload | None) -> bool:
         grouped = workload is not None and (workload.shares or workload.dialogue is not None)

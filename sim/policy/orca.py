@@ -15,8 +15,9 @@ from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.groups import num_seqs_of
 from ..workload.workload import Workload
-from .base import Policy, Pool, blocks_of
+from .base import Policy, blocks_of
 from .options import ArenaOptions, BeamOptions, Options
+from .server import Pool
 
 
 class OrcaPaper(Policy[ContiguousMemory, ContiguousTransaction]):

@@ -20,13 +20,14 @@ from pathlib import Path
 from ..types.errors import SettingError
 from ..types.plugins import described, is_plugin, know, where_raised
 from ..types.user_code import imported_files, note_loaded
-from .base import AnyPolicy, Policy, Pool
+from .base import AnyPolicy, Policy
 from .fastgen import FastGen
 from .lightllm import LightLLM
 from .llama_cpp import LlamaCpp
 from .options import Options, option_names
 from .orca import OrcaMax, OrcaOracle, OrcaPaper, OrcaPow2
 from .sarathi import Sarathi
+from .server import Pool
 from .sglang import SGLang
 from .sharing import SharingSosp23, SharingV0
 from .static import FasterTransformer, StaticBatching
@@ -69,6 +70,15 @@ def policy(name: str) -> type[AnyPolicy]:
 def serves_groups(kind: type[AnyPolicy]) -> bool:
     """Whether a policy admits the sequences of a request together; see ``Policy.needs_sharing_variant``."""
     return kind.groups_sequences and (kind in SHARING or not kind.needs_sharing_variant)
+
+
+def serving(kind: type[AnyPolicy], options: Options, grouped: bool) -> type[AnyPolicy]:
+    """The class that serves with these options.
+
+    Args:
+        grouped: Whether sequences share blocks, or copy the tokens that paged memory would share.
+    """
+    return SHARING.get(kind, kind) if grouped else kind.variant(options)
 
 
 def policies() -> dict[str, type[AnyPolicy]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..memory.paged.paged import PagedMemory
 from ..types.state import State
-from .base import Pool
 from .options import WatermarkOptions
+from .server import Pool
 from .token_budget import TokenBudget
 
 

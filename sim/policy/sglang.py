@@ -15,8 +15,9 @@ from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
-from .base import Limits, Policy, Pool, Server
+from .base import Policy
 from .options import Options, SGLangOptions
+from .server import Limits, Pool, Server
 
 #: Above so many that wait, SGLang sorts no more.
 MOST_SORTED = 128

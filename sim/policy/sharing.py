@@ -24,7 +24,8 @@ from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.groups import Group, leads, num_seqs_of, present
 from ..workload.workload import Workload
-from .base import Pool, blocks_of
+from .base import blocks_of
+from .server import Pool
 from .vllm_sosp23 import Victims, VllmSosp23
 from .vllm_v0 import VllmV0
 

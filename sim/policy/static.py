@@ -11,7 +11,8 @@ from ..memory.contiguous.contiguous import BatchMemory, ContiguousTransaction
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Policy, Pool, Server, blocks_of
+from .base import Policy, blocks_of
+from .server import Pool, Server
 
 _LET_IT_RUN = StepPlan(stops_at_arrival=False)
 #: SOSP'23, section 6.1: FasterTransformer's batch size on ShareGPT, as large as its memory allows.

@@ -13,8 +13,9 @@ from ..memory.paged.reserved import ReservedMemory
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, Policy, Pool, blocks_of
+from .base import Policy, blocks_of
 from .options import TgiOptions
+from .server import Limits, Pool
 
 
 class Tgi(Policy[Memory, ContiguousTransaction]):

@@ -12,8 +12,9 @@ from ..memory.paged.transaction import PagedTransaction
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
-from .base import Limits, Policy, Pool
+from .base import Policy
 from .options import Options
+from .server import Limits, Pool
 
 Chunk = tuple[Sequence, int]
 

@@ -9,7 +9,8 @@ from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Policy, Pool, blocks_of
+from .base import Policy, blocks_of
+from .server import Pool
 
 
 class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):

@@ -9,8 +9,8 @@ from ..memory.paged.paged import PagedMemory
 from ..spec import ModelSpec, dtype_bits, stages
 from ..types.errors import SettingError
 from ..types.state import State
-from .base import Pool, Server
 from .options import Options, VAttentionOptions
+from .server import Pool, Server
 from .vllm_v0 import VllmV0
 
 _KIB = 1 << 10

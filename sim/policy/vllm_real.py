@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from ..memory.accounting.kv_groups import FULL, RING, SLIDING
+from ..memory.accounting.kv_groups import FULL, RING, SLIDING, PageGroups
 from ..types.errors import MissingExtra, SettingError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
-from .base import Pool
-from .options import Options, VllmServeOptions
+from .options import Options, VllmServeOptions, VllmV1Options
+from .server import Limits, Pool
 from .vllm_v1 import VllmV1
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class VllmReal(VllmV1):
     system = "the installed vLLM"
     options_type: ClassVar[type[Options]] = VllmServeOptions
     disaggregates = False
+
+    def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
+        given = self.options_type() if options is None else options
+        super().__init__(limits, VllmV1Options(**asdict(given)), groups)
 
     def memory(self, pool: Pool) -> RealMemory:
         """See ``Policy``; starts vLLM's engine core.
@@ -61,7 +66,6 @@ class VllmReal(VllmV1):
         states = (
             {"mamba_cache_mode": "align", "mamba_block_size": pool.block_size} if self.groups.states_by_block else {}
         )
-        assert isinstance(self.options, VllmServeOptions)
         try:
             return Core(
                 self.limits.max_model_len,

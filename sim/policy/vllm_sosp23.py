@@ -9,8 +9,9 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
-from .base import Policy, Pool
+from .base import Policy
 from .options import Options, VllmV0Options
+from .server import Pool
 
 _arrival = attrgetter("order")
 #: Preempted sequences: those to recompute, and those to swap out.

@@ -25,8 +25,9 @@ from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Limits, Pool, Server, blocks_of
-from .options import Options, VllmServeOptions, VllmV1Options, minor_version, speculative_of
+from .base import blocks_of
+from .options import Options, VllmServeOptions, VllmV1Options, minor_version
+from .server import Limits, Pool, Server
 from .token_budget import TokenBudget
 
 #: More steps than in any leap.
@@ -51,6 +52,7 @@ class VllmV1(TokenBudget):
     system = "vLLM 0.33, V1"
     pipelines = True
     options_type: ClassVar[type[Options]] = VllmV1Options
+    options: VllmV1Options
     preempted_first = True
     null_blocks = 1
     # With asynchronous scheduling a request that ends before its ``max_tokens`` computes a token more.
@@ -65,8 +67,7 @@ class VllmV1(TokenBudget):
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
-        self.schedules_ahead = isinstance(options, VllmServeOptions) and options.async_scheduling
-        chosen = options if isinstance(options, VllmV1Options) else VllmV1Options()
+        chosen, self.schedules_ahead = self.options, self.options.schedules_ahead
         self.groups = groups or PageGroups(ahead=self.schedules_ahead)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
@@ -84,42 +85,17 @@ class VllmV1(TokenBudget):
         overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority or self._offloads
         self._is_plain = self.groups.kinds == (FULL,) and not overlaps
         self.splits_chunks = self.groups.states_by_block or overlaps
-        self._speculative = speculative_of(chosen)
-        if self._speculative is not None:
-            self._speculate(self._speculative, chosen)
-        if self._offloads and (self._by_priority or self._cadence is not None):
-            remedy = (
-                "is simulated without scheduling_policy = priority and prefill_schedule_interval; leave out one of them"
-            )
-            raise SettingError("kv_offloading_size", chosen.kv_offloading_size, remedy)
-
-    def _speculate(self, found: SpeculativeConfig, chosen: VllmV1Options) -> None:
-        """Set up speculative decoding.
-
-        Raises:
-            SettingError: It is composed with what is not simulated beside it.
-        """
-        refused = {
-            "layers of several kinds": self.groups.kinds != (FULL,),
-            "long_prefill_token_threshold": self._cap.tokens > 0,
-            "prefill_schedule_interval": self._cadence is not None,
-            "scheduling_policy = priority": self._by_priority,
-            "kv_offloading_size": self._offloads,
-        }
-        for what, applies in refused.items():
-            if applies:
-                remedy = f"is not simulated with {what}; leave out one of them"
-                raise SettingError("speculative_config", chosen.speculative_config, remedy)
-        if self.limits.max_num_batched_tokens <= found.lookahead_tokens:
-            remedy = f"must be more than the {found.lookahead_tokens} drafts of a sequence"
-            raise SettingError("max_num_batched_tokens", self.limits.max_num_batched_tokens, remedy)
-        self.splits_chunks, self.extra_slots = True, found.extra_slots
+        self._speculative = found = chosen.speculative
+        if found is not None:
+            if limits.max_num_batched_tokens <= found.lookahead_tokens:
+                remedy = f"must be more than the {found.lookahead_tokens} drafts of a sequence"
+                raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
+            self.splits_chunks, self.extra_slots = True, found.extra_slots
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:
         """See ``Policy``; with asynchronous scheduling two steps are in flight."""
-        steps = 2 if isinstance(options, VllmServeOptions) and options.async_scheduling else 1
-        return steps * limits.max_num_batched_tokens
+        return (1 + options.schedules_ahead) * limits.max_num_batched_tokens
 
     @classmethod
     def pool_size(
@@ -150,7 +126,7 @@ class VllmV1(TokenBudget):
             hybrid=server.layout is not None,
             enable_prefix_caching=config is None or config.settings.enable_prefix_caching,
             export_tokens=config.export_tokens if config else None,
-            speculative=speculative_of(options),
+            speculative=options.speculative,
         )
         if not fits(launch):
             longest = longest_model_len(launch)
@@ -160,7 +136,7 @@ class VllmV1(TokenBudget):
                 raise SettingError("tensor_parallel", server.tensor_parallel, remedy)
             remedy = f"the KV cache holds a sequence of {longest} tokens; take a shorter one, or a larger GPU"
             raise SettingError("max_model_len", server.max_model_len, remedy)
-        minor = minor_version(options.vllm_release) if isinstance(options, VllmV1Options) else LAST_ORDERED
+        minor = server.deployment.vllm_minor or LAST_ORDERED
         states = capture_blocks(replace(launch, release=release((0, minor))))
         if states is not None and seqs > states:
             remedy = f"exceeds the {states} blocks for states, with which vLLM does not start; give at most {states}, or --enforce-eager"
@@ -186,13 +162,13 @@ class VllmV1(TokenBudget):
         if self._speculative is not None:
             return self._speculative_memory(self._speculative, pool, usable)
         chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
-        if chains is not None and pool.offloaded_blocks:
+        if chains is not None and pool.host_blocks:
             return OffloadedMemory(
                 usable,
                 size,
                 groups=self.groups,
                 chains=chains,
-                offloaded_blocks=pool.offloaded_blocks,
+                offloaded_blocks=pool.host_blocks,
                 order=self._order(True),
                 watermark_blocks=self.limits.watermark_blocks,
                 reserves_whole=self.reserves_whole,

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...cost.base import StepCost
 from ...engine.engine import Engine
-from ...engine.grouping import pinned_tokens
 from ...engine.observer import Observer
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
@@ -99,7 +98,7 @@ class PlanRecording(Observer):
             seeds = np.random.SeedSequence(self._settings.seed, spawn_key=(_STREAM,))
             layout.shuffle(np.random.default_rng(seeds))
         layout.open()
-        names = TokenNames(self._workload.sequences, pinned_tokens(self._settings.policy_options))
+        names = TokenNames(self._workload.sequences, self._settings.policy_options.pinned_tokens)
         self._state, self._recorder = engine.state, Recorder(layout, names, *self._steps)
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:

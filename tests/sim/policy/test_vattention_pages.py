@@ -14,7 +14,7 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.paged.deferred import Regions
-from fragmeter.sim.policy import base
+from fragmeter.sim.policy import server
 from fragmeter.sim.policy.vattention import page_group
 from fragmeter.sim.spec import gpu, model, paper_num_blocks
 from fragmeter.sim.types.errors import SettingError, SimulationFault
@@ -99,6 +99,6 @@ class TestPageGroups:
         wide = replace(model("opt-13b"), head_dim=1024)
         with pytest.raises(SettingError, match="page_size = 64: holds less than a token of opt-13b; take larger pages"):
             page_group(wide, 64)
-        with mock.patch.object(base, "paper_num_blocks", lambda *_: 204):
+        with mock.patch.object(server, "paper_num_blocks", lambda *_: 204):
             with pytest.raises(SettingError, match="page_size = 2048: .* room for 204 tokens .*; take smaller pages"):
                 build(settings(policy="vattention"))
