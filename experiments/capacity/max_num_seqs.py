@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate
-from ...sim.engine.engine import Engine
-from ...sim.engine.observer import Observer
+from ...sim.engine.observer import Observed, Observer
 from ...sim.engine.run import Run
 from ...sim.metrics.requests import preemptions
 from ...sim.types.sequence import StepPlan
@@ -96,7 +95,7 @@ class _UntilPreempted(Observer):
     def __init__(self) -> None:
         self.preempted = False
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """See ``Observer``."""
         self._engine = engine
 

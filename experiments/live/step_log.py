@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...sim.engine.engine import Engine
-from ...sim.engine.observer import Observer
+from ...sim.engine.observer import Observed, Observer
 from ...sim.engine.run import Run
 from ...sim.memory import PagedMemory
 from ...sim.memory.accounting.ledger import LEAP, Leap
@@ -120,7 +119,7 @@ class StepLog(Observer):
         #: What finished requests held when the plan was carried out: block tables, hashed blocks, and those that compute in vain.
         self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[Sequence]] | None = None
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         if refused.any():
             raise ValueError(f"the pool cannot hold request {int(refused.argmax())}; vLLM would wait for ever")
         self._engine = engine

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, simulate_cluster, write_cluster
+from ...sim.cluster.unread import refuse_unread_in_cluster
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import Run
 from ...sim.engine.run import simulate as serve_one
-from ...sim.engine.unread import refuse_unread_in_cluster
 from ...sim.metrics.result import Recording, write
 from ...sim.metrics.summary import summary
 from ...sim.types.errors import SettingError

@@ -31,8 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...sim.engine.engine import Engine
-from ...sim.engine.observer import Observer
+from ...sim.engine.observer import Observed, Observer
 from ...sim.engine.run import Run
 from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.memory.accounting.ledger import Leap
@@ -72,9 +71,9 @@ class Holdings(Observer):
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, int, int]] = []
         self.start_ticks: list[int] = []
-        self._engine: Engine | None = None
+        self._engine: Observed | None = None
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """See ``Observer``."""
         self._engine = engine
 

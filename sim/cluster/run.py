@@ -40,7 +40,7 @@ from ..engine.run import (
     with_leaps,
 )
 from ..engine.settings import Settings
-from ..engine.unread import refuse_unread, refuse_unread_in_cluster
+from ..engine.unread import refuse_unread
 from ..memory.accounting.ledger import Table
 from ..memory.prefix import Chains
 from ..policy.options import either
@@ -62,6 +62,7 @@ from .routed_core import Boundaries, RoutedCoreEngine
 from .routing import Router, decode_router, router
 from .schedule import FleetSchedule, Lifetime
 from .sent import Lengths, Sent, part_of
+from .unread import refuse_unread_in_cluster
 from .users import AnsweredMailbox, UserRequests, thinking
 
 #: Engines that a router sends requests to.

@@ -9,7 +9,7 @@
 
 Each call comes at the simulated time of the call before it, or at the end of the step or idle span that it announced.
 
-An observer controls the engine in two ways: ``every_step`` and ``Engine.stop``. It may make a memory update its block
+An observer controls the engine in two ways: ``every_step`` and ``Observed.stop``. It may make a memory update its block
 tables (``grow_until``, ``settle``), which changes no count. Apart from these it only reads. A run therefore has the
 same results with and without observers, unless one stops it; with ``every_step`` each of its rows is a step instead of
 a leap.
@@ -18,15 +18,29 @@ a leap.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from ..memory.accounting.ledger import Leap
+from ..cost.base import StepCost
+from ..memory import Memory
+from ..memory.accounting.ledger import Leap, Ledger
+from ..policy.base import PairedPolicy
 from ..types.sequence import Sequence, StepPlan
+from ..types.state import State
 
-if TYPE_CHECKING:
-    from .engine import Engine
+
+class Observed(Protocol):
+    """An engine as its observers see it: all but ``stop`` is only read."""
+
+    state: State
+    memory: Memory
+    policy: PairedPolicy
+    cost: StepCost
+    ledger: Ledger
+
+    def stop(self) -> None:
+        """End the run after the step or leap in progress."""
 
 
 class Observer:
@@ -38,11 +52,11 @@ class Observer:
 
     every_step: bool = False
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """Called before the run starts, at tick 0.
 
         Args:
-            engine: Gives ``state``, ``memory``, ``policy``, ``cost`` and ``ledger`` to read, now and later, and ``stop``.
+            engine: To read now and later, and to stop.
             refused: bool [n], requests that the pool can never hold; they are not served.
 
         Raises:

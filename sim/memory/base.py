@@ -39,14 +39,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ..types.sequence import Sequence
+from ..types.sequence import Grant, Sequence
 from ..types.state import State
 from .accounting.cache_log import CacheLog
 from .accounting.kv_groups import PageGroups
 from .accounting.ledger import Meter
 from .accounting.moves import Moves
 from .contiguous.arena import FirstFitArena
-from .contiguous.contiguous import Grant
 from .paged.offload import HostTier
 from .paged.speculative import Speculation
 

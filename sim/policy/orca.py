@@ -11,9 +11,8 @@ from ..memory.contiguous.arena import Arena, arena
 from ..memory.contiguous.contiguous import ContiguousMemory, ContiguousTransaction
 from ..memory.contiguous.copies import CopyingMemory
 from ..memory.contiguous.dialogue_copies import DialogueContiguousMemory
-from ..types.sequence import CARRY_ON, Sequence, StepPlan
+from ..types.sequence import CARRY_ON, Sequence, StepPlan, num_seqs_of
 from ..types.state import State
-from ..workload.groups import num_seqs_of
 from ..workload.workload import Workload
 from .base import Policy, blocks_of
 from .options import ArenaOptions, BeamOptions, Options

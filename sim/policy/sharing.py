@@ -20,9 +20,8 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.sharing import SharingMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..types.errors import SettingError
-from ..types.sequence import CARRY_ON, Sequence, StepPlan
+from ..types.sequence import CARRY_ON, Group, Sequence, StepPlan, leads, num_seqs_of, present
 from ..types.state import State
-from ..workload.groups import Group, leads, num_seqs_of, present
 from ..workload.workload import Workload
 from .base import blocks_of
 from .server import Pool

@@ -1,19 +1,37 @@
-"""A sequence in the server, and the plan of one step."""
+"""A sequence in the server, the group of its request, and the plan of one step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from ..memory.contiguous.contiguous import Grant
-    from ..workload.groups import Group
+from .errors import SimulationFault
 
 #: The start of a residency on the device: a first prefill, a prefill that recomputes lost tokens, a swap-in from
 #: the host, or a fork of a prefilled sibling.
 FRESH, RECOMPUTED, SWAPPED_IN, FORKED = 0, 1, 2, 3
 #: Instead of a step: earlier than all steps, including the one before the first.
 NOT_DECODING = -2
+
+
+class Grant(NamedTuple):
+    """A reservation: requested tokens, reserved slots, padding among them, first block (None: no address)."""
+
+    tokens: int
+    slots: int
+    padding: int
+    start: int | None
+
+    @property
+    def place(self) -> int:
+        """Its first block.
+
+        Raises:
+            SimulationFault: It has no address, as its slots are only counted.
+        """
+        if self.start is None:
+            raise SimulationFault("a reservation that is only counted has no place")
+        return self.start
 
 
 class Sequence:
@@ -77,6 +95,66 @@ class Sequence:
     def held_tokens(self, decode_step: int) -> int:
         """Tokens with KV before ``decode_step``."""
         return decode_step - 1 + self.lag
+
+
+#: (beam that dies, survivor that it becomes a copy of), in order, in one step.
+Replaced = tuple[tuple[int, int], ...]
+
+
+class Lineage(Protocol):
+    """Decides which beams die, and which survivors they continue from."""
+
+    def replaced(self, beams: int) -> Replaced:
+        """Those of the next step; a request has as many beams in every step."""
+
+
+class Group:
+    """The sequences of one request.
+
+    Attributes:
+        members: In order of their index; the first is the leader, which prefills for all.
+        ancestry: Of beams, until they end; None for samples, which all run to the end.
+        forked: Whether the siblings have started, or wait with the leader to be recomputed.
+        spared_blocks: Blocks that they share beyond the full ones of the prompt, each counted once less
+            than the tables that name it.
+        due_copies: Of those, blocks that are copied in their next step, as more than one table would write to them.
+    """
+
+    __slots__ = ("ancestry", "due_copies", "forked", "members", "spared_blocks")
+
+    def __init__(self, members: tuple[Sequence, ...], ancestry: Lineage | None = None) -> None:
+        self.members = members
+        self.ancestry = ancestry
+        self.forked = False
+        self.spared_blocks = self.due_copies = 0
+        for member in members:
+            member.group = self
+
+    @property
+    def leader(self) -> Sequence:
+        """The sequence that prefills."""
+        return self.members[0]
+
+    @property
+    def siblings(self) -> tuple[Sequence, ...]:
+        """The others."""
+        return self.members[1:]
+
+
+def leads(sequence: Sequence) -> bool:
+    """Whether it is not a sibling of another."""
+    return sequence.group is None or sequence.group.leader is sequence
+
+
+def present(sequence: Sequence) -> tuple[Sequence, ...]:
+    """Sequences that wait, run or are swapped out together with a leader: its siblings from the fork on."""
+    group = sequence.group
+    return group.members if group is not None and group.forked else (sequence,)
+
+
+def num_seqs_of(sequence: Sequence) -> int:
+    """Sequences that its group has or will have."""
+    return 1 if sequence.group is None else len(sequence.group.members)
 
 
 class StepPlan(NamedTuple):

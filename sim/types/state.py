@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
 from .errors import SimulationFault
-from .sequence import NOT_DECODING, RECOMPUTED, SWAPPED_IN, Sequence
-
-if TYPE_CHECKING:
-    from ..workload.groups import Group
+from .sequence import NOT_DECODING, RECOMPUTED, SWAPPED_IN, Group, Sequence
 
 
 class State:

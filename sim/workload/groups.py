@@ -16,24 +16,14 @@ from functools import lru_cache
 from itertools import chain
 from random import Random
 from threading import Lock
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
-from ..types.sequence import FORKED, RECOMPUTED, Sequence
+from ..types.sequence import FORKED, RECOMPUTED, Group, Lineage, Replaced, Sequence, leads
 from ..types.state import State
 from .source import OpenLoop
 from .workload import Workload
-
-#: (beam that dies, survivor that it becomes a copy of), in order, in one step.
-Replaced = tuple[tuple[int, int], ...]
-
-
-class Lineage(Protocol):
-    """Decides which beams die, and which survivors they continue from."""
-
-    def replaced(self, beams: int) -> Replaced:
-        """Those of the next step; a request has as many beams in every step."""
 
 
 class Ancestry:
@@ -108,55 +98,6 @@ _STEPS_AT_ONCE = 16
 #: Requests that are kept, their steps (32 MiB), and those of them that differ.
 _MOST_DRAWN, _MOST_KEPT, _MOST_KNOWN = 1 << 12, 1 << 22, 1 << 16
 _drawn = lru_cache(_MOST_DRAWN)(_Drawn)
-
-
-class Group:
-    """The sequences of one request.
-
-    Attributes:
-        members: In order of their index; the first is the leader, which prefills for all.
-        ancestry: Of beams, until they end; None for samples, which all run to the end.
-        forked: Whether the siblings have started, or wait with the leader to be recomputed.
-        spared_blocks: Blocks that they share beyond the full ones of the prompt, each counted once less
-            than the tables that name it.
-        due_copies: Of those, blocks that are copied in their next step, as more than one table would write to them.
-    """
-
-    __slots__ = ("ancestry", "due_copies", "forked", "members", "spared_blocks")
-
-    def __init__(self, members: tuple[Sequence, ...], ancestry: Lineage | None = None) -> None:
-        self.members = members
-        self.ancestry = ancestry
-        self.forked = False
-        self.spared_blocks = self.due_copies = 0
-        for member in members:
-            member.group = self
-
-    @property
-    def leader(self) -> Sequence:
-        """The sequence that prefills."""
-        return self.members[0]
-
-    @property
-    def siblings(self) -> tuple[Sequence, ...]:
-        """The others."""
-        return self.members[1:]
-
-
-def leads(sequence: Sequence) -> bool:
-    """Whether it is not a sibling of another."""
-    return sequence.group is None or sequence.group.leader is sequence
-
-
-def present(sequence: Sequence) -> tuple[Sequence, ...]:
-    """Sequences that wait, run or are swapped out together with a leader: its siblings from the fork on."""
-    group = sequence.group
-    return group.members if group is not None and group.forked else (sequence,)
-
-
-def num_seqs_of(sequence: Sequence) -> int:
-    """Sequences that its group has or will have."""
-    return 1 if sequence.group is None else len(sequence.group.members)
 
 
 class GroupState(State):

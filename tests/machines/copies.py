@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fragmeter.sim.memory import CopyingMemory
-from fragmeter.sim.memory.contiguous.contiguous import Grant
-from fragmeter.sim.types.sequence import Sequence
-from fragmeter.sim.workload.groups import Group, GroupState
+from fragmeter.sim.types.sequence import Grant, Group, Sequence
+from fragmeter.sim.workload.groups import GroupState
 from oracle.slots import classify_slot
 
 from .arenas import ARENAS

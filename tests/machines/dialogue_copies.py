@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fragmeter.sim.memory import DialogueContiguousMemory
-from fragmeter.sim.memory.contiguous.contiguous import Grant
-from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.sequence import Grant, Sequence
 from fragmeter.sim.workload.dialogue import NO_PARENT
 from oracle.slots import FREE
 

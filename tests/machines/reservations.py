@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fragmeter.sim.memory import BatchMemory, ContiguousMemory, ReservedMemory
-from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction, Grant
-from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
+from fragmeter.sim.types.sequence import Grant, Sequence
 from oracle.slots import FINISHED_HOLD, FREE, STRANDED, census, classify_slot
 
 from .arenas import ARENAS, Blocks

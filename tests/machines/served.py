@@ -9,9 +9,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.sequence import Replaced, Sequence
 from fragmeter.sim.types.state import State
-from fragmeter.sim.workload.groups import Replaced
 
 
 def chosen(sequences: list[Sequence], pick: int) -> list[Sequence]:

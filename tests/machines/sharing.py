@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fragmeter.sim.memory import SharingMemory
-from fragmeter.sim.types.sequence import Sequence
-from fragmeter.sim.workload.groups import Group, GroupState, leads, present
+from fragmeter.sim.types.sequence import Group, Sequence, leads, present
+from fragmeter.sim.workload.groups import GroupState
 
 from .draws import EITHER, combined
 from .paged import spans

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ...types.errors import SimulationFault
-from ...types.sequence import Sequence
+from ...types.sequence import Grant, Sequence
 from ...types.state import State
 from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
@@ -25,26 +24,6 @@ from .arena import Arena, FirstFitArena
 
 if TYPE_CHECKING:
     from ..base import Placement
-
-
-class Grant(NamedTuple):
-    """A reservation: requested tokens, reserved slots, padding among them, first block (None: no address)."""
-
-    tokens: int
-    slots: int
-    padding: int
-    start: int | None
-
-    @property
-    def place(self) -> int:
-        """Its first block.
-
-        Raises:
-            SimulationFault: It has no address, as its slots are only counted.
-        """
-        if self.start is None:
-            raise SimulationFault("a reservation that is only counted has no place")
-        return self.start
 
 
 class ContiguousTransaction:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...types.errors import SimulationFault
-from ...types.sequence import FORKED, Sequence
-from ...workload.groups import Group
+from ...types.sequence import FORKED, Grant, Group, Sequence
 from .arena import Arena
-from .contiguous import ContiguousMemory, ContiguousTransaction, Grant
+from .contiguous import ContiguousMemory, ContiguousTransaction
 
 
 class CopyingMemory(ContiguousMemory):

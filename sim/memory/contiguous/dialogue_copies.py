@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 
-from ...types.sequence import Sequence
+from ...types.sequence import Grant, Sequence
 from ...types.state import State
 from ...workload.dialogue import NO_PARENT, Dialogue
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..accounting.parents import Parents
 from .arena import Arena
-from .contiguous import ContiguousMemory, ContiguousTransaction, Grant
+from .contiguous import ContiguousMemory, ContiguousTransaction
 
 
 class DialogueTransaction(ContiguousTransaction):

@@ -18,9 +18,8 @@ from collections.abc import Iterable
 
 from ...types.errors import SimulationFault
 from ...types.optional import not_none
-from ...types.sequence import FORKED, Sequence
+from ...types.sequence import FORKED, Group, Sequence, leads, present
 from ...types.state import State
-from ...workload.groups import Group, leads, present
 from ..accounting.ledger import METER, Meter
 from .paged import PagedMemory
 from .sharing_tables import SharingTables

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from ...types.sequence import FORKED, Sequence
-from ...workload.groups import leads, present
+from ...types.sequence import FORKED, Sequence, leads, present
 from ..prefix.block_pool import BlockPool
 from .block_tables import BlockTables
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ...types.sequence import Sequence
+from ...types.sequence import Grant, Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
-from ..contiguous.contiguous import ContiguousTransaction, Grant
+from ..contiguous.contiguous import ContiguousTransaction
 from .block_tables import BlockTables
 from .reserved import ReservedMemory
 

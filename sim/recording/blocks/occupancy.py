@@ -23,9 +23,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ...memory import BUCKETS, Memory
-from ...types.sequence import Sequence
+from ...types.sequence import Sequence, leads
 from ...types.state import State
-from ...workload.groups import leads
 
 CODES = {bucket: code for code, bucket in enumerate(BUCKETS)}
 #: In ``Rows.sequence``: no sequence holds the block.

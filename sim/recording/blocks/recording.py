@@ -43,8 +43,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ...cost.base import StepCost
-from ...engine.engine import Engine
-from ...engine.observer import Observer
+from ...engine.observer import Observed, Observer
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory import Memory
@@ -176,7 +175,7 @@ class BlockRecording(Observer):
         self._settings, self._workload = settings, workload
         self._most_columns, self._most_rows = most_columns, most_rows
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """See ``Observer``: refuse what cannot be drawn, and choose the first stride."""
         memory, policy = engine.memory, self._settings.policy
         if memory.groups.sliding:
@@ -288,7 +287,7 @@ def assembled(
     )
 
 
-def _least_ticks(engine: Engine, workload: Workload, refused: np.ndarray) -> int:
+def _least_ticks(engine: Observed, workload: Workload, refused: np.ndarray) -> int:
     """Lower bound of the run's duration: the last arrival, or the steps of all tokens at ``max_num_seqs``."""
     served = ~refused
     # When users send a request depends on the run.

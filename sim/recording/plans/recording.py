@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...cost.base import StepCost
-from ...engine.engine import Engine
-from ...engine.observer import Observer
+from ...engine.observer import Observed, Observer
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory.accounting.ledger import Leap
@@ -20,9 +19,8 @@ from ...memory.accounting.moves import Moves
 from ...spec import gpu, model
 from ...spec.startup.launch import resolved_kv_dtype
 from ...types.errors import SettingError
-from ...types.sequence import Sequence, StepPlan
+from ...types.sequence import Group, Lineage, Replaced, Sequence, StepPlan
 from ...types.state import State
-from ...workload.groups import Group, Lineage, Replaced
 from ...workload.workload import Workload
 from .form import OF_ROWS, OFFSETS, PAIRS, ROW, STEP
 from .layouts import Layout, PagedLayout, layout_of
@@ -89,7 +87,7 @@ class PlanRecording(Observer):
         self._settings, self._workload = settings, workload
         self._steps, self._shuffle_ids = (first_step, num_steps), shuffle_ids
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """See ``Observer``: from now on the memory tells what it moves."""
         layout = self._layout = layout_of(engine.memory, engine.policy.name)
         if self._shuffle_ids:

@@ -23,15 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cost.base import StepCost
-from ...engine.engine import Engine
-from ...engine.observer import Observer
+from ...engine.observer import Observed, Observer
 from ...engine.run import Run, simulate
 from ...engine.settings import Settings
 from ...memory import BUCKETS, Memory
 from ...memory.accounting.ledger import Leap
 from ...types.errors import SettingError
-from ...types.sequence import CARRY_ON, Sequence, StepPlan
-from ...workload.groups import Group, Lineage, Replaced
+from ...types.sequence import CARRY_ON, Group, Lineage, Replaced, Sequence, StepPlan
 from ...workload.workload import Workload
 from ..blocks.occupancy import BOUNDED, CODES, Holder, holders, limits_of
 from ..plans.layouts import Layout, layout_of
@@ -142,7 +140,7 @@ class StepRecording(Observer):
         self.steps: list[Step] = []
         self._replaced: list[tuple[int, int]] = []
 
-    def run_started(self, engine: Engine, refused: np.ndarray) -> None:
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """See ``Observer``: the memory notes from now on what it moves."""
         if engine.memory.groups.sliding:
             remedy = "a step has one block table a sequence, and KV groups have several"

@@ -25,8 +25,7 @@ from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.residencies import preemptions_table, residencies_table
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
-from fragmeter.sim.types.sequence import StepPlan
-from fragmeter.sim.workload.groups import leads
+from fragmeter.sim.types.sequence import StepPlan, leads
 from strategies import Case, LineCost, crowded_cases
 
 #: Every policy that preempts.

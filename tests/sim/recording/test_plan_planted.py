@@ -9,12 +9,11 @@ import pytest
 
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.moves import Moves
-from fragmeter.sim.memory.contiguous.contiguous import Grant
 from fragmeter.sim.memory.contiguous.copies import CopyingMemory
 from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.prefix import BlockPool, Chain, Chains
 from fragmeter.sim.recording.plans import Plan, record
-from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.sequence import Grant, Sequence
 from plan_cases import (
     caching_case,
     caching_plan,
