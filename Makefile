@@ -39,8 +39,13 @@ help:
 	@echo "make step-costs   compare step times over all figures, write docs/step-costs.md (half an hour); TRACE and ALPACA as for docs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
+# The modules with columns and numbers that the compiled core shares (core_header.py imports them).
+DECLARATIONS := sim/engine/core_header.py sim/engine/engine.py sim/cost/base.py sim/cost/paper.py sim/types/sequence.py \
+	$(addprefix sim/memory/,accounting/cache_log.py accounting/ledger.py accounting/moments.py \
+	prefix/block_pool.py prefix/chains.py prefix/residency.py)
+
 # A virtual environment of its own, installed anew when setup.cfg or the compiled core changes.
-$(VENV)/.core: setup.cfg pyproject.toml setup.py $(wildcard sim/engine/_core*.[ch])
+$(VENV)/.core: setup.cfg pyproject.toml setup.py $(wildcard sim/engine/_core*.c) sim/engine/_core.h $(DECLARATIONS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tests/helpers/lowest_bounds.py > $(VENV)/lowest.txt
 	$(PIP_INSTALL) $(CONSTRAINTS) --editable .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import NamedTuple
 
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
@@ -26,6 +27,22 @@ SWAP_IN_BYTES_PER_S = 11.786e9
 SWAP_IN_MS_PER_BLOCK = 0.2576
 #: Of an A100-40GB, by its data sheet; a copy reads and writes.
 MEMORY_BYTES_PER_S = 1_555e9
+
+
+class StepTerms(NamedTuple):
+    """``PaperCost.step_ticks`` in numbers.
+
+    Attributes:
+        step, per_decode, per_token: Ticks of a step, of a decode and of a prefill token.
+        steeper: Ticks that each prefill token past ``knee`` costs more.
+        knee: Tokens.
+    """
+
+    step: int
+    per_decode: int
+    per_token: int
+    steeper: int
+    knee: int
 
 
 class PaperCost:
@@ -78,11 +95,9 @@ class PaperCost:
         return (model.num_layers, model.hidden_size, gpu.name, tensor_parallel) == (40, 5120, "a100-40gb", 1)
 
     @property
-    def terms(self) -> tuple[int, int, int, int, int]:
-        """``step_ticks`` in numbers: ticks of a step, of a decode, of a prefill token, and what each prefill token costs more
-        past as many tokens."""
-        beyond = self._steeper, PREFILL_KNEE_TOKENS
-        return self._step, self._per_decode, self._per_prefill_token, *beyond
+    def terms(self) -> StepTerms:
+        """``step_ticks`` in numbers."""
+        return StepTerms(self._step, self._per_decode, self._per_prefill_token, self._steeper, PREFILL_KNEE_TOKENS)
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``; independent of context and pairs."""

@@ -1,52 +1,10 @@
-/* The compiled core: the leaps of one replica under vllm-sosp23 or vllm-v1, without the calls of Python.
+/* What Python sees of the compiled core: a replica as a capsule, and the functions of _core.pyi. */
 
-The specification is Python: the loop of engine.py, carried out by executor.py, with the policy over the blocks of a memory.
-Every function names what it follows, and computes the same integers. tests/sim/engine/test_core.py compares all columns of
-both. It serves an open loop with one sequence a request, in one KV group, where preempted sequences are recomputed and
-nothing has ids; core.py lists what it serves.
-
-    _core_cost.h      step times
-    _core_pool.h      blocks with reference counts and hashes, and the free queue
-    _core_cache.h     the block tables of a prefix cache
-    _core_batch.h     the running sequences and their blocks, the queue, the leap
-    _core_sosp23.h    the decisions of vllm-sosp23
-    _core_v1.h        the decisions of vllm-v1
-    _core_routed.h    requests that a router sends one by one, and what it reads
-    _core_history.h   passes over the logs of a run
-    _core.c           what Python sees
-
-Times and counts are int64; a time that exceeds that raises OverflowError. Columns are written as records into buffers of
-the caller, who gets control back when one is full: no other state outlives a call than that of ``struct replica``.
-*/
-
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "_core.h"
 
 #ifndef SOURCE_SHA256
 #define SOURCE_SHA256 ""
 #endif
-
-#include "_core_cost.h"
-
-#include "_core_pool.h"
-
-#include "_core_cache.h"
-
-#include "_core_batch.h"
-
-#include "_core_sosp23.h"
-
-#include "_core_v1.h"
-
-#include "_core_routed.h"
-
-#include "_core_history.h"
 
 static const char *CAPSULE = "fragmeter.sim.engine._core.replica";
 
@@ -124,19 +82,21 @@ static bool allocate(struct replica *r)
 /* Fills a replica from arguments of Python; false with an error set. */
 static bool fill_replica(struct replica *r, PyObject *args)
 {
-    long long blocks, size, seqs, tokens, watermark, edges[2];
-    PyObject *given_edges, *costs, *cache;
+    long long edges[2];
+    PyObject *numbers, *given_edges, *costs, *cache;
     int ahead, routed;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*(LLLLL)O!OpOp", &r->views[0], &r->views[1], &r->views[2], &r->views[3],
-                          &r->views[4], &blocks, &size, &seqs, &tokens, &watermark, &PyTuple_Type, &given_edges, &costs,
-                          &ahead, &cache, &routed))
+    struct limits limits;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*OO!OpOp", &r->views[0], &r->views[1], &r->views[2], &r->views[3], &r->views[4],
+                          &numbers, &PyTuple_Type, &given_edges, &costs, &ahead, &cache, &routed) ||
+        !take_numbers(numbers, &limits, LIMITS_FIELDS))
         return false;
     r->num_edges = (int)PyTuple_Size(given_edges);
     bool valid = r->num_edges == 0 || (r->num_edges == 2 && PyArg_ParseTuple(given_edges, "LL", &edges[0], &edges[1]));
     r->num_requests = (int64_t)(r->views[0].len / 8);
     for (int place = 1; place < 4; place++)
         valid = valid && r->views[place].len == r->views[0].len;
-    if (!valid || r->views[4].len != r->num_requests || blocks < 0 || size < 1 || seqs < 1 || seqs > INT32_MAX) {
+    if (!valid || r->views[4].len != r->num_requests || limits.num_blocks < 0 ||
+        limits.block_size < 1 || limits.max_num_seqs < 1 || limits.max_num_seqs > INT32_MAX) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "columns of equal length, two edges or none, and positive limits are needed");
         return false;
@@ -146,11 +106,11 @@ static bool fill_replica(struct replica *r, PyObject *args)
     r->prompt_tokens = r->views[2].buf;
     r->output_tokens = r->views[3].buf;
     r->ends_early = r->views[4].buf;
-    r->num_blocks = r->free = blocks;
-    r->block_size = size;
-    r->max_num_seqs = seqs;
-    r->max_num_batched_tokens = tokens;
-    r->watermark_blocks = watermark;
+    r->num_blocks = r->free = limits.num_blocks;
+    r->block_size = limits.block_size;
+    r->max_num_seqs = limits.max_num_seqs;
+    r->max_num_batched_tokens = limits.max_num_batched_tokens;
+    r->watermark_blocks = limits.watermark_blocks;
     for (int place = 0; place < r->num_edges; place++)
         r->edges[place] = edges[place];
     r->ahead = ahead;
@@ -160,7 +120,7 @@ static bool fill_replica(struct replica *r, PyObject *args)
         PyErr_NoMemory();
         return false;
     }
-    return (cache == Py_None || fill_cache(r, cache)) && parse_cost(&r->cost, costs, seqs);
+    return (cache == Py_None || fill_cache(r, cache)) && parse_cost(&r->cost, costs, limits.max_num_seqs);
 }
 
 static PyObject *core_start(PyObject *self, PyObject *args)
@@ -185,7 +145,7 @@ static long long num_records(const struct records *records, int fields)
     return (records->next - (int64_t *)records->view.buf) / fields;
 }
 
-static enum status serve(struct replica *r, int64_t until)
+static int serve(struct replica *r, int64_t until)
 {
     return r->ahead ? serve_v1(r, until) : serve_sosp23(r, until);
 }
@@ -210,9 +170,9 @@ static PyObject *core_serve(PyObject *self, PyObject *args)
         if (!has_room(r)) {
             PyErr_SetString(PyExc_ValueError, "a buffer has no room for the records of one step");
         } else {
-            enum status status = serve(r, until);
+            int status = serve(r, until);
             if (status != FAILED)
-                found = Py_BuildValue("iLLLLLLL", (int)status, (long long)r->now, (long long)r->arrived,
+                found = Py_BuildValue("iLLLLLLL", status, (long long)r->now, (long long)r->arrived,
                                       (long long)num_waiting(r), num_records(&r->rows, ROW_FIELDS),
                                       num_records(&r->residencies, RESIDENCY_FIELDS),
                                       num_records(&r->evictions, EVICTION_FIELDS),
@@ -281,7 +241,7 @@ static PyObject *core_advance(PyObject *self, PyObject *args)
     struct replica *r = routed_replica(capsule);
     if (r == NULL)
         return NULL;
-    enum status status;
+    int status;
     do {
         if (!make_room_for_records(r))
             return NULL;
@@ -290,7 +250,7 @@ static PyObject *core_advance(PyObject *self, PyObject *args)
     if (status == FAILED)
         return NULL;
     long long end = r->leap.steps ? r->leap.end : r->now;
-    return Py_BuildValue("iLL", (int)status, end, (long long)num_waiting(r));
+    return Py_BuildValue("iLL", status, end, (long long)num_waiting(r));
 }
 
 /* What a router reads at a tick (``Seen``): unfinished requests, outstanding tokens, tokens of the KV cache. */
@@ -303,7 +263,8 @@ static PyObject *core_look(PyObject *self, PyObject *args)
     struct replica *r = routed_replica(capsule);
     if (r == NULL)
         return NULL;
-    return Py_BuildValue("LLL", num_unfinished(r), outstanding_tokens(r, now), kv_tokens(r, now));
+    return Py_BuildValue("LLL", (long long)num_unfinished(r), (long long)outstanding_tokens(r, now),
+                         (long long)kv_tokens(r, now));
 }
 
 /* The records of rows, residencies, evictions and chunks so far. */

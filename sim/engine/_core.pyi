@@ -3,7 +3,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..cost.base import StepParts
+from ..cost.paper import StepTerms
+from .core import Parts
+from .core_header import CoreLimits
 
 #: Of the sources that it was compiled from.
 SOURCE_SHA256: str
@@ -14,8 +16,8 @@ class Replica: ...
 _Costs: TypeAlias = tuple[
     Callable[[int, int, int, int], int],
     Callable[[int, int], tuple[int, int, int | None]],
-    tuple[int, int, int, int, int] | None,
-    StepParts | None,
+    StepTerms | None,
+    Parts | None,
 ]
 
 def start(
@@ -24,7 +26,7 @@ def start(
     prompt_tokens: np.ndarray,
     output_tokens: np.ndarray,
     ends_early: np.ndarray,
-    limits: tuple[int, int, int, int, int],
+    limits: CoreLimits,
     edges: tuple[int, ...],
     costs: _Costs,
     ahead: bool,
@@ -61,7 +63,7 @@ def records(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes]: ...
 # Of a replica with a prefix cache: records since the last call (lives, gaps, changes in blocks, look-ups), and evictions so far.
 def logs(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes, int]: ...
 
-# Passes over int64 columns (``_core_history.h`` has the columns). A state carries a pass from one call to the next.
+# Passes over int64 columns (``_core_history.c`` has the columns). A state carries a pass from one call to the next.
 # ``moments``: sums of blocks taken in rows. ``date``: times of moments. ``count``: the sum of the values that are counted, in two
 # halves of 64 bits.
 def moments(columns: tuple[np.ndarray, ...], size: int, state: np.ndarray, found: np.ndarray, /) -> None: ...

@@ -1,6 +1,6 @@
 """The engine of one replica in compiled form, for the runs that the compiled core can serve.
 
-``_core.c`` computes the leaps of ``engine.Engine`` with the same integers, and writes the same records. Nothing outside of
+``_core_*.c`` compute the leaps of ``engine.Engine`` with the same integers, and writes the same records. Nothing outside of
 one replica changes its open loop, so SimPy keeps the clock at a coarser grain: one event spans as many leaps as the core's
 buffers hold.
 
@@ -22,11 +22,12 @@ from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 import simpy
 
-from ..cost import PaperCost, step_parts
+from ..cost import PaperCost, StepCost, step_parts
 from ..cost.base import effective_context, saved_ticks
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
@@ -38,15 +39,18 @@ from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
 from ..types.errors import Overdrawn, SimulationFault
 from ..workload.workload import Workload
+from .core_header import PAGED_METER, PART_NUMBERS, STATUSES, CoreLimits, header
 from .replica import Replica
 from .settings import Settings
 
 _FOLDER = Path(__file__).parent
 #: Leaps that a buffer holds.
 _LEAPS = 1 << 15
+#: ``StepParts`` as the core takes it: calls, ticks of pairs, and ``PART_NUMBERS``.
+Parts: TypeAlias = tuple[object, object, object, object, tuple[tuple[int, int], ...], tuple[int, ...]]
 FOREVER = (1 << 63) - 1
 #: What ``_core.serve`` and ``_core.advance`` say first.
-_ENDED, _STUCK, _UNPUBLISHED, RESTS, _OVERDRAWN = 1, 2, 3, 4, 5
+_GOES_ON, _ENDED, _STUCK, _UNPUBLISHED, RESTS, _OVERDRAWN = range(len(STATUSES))
 #: Settings that may have another value than their default. The core reads them, or the sizes, limits and step times that
 #: follow from them. A run with any other setting, such as one that is added later, is served in Python.
 SETTINGS = frozenset(
@@ -78,9 +82,11 @@ POLICIES: dict[type[AnyPolicy], tuple[tuple[type[Memory], ...], frozenset[str]]]
 
 
 def source_sha256(folder: Path) -> str | None:
-    """The hash of the core's sources in a folder; None without them."""
-    paths = [folder / "_core.c", *sorted(folder.glob("_core_*.h"))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths[0].is_file() else None
+    """The hash of the core's sources in a folder, and of the declarations that they share with Python; None without them."""
+    paths = [*sorted(folder.glob("_core*.c")), folder / "_core.h"]
+    if not paths[-1].is_file():
+        return None
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths) + header().encode()).hexdigest()
 
 
 @cache
@@ -91,8 +97,8 @@ def compiled() -> tuple[ModuleType | None, str]:
     except ImportError:
         return None, "not built"
     if source_sha256(_FOLDER) not in (None, _core.SOURCE_SHA256):
-        return None, "built from another _core.c, or other headers, than those beside it"
-    return _core, f"built from _core.c and its headers with SHA-256 {_core.SOURCE_SHA256[:12]}"
+        return None, "built from other sources, or other columns, than those of today"
+    return _core, f"built from sources with SHA-256 {_core.SOURCE_SHA256[:12]}"
 
 
 def serves(settings: Settings, replica: Replica) -> bool:
@@ -196,14 +202,30 @@ def started(
     core, memory, limits, cost = compiled()[0], replica.memory, replica.policy.limits, replica.cost
     assert core is not None
     assert isinstance(memory, PagedMemory)
-    numbers = memory.num_blocks, memory.block_size, most, limits.max_num_batched_tokens, limits.watermark_blocks
+    assert memory.meter == PAGED_METER
+    numbers = CoreLimits(
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        max_num_seqs=most,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        watermark_blocks=limits.watermark_blocks,
+    )
     # A subclass may have other step times.
     terms = cost.terms if type(cost) is PaperCost else None
-    costs = cost.step_ticks, cost.decode_line, terms, step_parts(cost)
+    costs = cost.step_ticks, cost.decode_line, terms, _parts_of(cost)
     cached = memory if isinstance(memory, CachedMemory) else None
     cache = None if cached is None else (ORDERS[type(cached.pool.free_block_queue)], *_names(cached, columns[0]))
     handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, cache, routed)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
+
+
+def _parts_of(cost: StepCost) -> Parts | None:
+    """The parts of steps with prompts, as the core takes them; None if it calls the cost model."""
+    parts = step_parts(cost)
+    if parts is None:
+        return None
+    calls = parts.of_tokens, parts.of_rows, parts.mixed_decode, parts.prefill_node
+    return *calls, parts.per_pair, tuple(getattr(parts, name) for name in PART_NUMBERS)
 
 
 def _row_end(row: np.ndarray) -> int:

@@ -47,7 +47,7 @@ from .observer import Observer
 from .transfers import TransferSource
 
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
-_LONGEST_LEAP = 1 << 16
+LONGEST_LEAP = 1 << 16
 #: What an alarm rings with: None, or where a leap or rest ends before its time, its steps, ticks and ledger's columns.
 Cut = tuple[int, int, Leap | None] | None
 
@@ -329,7 +329,7 @@ class Engine:
     def _ask_horizon(self, limit: int) -> int:
         """Steps, at most ``limit``, for which the policy's decision stays the same."""
         state = self.state
-        steps = min(self._horizon(state, self.memory, limit), _LONGEST_LEAP)
+        steps = min(self._horizon(state, self.memory, limit), LONGEST_LEAP)
         if not state.waiting and not state.swapped:
             # No sequence could take the place of a finished one: the decision holds across finishes.
             self._holds_until = state.decode_step + steps

@@ -218,16 +218,17 @@ def sources_in(folder: Path) -> Path:
     return folder
 
 
-def changed_core(folder: Path, header: str, before: str, after: str) -> ModuleType:
-    """The core, compiled in a folder with a change in one of its headers, and loaded beside the real one."""
+def changed_core(folder: Path, part: str, before: str, after: str) -> ModuleType:
+    """The core, compiled in a folder with a change in one of its sources, and loaded beside the real one."""
     compiler, include = shutil.which("cc"), Path(sysconfig.get_path("include"))
     if compiler is None or not (include / "Python.h").is_file():
         pytest.skip("no C compiler, or no headers of Python")
-    path = sources_in(folder) / f"_core_{header}.h"
+    path = sources_in(folder) / f"_core_{part}.c"
     source = path.read_text()
     assert source.count(before) == 1
     path.write_text(source.replace(before, after))
-    command = [compiler, "-shared", "-fPIC", "-O0", f"-I{include}", "-o", "_core.so", "_core.c"]
+    sources = sorted(each.name for each in folder.glob("_core*.c"))
+    command = [compiler, "-shared", "-fPIC", "-O0", f"-I{include}", "-o", "_core.so", *sources]
     subprocess.run(command, cwd=folder, check=True)
     loader = ExtensionFileLoader("_core", str(folder / "_core.so"))
     module = module_from_spec(spec_from_loader("_core", loader))

@@ -21,29 +21,29 @@ import numpy as np
 from .run_log import RunLog
 
 _KIND_BITS = 2
-_KINDS = 1 << _KIND_BITS
-_AT_ROW, _IN_STEP, _AFTER_STEP, _AFTER_ROW = range(_KINDS)
+MOMENT_KINDS = 1 << _KIND_BITS
+AT_ROW, IN_STEP, AFTER_STEP, AFTER_ROW = range(MOMENT_KINDS)
 _Steps = TypeVar("_Steps", int, np.ndarray)
 
 
 def at_row(row: int) -> int:
     """The start of row ``row``."""
-    return row * _KINDS + _AT_ROW
+    return row * MOMENT_KINDS + AT_ROW
 
 
 def after_row(row: int) -> int:
     """The end of row ``row``, which may be long before the next one starts."""
-    return row * _KINDS + _AFTER_ROW
+    return row * MOMENT_KINDS + AFTER_ROW
 
 
 def in_step(decode_step: _Steps) -> _Steps:
     """The start of ``decode_step``, or of each of several."""
-    return decode_step * _KINDS + _IN_STEP
+    return decode_step * MOMENT_KINDS + IN_STEP
 
 
 def after_step(decode_step: _Steps) -> _Steps:
     """The end of step ``decode_step - 1``, which may be long before the next step starts."""
-    return decode_step * _KINDS + _AFTER_STEP
+    return decode_step * MOMENT_KINDS + AFTER_STEP
 
 
 def ticks_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def _dated(compiled: ModuleType, columns: tuple[np.ndarray, ...], end: int, mome
 
 def _by_kind(moments: np.ndarray, *of_kinds: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """What the function of each kind says of the numbers of that kind, int64."""
-    number, kind = moments >> _KIND_BITS, moments & (_KINDS - 1)
+    number, kind = moments >> _KIND_BITS, moments & (MOMENT_KINDS - 1)
     found = np.empty_like(moments)
     for name, of_kind in enumerate(of_kinds):
         some = np.flatnonzero(kind == name)
@@ -101,10 +101,10 @@ def _by_kind(moments: np.ndarray, *of_kinds: Callable[[np.ndarray], np.ndarray])
 
 def first_row_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """The first row that starts at each moment or after it, int64."""
-    number, kind = np.divmod(moments, _KINDS)
-    row = np.where(kind == _AFTER_STEP, np.searchsorted(run_log.row_step, number, side="left"), number)
-    row += kind == _AFTER_ROW
+    number, kind = np.divmod(moments, MOMENT_KINDS)
+    row = np.where(kind == AFTER_STEP, np.searchsorted(run_log.row_step, number, side="left"), number)
+    row += kind == AFTER_ROW
     # Of rows of one decode step it is the last that has steps.
     last = np.searchsorted(run_log.row_step, number, side="right") - 1
     begins = run_log.row_step[np.maximum(last, 0)] == number
-    return np.where(kind == _IN_STEP, last + ~begins, row)
+    return np.where(kind == IN_STEP, last + ~begins, row)

@@ -23,7 +23,7 @@ from operator import eq, itemgetter
 from ...workload.content import Run, Tokens
 
 _ROOT = 0
-_PLACE_BITS = 32
+PLACE_BITS = 32
 _STREAM = itemgetter(0)
 #: Chains of a request's full blocks, each with its end (exclusive). The chain of place p is the first with an end above p.
 Path = list[tuple["Chain", int]]
@@ -96,8 +96,8 @@ class Chains:
     @staticmethod
     def own_names(request: int) -> range:
         """As ``names``, for a request that shares no block with another one: they take no place among the chains."""
-        first = -(request + 1) << _PLACE_BITS
-        return range(first, first + (1 << _PLACE_BITS))
+        first = -(request + 1) << PLACE_BITS
+        return range(first, first + (1 << PLACE_BITS))
 
     def path_of(self, runs: list[Run]) -> Path:
         """Path of the blocks that a string of tokens fills. It does not depend on the division into runs."""
@@ -127,7 +127,7 @@ def names_in(path: Path) -> list[int]:
     """Names, as numbers other than 0, of the blocks of a path, in order."""
     names: list[int] = []
     for chain, stop in path:
-        first = chain.number << _PLACE_BITS
+        first = chain.number << PLACE_BITS
         names += range(first + len(names), first + stop)
     return names
 

@@ -308,9 +308,9 @@ def test_without_the_core_python_serves_and_doctor_says_so(loaded_anew, monkeypa
 @needs_core
 def test_a_core_of_another_source_is_not_used(loaded_anew, monkeypatch, tmp_path):
     copied = sources_in(tmp_path)
-    (copied / "_core_v1.h").write_text((copied / "_core_v1.h").read_text() + "/* changed */")
+    (copied / "_core_v1.c").write_text((copied / "_core_v1.c").read_text() + "/* changed */")
     monkeypatch.setattr(core, "_FOLDER", copied)
-    assert core.compiled() == (None, "built from another _core.c, or other headers, than those beside it")
+    assert core.compiled() == (None, "built from other sources, or other columns, than those of today")
     found = doctor_says(tmp_path)
     assert not found["works"] and "again" in found["remedy"]
 
@@ -318,7 +318,7 @@ def test_a_core_of_another_source_is_not_used(loaded_anew, monkeypatch, tmp_path
 @needs_core
 def test_doctor_says_that_the_core_is_used(tmp_path):
     found = doctor_says(tmp_path)
-    assert found["works"] and found["found"].startswith("built from _core.c")
+    assert found["works"] and found["found"].startswith("built from sources")
 
 
 def doctor_says(folder: Path) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def doctor_says(folder: Path) -> dict[str, Any]:
     return part
 
 
-#: Differences to plant, by policy and header: text of the source, and what stands for it.
+#: Differences to plant, by policy and part of the core: text of the source, and what stands for it.
 PLANTED = {
     "vllm-sosp23": {
         "pressure at one free block": ("sosp23", "r->free - need < 1", "r->free - need < 0"),
@@ -352,11 +352,11 @@ PLANTED = {
         "tokens generated": ("batch", "generated_tokens += r->decode_step -", "generated_tokens = r->decode_step -"),
         "blocks of a prompt": ("batch", "ceil_div(tokens - 1, r->block_size)", "ceil_div(tokens, r->block_size)"),
         "the context of a first step": ("batch", "step ? context + batch : context", "context"),
-        "a knee": ("cost", "(beyond <= 0 || add_product(ticks, c->steeper, beyond))", "true"),
+        "a knee": ("cost", "(beyond <= 0 || add_product(ticks, terms->steeper, beyond))", "true"),
         "a corner of a patch": ("cost", "if (along && up)", "if (false)"),
         "attention of two calls": ("cost", "attention = decode + prefill +", "attention = prefill +"),
         "a window of prompts": ("cost", "window ? least(pairs, window * tokens) : pairs", "pairs"),
-        "no host": ("cost", "*ticks = most(c->least, (int64_t)attention)", "*ticks = (int64_t)attention"),
+        "no host": ("cost", "*ticks = most(c->numbers.least, (int64_t)attention)", "*ticks = (int64_t)attention"),
     },
     "vllm-v1": {
         "no step ahead": ("batch", "reach + (r->ahead && arrival > r->now)", "reach"),
@@ -451,8 +451,8 @@ def test_a_difference_between_looks_is_caught(policy, owner, name, other, monkey
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, monkeypatch):
     """Otherwise a comparison that always failed would catch all of them. It serves, too: without the core nothing would differ."""
-    _, (header, before, _) = next(iter(PLANTED[policy].items()))
-    unchanged, asked = changed_core(tmp_path, header, before, before), []
+    _, (part, before, _) = next(iter(PLANTED[policy].items()))
+    unchanged, asked = changed_core(tmp_path, part, before, before), []
     monkeypatch.setattr(core, "compiled", lambda: asked.append(policy) or (unchanged, "unchanged"))
     for seed in range(10):
         compare(Load(seed, policy))
@@ -462,8 +462,8 @@ def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, m
 
 def catch(policy, name, tmp_path, monkeypatch):
     """Plant a difference, and find it."""
-    header, before, after = PLANTED[policy][name]
-    changed = changed_core(tmp_path, header, before, after)
+    part, before, after = PLANTED[policy][name]
+    changed = changed_core(tmp_path, part, before, after)
     monkeypatch.setattr(core, "compiled", lambda: (changed, "changed"))
     assert any(differs(Load(seed, policy)) for seed in range(150))
 

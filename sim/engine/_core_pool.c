@@ -7,66 +7,11 @@ Arrays grow with the blocks that were ever taken, and the map of hashes with tho
 records, which Python reads.
 */
 
-/* Fields of records, in the order of residency.py and cache_log.py. */
-enum { LIFE_FIELDS = 4, GAP_FIELDS = 3, CHANGE_FIELDS = 2, LOOK_UP_FIELDS = 3, KEPT_TOUCHES = 4 };
-/* Hashes: of a block without one, and ``UNSHARED``. */
-#define NO_HASH INT64_MIN
-enum { UNSHARED = 0, NEVER = -1 };
-/* Lives that gather before Python reads them. */
-enum { MOST_LIVES = 1 << 15 };
+#include "_core.h"
 
-/* Records since the last ``logs``. */
-struct log {
-    int64_t *items, count, room;
-    int fields;
-};
-
-struct block {
-    int64_t hash, born;
-    int32_t ref_cnt, before, after; /* neighbours in the free queue */
-    int32_t touched;                /* its touches, or NONE */
-};
-
-/* The last hits of some blocks, and those of them that were taken since and whose gaps are to be logged. */
-struct touches {
-    int64_t times[KEPT_TOUCHES], taken;
-    int32_t count, blocks; /* without blocks ``count`` is the next one that is unused */
-};
-
-/* ``cached_block_hash_to_block`` by open addressing. Blocks with the same hash are in the order in which they were cached. A hash
-   of 0 is a free entry. */
-struct entry {
-    int64_t hash, block;
-};
-
-struct pool {
-    bool unhashed_first, failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
-    int64_t num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
-    struct block *blocks;
-    int64_t block_room;
-    int32_t first, last, *front;
-    int64_t num_front, front_room;
-    struct entry *entries;
-    int64_t num_hashes;
-    int entry_bits;
-    struct touches *touches;
-    int64_t num_touches, touch_room;
-    int32_t unused_touches;
-    struct log lives, gaps, changes, look_ups;
-};
-
-/* Room for one more; else the pool has failed, and the caller's list keeps its length. */
-static bool widen(struct pool *p, void **items, int64_t count, int64_t *room, size_t size)
+void add_record(struct pool *p, struct log *log, const void *record)
 {
-    if (!p->failed && make_place(items, count, room, size))
-        return true;
-    p->failed = true;
-    return false;
-}
-
-static void add_record(struct pool *p, struct log *log, const int64_t *record)
-{
-    size_t size = (size_t)log->fields * sizeof *record;
+    size_t size = (size_t)log->fields * sizeof *log->items;
     if (widen(p, (void **)&log->items, log->count, &log->room, size)) {
         memcpy(log->items + log->count * log->fields, record, size);
         log->count++;
@@ -74,23 +19,21 @@ static void add_record(struct pool *p, struct log *log, const int64_t *record)
 }
 
 /* So many more free blocks have a hash from a moment on. */
-static void log_change(struct pool *p, int64_t moment, int64_t blocks)
+void log_change(struct pool *p, int64_t moment, int64_t blocks)
 {
     if (blocks)
-        add_record(p, &p->changes, (int64_t[CHANGE_FIELDS]){moment, blocks});
+        add_record(p, &p->changes, &(struct change){.moment = moment, .slots = blocks});
 }
 
 /* A life has ended; blocks with the same one are counted. */
 static void log_life(struct pool *p, int64_t born, int64_t touched, int64_t taken)
 {
-    int64_t *last = p->lives.items + (p->lives.count - 1) * LIFE_FIELDS;
-    if (p->lives.count && last[0] == born && last[1] == touched && last[2] == taken)
-        last[3]++;
+    struct life *last = (struct life *)p->lives.items + p->lives.count - 1;
+    if (p->lives.count && last->born == born && last->touched == touched && last->taken == taken)
+        last->blocks++;
     else
-        add_record(p, &p->lives, (int64_t[LIFE_FIELDS]){born, touched, taken, 1});
+        add_record(p, &p->lives, &(struct life){.born = born, .touched = touched, .taken = taken, .blocks = 1});
 }
-
-static int64_t num_shared(const struct pool *p) { return p->num_entries - p->num_blocks + p->num_free; }
 
 /* --- The map of hashes --- */
 
@@ -136,7 +79,7 @@ static bool widen_map(struct pool *p)
 }
 
 /* The first block with a hash, or NONE. */
-static int32_t cached_block(const struct pool *p, int64_t hash)
+int32_t cached_block(const struct pool *p, int64_t hash)
 {
     if (p->entries == NULL)
         return NONE;
@@ -186,7 +129,10 @@ static void remove_hash(struct pool *p, int32_t block)
 static void log_gaps(struct pool *p, struct touches *found)
 {
     for (int at = 1; found->taken && at < found->count; at++)
-        add_record(p, &p->gaps, (int64_t[GAP_FIELDS]){found->times[at - 1], found->times[at], found->taken});
+        {
+        struct gap gap = {.since = found->times[at - 1], .until = found->times[at], .blocks = found->taken};
+        add_record(p, &p->gaps, &gap);
+    }
     found->taken = 0;
 }
 
@@ -241,7 +187,7 @@ static int32_t more_touches(struct pool *p, int32_t before, int64_t moment)
 }
 
 /* Bring the logs up to date. */
-static void settle_logs(struct pool *p)
+void settle_logs(struct pool *p)
 {
     for (int64_t at = 0; at < p->num_touches; at++)
         if (p->touches[at].blocks)
@@ -251,7 +197,7 @@ static void settle_logs(struct pool *p)
 /* --- The free queue --- */
 
 /* The first block of the queue: it loses its hash, which the caller logs, and has one reference. NONE if there is none. */
-static int32_t get_new_block(struct pool *p, int64_t moment)
+int32_t get_new_block(struct pool *p, int64_t moment)
 {
     int32_t id;
     if (!p->num_free) {
@@ -300,7 +246,7 @@ static void unlink_free(struct pool *p, const struct block *block)
 }
 
 /* Free the blocks of a table, its last one first: the first ``cached`` have hashes, and the others no other reference. */
-static void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, int64_t moment)
+void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, int64_t moment)
 {
     int64_t before = p->num_cached;
     for (int64_t place = cached; p->unhashed_first && place < count; place++)
@@ -324,7 +270,7 @@ static void free_blocks(struct pool *p, const int32_t *table, int64_t count, int
 }
 
 /* One table more has blocks that were found by their hashes. */
-static void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment)
+void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment)
 {
     int64_t cached = p->num_cached;
     for (int64_t place = 0, end; place < count && !p->failed; place = end) {
@@ -352,7 +298,7 @@ static void touch(struct pool *p, const int32_t *found, int64_t count, int64_t m
 }
 
 /* A full block gets its hash. */
-static void cache_block(struct pool *p, int32_t block, int64_t hash)
+void cache_block(struct pool *p, int32_t block, int64_t hash)
 {
     p->blocks[block].hash = hash;
     if (hash != UNSHARED)

@@ -13,6 +13,8 @@ A router reads the replica at the last boundary before the arrival. What it read
 over.
 */
 
+#include "_core.h"
+
 enum { COLUMNS = 4 };
 
 /* Requests sent so far: the columns of the replica, and the names of its cache. */
@@ -21,14 +23,14 @@ struct sent {
     int64_t rooms[COLUMNS], early_room, share_room, offset_room, number_room, stop_room, num_links;
 };
 
-static bool allocate_sent(struct replica *r)
+bool allocate_sent(struct replica *r)
 {
     r->open = true;
     r->sent = calloc(1, sizeof *r->sent);
     return r->sent != NULL;
 }
 
-static void drop_sent(struct replica *r)
+void drop_sent(struct replica *r)
 {
     struct sent *sent = r->sent;
     struct records *all[] = {&r->rows, &r->residencies, &r->evictions, &r->chunks};
@@ -98,7 +100,7 @@ static bool add_names(struct replica *r, PyObject *names)
 }
 
 /* ``RoutedEngine.send``: a request arrives, after all that were sent before. */
-static bool send_request(struct replica *r, int64_t ticks, int64_t prompt_tokens, int64_t output_tokens, bool ends_early,
+bool send_request(struct replica *r, int64_t ticks, int64_t prompt_tokens, int64_t output_tokens, bool ends_early,
                          PyObject *names)
 {
     struct sent *sent = r->sent;
@@ -136,7 +138,7 @@ static bool widen_records(struct records *records, int64_t count)
     return true;
 }
 
-static bool make_room_for_records(struct replica *r)
+bool make_room_for_records(struct replica *r)
 {
     return widen_records(&r->rows, ROW_FIELDS) && widen_records(&r->residencies, r->max_num_seqs * RESIDENCY_FIELDS) &&
            widen_records(&r->evictions, r->max_num_seqs * EVICTION_FIELDS) && widen_records(&r->chunks, CHUNK_FIELDS);
@@ -154,19 +156,19 @@ static int64_t steps_over(const struct replica *r, int64_t now)
 }
 
 /* ``RoutedEngine.num_requests``. */
-static long long num_unfinished(const struct replica *r)
+int64_t num_unfinished(const struct replica *r)
 {
     return r->num_requests - r->arrived + num_waiting(r) + (r->prefilling != NONE) + r->batch_size;
 }
 
 /* ``RoutedEngine.outstanding_tokens``. */
-static long long outstanding_tokens(const struct replica *r, int64_t now)
+int64_t outstanding_tokens(const struct replica *r, int64_t now)
 {
     return r->queued_tokens + r->batch_size * (r->decode_step + steps_over(r, now)) + r->lag_sum;
 }
 
 /* ``RoutedEngine.kv_tokens``. */
-static long long kv_tokens(const struct replica *r, int64_t now)
+int64_t kv_tokens(const struct replica *r, int64_t now)
 {
     int64_t computed = r->prefilling == NONE ? 0 : r->slots[r->prefilling].computed_tokens;
     int64_t taken = r->num_blocks - r->free + growth_of(r, steps_over(r, now));

@@ -1,5 +1,7 @@
 /* vllm-sosp23: the decision of vllm_sosp23.py, carried out as executor.py does, and the loop around it. */
 
+#include "_core.h"
+
 /* ``VllmSosp23._make_room``: preempts last arrivals until the last one that is left finds a free block. */
 static bool make_room(struct replica *r, int64_t *need)
 {
@@ -75,7 +77,7 @@ static bool next_sosp23(struct replica *r)
 }
 
 /* ``Engine._serve``, until a buffer is full, the clock has passed ``until``, a leap is not taken, or the run is over. */
-static enum status serve_sosp23(struct replica *r, int64_t until)
+int serve_sosp23(struct replica *r, int64_t until)
 {
     while (has_room(r) && r->now < until) {
         int64_t last;

@@ -5,6 +5,8 @@ Columns are int64 arrays of the caller. A pass over a long column goes on from c
 is all zero at first, and ends with a call that does not fill its buffers.
 */
 
+#include "_core.h"
+
 enum { MOST_COLUMNS = 16, HINT_ROWS = 8 };
 
 struct columns {
@@ -89,7 +91,7 @@ static void moments_of(const struct columns *c, int64_t size, int64_t *state, in
     state[MOMENT_STEP] = step, state[MOMENT_FIRST] = started, state[MOMENT_STOP] = stopped;
 }
 
-static PyObject *core_moments(PyObject *self, PyObject *args)
+PyObject *core_moments(PyObject *self, PyObject *args)
 {
     PyObject *given, *result = NULL;
     long long size;
@@ -194,7 +196,7 @@ static bool date(const struct columns *c, int64_t end_ticks, const int64_t *mome
     return true;
 }
 
-static PyObject *core_date(PyObject *self, PyObject *args)
+PyObject *core_date(PyObject *self, PyObject *args)
 {
     PyObject *given, *result = NULL;
     long long end_ticks;
@@ -233,7 +235,7 @@ static int64_t width_of(int64_t value)
 }
 
 /* Counts blocks by the first bound at or above their value, and by width. Returns the sum of the values in two halves. */
-static PyObject *core_count(PyObject *self, PyObject *args)
+PyObject *core_count(PyObject *self, PyObject *args)
 {
     Py_buffer values, blocks, bounds, counts, widths;
     PyObject *result = NULL;

@@ -13,108 +13,7 @@ Two facts make the state small:
 The calendar is ordered by (finish step, request), so any heap of it gives the same order.
 */
 
-/* Fields of a record, in the order of ledger.py. */
-enum { ROW_FIELDS = 12, RESIDENCY_FIELDS = 7, EVICTION_FIELDS = 5, CHUNK_FIELDS = 4 };
-/* How moments.py numbers a moment: its row or step times four, plus one of these. */
-enum { AT_ROW, IN_STEP, AFTER_STEP, AFTER_ROW, MOMENT_KINDS };
-/* Kinds of a residency, sequence.py. */
-enum { FRESH = 0, RECOMPUTED = 1, NOT_DECODING = -2 };
-/* The steps of the longest leap, ``_LONGEST_LEAP`` of engine.py. */
-#define LONGEST_LEAP ((int64_t)1 << 16)
-
-enum status { FAILED = -1, GOES_ON = 0, ENDED = 1, STUCK = 2, UNPUBLISHED = 3, RESTS = 4, OVERDRAWN = 5 };
-/* What a sequence in a slot does: the last two are those of ``State.finished`` and ``State.in_vain``. */
-enum progress { DECODES, PREFILLS, HAS_FINISHED, IN_VAIN };
-
-/* A sequence with blocks; the names are those of sequence.py. */
-struct sequence {
-    int64_t request; /* its place among the served requests */
-    int64_t start_tokens, generated_tokens, start_step, lag, finish_step, computed_tokens, lost_tokens;
-    int64_t kind, partial_blocks; /* ``Partial.blocks`` of paged.py, of one that does not decode */
-    int32_t before, after; /* slots of its neighbours in the running list */
-    int32_t place;         /* its place in the calendar, or NONE */
-    enum progress progress;
-    int32_t phase_before, phase_after; /* with a prefix cache: its neighbours among those of its phase */
-};
-
-/* Kinds of evictions, as in ledger.py: the core has neither a swap nor a stall. */
-enum eviction { RECOMPUTE = 0, COMPLETE = 3 };
-
-/* A preempted sequence. */
-struct preempted {
-    int64_t request, generated_tokens, lost_tokens, kind;
-};
-
-/* A step that a decision begins: ``Begun`` of executor.py. */
-struct step {
-    int64_t ticks, prefill_tokens;
-    bool valid_until_horizon, stops_at_arrival, preempts;
-};
-
-/* A leap that an arrival may yet end. */
-struct leap {
-    int64_t steps, first, second, growth, end;
-};
-
-struct records {
-    Py_buffer view;
-    int64_t *next, *end;
-};
-
-struct replica {
-    /* Served requests. */
-    Py_buffer views[5];
-    const int64_t *index, *arrival_ticks, *prompt_tokens, *output_tokens;
-    const char *ends_early; /* whether a token is computed in vain: before max_tokens and the model's length */
-    int64_t num_requests, fresh, arrived;
-    /* The pool. */
-    int64_t num_blocks, block_size, free;
-    int64_t *phases; /* running sequences that take a block in a step of each phase */
-    int64_t reserve; /* blocks that a horizon leaves free */
-    /* Limits. */
-    int64_t max_num_seqs, max_num_batched_tokens, watermark_blocks;
-    /* The running sequences. */
-    struct sequence *slots;
-    int32_t *unused, num_unused;    /* stack of free slots */
-    int32_t *calendar, first, last; /* heap of slots; both ends of the running list */
-    int64_t num_calendar, batch_size, lag_sum;
-    struct preempted *preempted;
-    int64_t num_preempted;
-    /* Time. */
-    int64_t now, decode_step, holds_until;
-    bool unpublished; /* whether the head lacks a block that a running sequence has filled */
-    bool overdrawn;   /* whether more blocks were taken than there are */
-    int64_t steps_to_look; /* until the head of the queue may find more blocks, from the last decision on */
-    int64_t edges[2];
-    int num_edges, next_edge;
-    struct cost cost;
-    /* What a call writes, and the rows of all calls. */
-    struct records rows, residencies, evictions, chunks;
-    int64_t num_rows;
-    /* Of vllm-v1, _core_v1.h: steps are decided with what was known at ``seen``. */
-    bool ahead;
-    int64_t seen;
-    int32_t prefilling;          /* slot of the sequence in a chunked prefill, or NONE */
-    int32_t *ended, num_ended;   /* slots of those that ended in the last step, NONE where they were preempted since */
-    struct cache *cache;         /* NULL: without a prefix cache, blocks are only counted */
-    struct step step;            /* the coming step, and whether its decision is another than CARRY_ON */
-    bool begins;
-    /* Behind a router, _core_routed.h. */
-    struct sent *sent;     /* NULL: all requests are known */
-    bool open;             /* more may be sent */
-    struct leap leap;      /* decided and not taken yet, with 0 steps if there is none */
-    int64_t queued_tokens; /* of ``RoutedState`` */
-};
-
-static int64_t floor_div(int64_t amount, int64_t size)
-{
-    return amount / size - (amount % size != 0 && (amount < 0) != (size < 0));
-}
-
-static int64_t modulo(int64_t amount, int64_t size) { return amount - floor_div(amount, size) * size; }
-
-/* ``causal_pairs`` of sums.py. */
-static int64_t causal_pairs(int64_t tokens) { return tokens * (tokens + 1) / 2; }
+#include "_core.h"
 
 /* --- The calendar: ``State.calendar``, a binary heap --- */
 
@@ -158,7 +57,7 @@ static void sift_down(struct replica *r, int32_t slot, int32_t place, int32_t si
     put(r, slot, place);
 }
 
-static void strike(struct replica *r, int32_t slot)
+void strike(struct replica *r, int32_t slot)
 {
     int32_t place = r->slots[slot].place, size = (int32_t)--r->num_calendar, moved = r->calendar[size];
     r->slots[slot].place = NONE;
@@ -169,17 +68,12 @@ static void strike(struct replica *r, int32_t slot)
 }
 
 /* Whether a sequence generates its last token in the step before the coming one. */
-static bool one_ends(const struct replica *r)
+bool one_ends(const struct replica *r)
 {
     return r->num_calendar && r->slots[r->calendar[0]].finish_step == r->decode_step;
 }
 
 /* --- Sequences --- */
-
-static int64_t held_tokens(const struct replica *r, const struct sequence *sequence)
-{
-    return r->decode_step - 1 + sequence->lag;
-}
 
 static int64_t *phase_of(struct replica *r, const struct sequence *sequence)
 {
@@ -200,7 +94,7 @@ static void join_phase(struct replica *r, int32_t slot)
     c->last_of[phase] = slot;
 }
 
-static void leave_phase(struct replica *r, int32_t slot)
+void leave_phase(struct replica *r, int32_t slot)
 {
     struct sequence *sequence = &r->slots[slot];
     int64_t *count = phase_of(r, sequence), phase = count - r->phases;
@@ -214,7 +108,7 @@ static void leave_phase(struct replica *r, int32_t slot)
 }
 
 /* ``CachedTables.grow_until``: the blocks of the steps before ``decode_step``, in the order of steps and running sequences. */
-static void grow_until(struct replica *r, int64_t decode_step)
+void grow_until(struct replica *r, int64_t decode_step)
 {
     struct cache *c = r->cache;
     int64_t phase = c->grown_until % r->block_size;
@@ -228,7 +122,7 @@ static void grow_until(struct replica *r, int64_t decode_step)
 }
 
 /* A sequence leaves the batch: ``State._end``. */
-static void unlink_sequence(struct replica *r, int32_t slot)
+void unlink_sequence(struct replica *r, int32_t slot)
 {
     struct sequence *sequence = &r->slots[slot];
     *(sequence->before == NONE ? &r->first : &r->slots[sequence->before].after) = sequence->after;
@@ -238,7 +132,7 @@ static void unlink_sequence(struct replica *r, int32_t slot)
 }
 
 /* A running sequence stops and gives back its blocks: ``State._stop`` or ``take_finished``, and ``PagedMemory.release``. */
-static void leave(struct replica *r, int32_t slot)
+void leave(struct replica *r, int32_t slot)
 {
     struct sequence *sequence = &r->slots[slot];
     strike(r, slot);
@@ -249,7 +143,7 @@ static void leave(struct replica *r, int32_t slot)
 }
 
 /* The head of the queue takes a slot. Its start is yet to come. */
-static int32_t leave_queue(struct replica *r)
+int32_t leave_queue(struct replica *r)
 {
     int32_t slot = r->unused[--r->num_unused];
     struct sequence *sequence = &r->slots[slot];
@@ -271,7 +165,7 @@ static int32_t leave_queue(struct replica *r)
 }
 
 /* The prefill of a sequence ends: ``State.start``, ``PagedMemory.admit`` and ``Ledger.open``. */
-static void start(struct replica *r, int32_t slot)
+void start(struct replica *r, int32_t slot)
 {
     struct sequence *sequence = &r->slots[slot];
     int64_t tokens = sequence->start_tokens, decode_step = r->decode_step;
@@ -291,25 +185,33 @@ static void start(struct replica *r, int32_t slot)
     r->lag_sum += sequence->lag;
     r->queued_tokens -= tokens;
     int64_t lost = most(0, sequence->lost_tokens - sequence->computed_tokens);
-    int64_t record[RESIDENCY_FIELDS] = {
-        r->index[sequence->request], decode_step, r->now, tokens, sequence->generated_tokens, sequence->kind, lost,
+    struct residency record = {
+        .index = r->index[sequence->request],
+        .start_step = decode_step,
+        .start_ticks = r->now,
+        .tokens = tokens,
+        .generated_tokens = sequence->generated_tokens,
+        .kind = sequence->kind,
+        .recomputed_tokens = lost,
     };
-    memcpy(r->residencies.next, record, sizeof record);
-    r->residencies.next += RESIDENCY_FIELDS;
+    put_record(&r->residencies, &record, RESIDENCY_FIELDS);
 }
 
 /* ``Ledger.evict``. */
-static void log_eviction(struct replica *r, const struct sequence *sequence, enum eviction swapped)
+void log_eviction(struct replica *r, const struct sequence *sequence, int swapped)
 {
-    int64_t record[EVICTION_FIELDS] = {
-        r->index[sequence->request], sequence->start_step, r->decode_step, r->now, swapped,
+    struct eviction record = {
+        .index = r->index[sequence->request],
+        .start_step = sequence->start_step,
+        .decode_step = r->decode_step,
+        .ticks = r->now,
+        .swapped = swapped,
     };
-    memcpy(r->evictions.next, record, sizeof record);
-    r->evictions.next += EVICTION_FIELDS;
+    put_record(&r->evictions, &record, EVICTION_FIELDS);
 }
 
 /* ``State.preempt``: a sequence goes to the front of the queue. Its blocks are given back elsewhere. */
-static void to_queue(struct replica *r, const struct sequence *sequence)
+void to_queue(struct replica *r, const struct sequence *sequence)
 {
     struct preempted *head = &r->preempted[r->num_preempted++];
     *head = (struct preempted){
@@ -327,10 +229,8 @@ static void to_queue(struct replica *r, const struct sequence *sequence)
     r->queued_tokens += r->prompt_tokens[head->request] + head->generated_tokens;
 }
 
-static int64_t num_waiting(const struct replica *r) { return r->num_preempted + r->arrived - r->fresh; }
-
 /* Requests that have arrived by ``now`` join the queue: ``OpenLoop.deliver``. Returns whether there are any. */
-static bool deliver(struct replica *r, int64_t now)
+bool deliver(struct replica *r, int64_t now)
 {
     int64_t before = r->arrived;
     while (r->arrived < r->num_requests && r->arrival_ticks[r->arrived] <= now)
@@ -341,7 +241,7 @@ static bool deliver(struct replica *r, int64_t now)
 /* --- Blocks of the steps to come --- */
 
 /* ``PagedMemory.growth``: blocks that the running sequences take in the ``steps`` steps from the coming one on. */
-static int64_t growth_of(const struct replica *r, int64_t steps)
+int64_t growth_of(const struct replica *r, int64_t steps)
 {
     int64_t start = r->decode_step % r->block_size, blocks = 0;
     if (steps >= r->block_size)
@@ -373,7 +273,7 @@ static int64_t steps_within(const struct replica *r, int64_t blocks)
 /* --- The leap: ``Engine._leap_over`` --- */
 
 /* The smallest of ``limit`` and of the decode steps that fit in ``ticks`` (``whole_steps`` of sums.py). */
-static int64_t whole_steps(int64_t ticks, int64_t second, int64_t growth, int64_t limit)
+int64_t whole_steps(int64_t ticks, int64_t second, int64_t growth, int64_t limit)
 {
     int64_t low = 0, high = limit;
     if (!growth)
@@ -418,26 +318,23 @@ static int64_t stop_at_edge(struct replica *r, int64_t limit, int64_t first, int
 }
 
 /* The row of a leap: its columns, and ``CachedMemory.advance`` for what the memory holds before it; shared slots live once. */
-static void write_row(struct replica *r, const int64_t leap[9], int64_t live, int64_t held_blocks)
+static void write_row(struct replica *r, struct row *row, int64_t live, int64_t held_blocks)
 {
-    int64_t tail = 0;
     if (r->prefilling != NONE) {
         const struct sequence *sequence = &r->slots[r->prefilling];
         int64_t target = r->prompt_tokens[sequence->request] + r->output_tokens[sequence->request];
         live += sequence->computed_tokens;
-        tail = most(0, sequence->partial_blocks * r->block_size - target);
+        row->prefill_tail = most(0, sequence->partial_blocks * r->block_size - target);
     }
-    memcpy(r->rows.next, leap, 9 * sizeof *leap);
-    r->rows.next[9] = live - (r->cache == NULL ? 0 : num_shared(&r->cache->pool) * r->block_size);
-    r->rows.next[10] = held_blocks * r->block_size;
-    r->rows.next[11] = tail;
-    r->rows.next += ROW_FIELDS;
+    row->live = live - (r->cache == NULL ? 0 : num_shared(&r->cache->pool) * r->block_size);
+    row->held = held_blocks * r->block_size;
+    put_record(&r->rows, row, ROW_FIELDS);
     r->num_rows++;
 }
 
 /* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. While more
    requests may be sent, a leap that ends at ``until`` or later is not taken: one of them may end it earlier. */
-static bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last)
+bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last)
 {
     int64_t batch = r->batch_size, context = batch * r->decode_step + r->lag_sum, prefill = 0, waiting = 0, first;
     bool valid_until_horizon = true, stops_at_arrival = true;
@@ -476,8 +373,17 @@ static bool leap_over(struct replica *r, const struct step *step, int64_t until,
     r->leap = (struct leap){r->open && end >= until ? limit : 0, first, second, growth, end};
     if (r->leap.steps)
         return true;
-    int64_t row[9] = {r->now, limit, first, second, growth, batch, prefill, 0, waiting};
-    write_row(r, row, context, r->num_blocks - r->free + r->phases[r->decode_step % r->block_size]);
+    struct row row = {
+        .start_ticks = r->now,
+        .steps = limit,
+        .first_ticks = first,
+        .next_ticks = second,
+        .slope_ticks = growth,
+        .batch_size = batch,
+        .prefill_tokens = prefill,
+        .waiting = waiting,
+    };
+    write_row(r, &row, context, r->num_blocks - r->free + r->phases[r->decode_step % r->block_size]);
     r->free -= growth_of(r, limit);
     r->overdrawn |= r->free < 0;
     *last = more ? end - second - growth * (more - 1) : r->now;
@@ -489,15 +395,21 @@ static bool leap_over(struct replica *r, const struct step *step, int64_t until,
 }
 
 /* A row in which no sequence decodes: ``Engine._stand_still``. */
-static bool stand_still(struct replica *r, const struct step *step, int64_t batch_size)
+bool stand_still(struct replica *r, const struct step *step, int64_t batch_size)
 {
-    int64_t row[9] = {r->now, 0, step->ticks, 0, 0, batch_size, step->prefill_tokens, 0, num_waiting(r)};
-    write_row(r, row, 0, r->num_blocks - r->free);
+    struct row row = {
+        .start_ticks = r->now,
+        .first_ticks = step->ticks,
+        .batch_size = batch_size,
+        .prefill_tokens = step->prefill_tokens,
+        .waiting = num_waiting(r),
+    };
+    write_row(r, &row, 0, r->num_blocks - r->free);
     return add_product(&r->now, 1, step->ticks);
 }
 
 /* Whether the buffers have room for all that one turn of the loop can write. */
-static bool has_room(const struct replica *r)
+bool has_room(const struct replica *r)
 {
     bool reads = r->cache == NULL || r->sent != NULL || r->cache->pool.lives.count < MOST_LIVES;
     return reads && r->rows.end - r->rows.next >= ROW_FIELDS &&

@@ -7,6 +7,8 @@ of a step is at least as large as the number of sequences, so every running sequ
 prefill goes on: that of the last arrival.
 */
 
+#include "_core.h"
+
 static int64_t at_row(const struct replica *r) { return MOMENT_KINDS * r->num_rows + AT_ROW; }
 
 static int64_t after_step(const struct replica *r) { return MOMENT_KINDS * r->decode_step + AFTER_STEP; }
@@ -85,7 +87,12 @@ static void enter(struct replica *r, int32_t slot, const struct path *path, int6
     enter_found(c, &c->tables[slot], path, at_row(r));
     /* Its admission later subtracts the blocks of all its tokens. */
     r->free += num_shared(&c->pool) - shared;
-    add_record(&c->pool, &c->pool.look_ups, (int64_t[LOOK_UP_FIELDS]){r->index[sequence->request], sequence->start_tokens, known});
+    struct look_up record = {
+        .index = r->index[sequence->request],
+        .known_tokens = sequence->start_tokens,
+        .hit_tokens = known,
+    };
+    add_record(&c->pool, &c->pool.look_ups, &record);
     hold(r, slot, known + tokens);
 }
 
@@ -171,9 +178,13 @@ static void prefill_chunk(struct replica *r, int32_t slot, int64_t tokens)
     struct sequence *sequence = &r->slots[slot];
     int64_t computed = sequence->computed_tokens, blocks = ceil_div(computed + tokens, r->block_size);
     int64_t lost = least(most(0, sequence->lost_tokens - computed), tokens);
-    int64_t record[CHUNK_FIELDS] = {r->index[sequence->request], r->now, tokens, lost};
-    memcpy(r->chunks.next, record, sizeof record);
-    r->chunks.next += CHUNK_FIELDS;
+    struct chunk record = {
+        .index = r->index[sequence->request],
+        .start_ticks = r->now,
+        .tokens = tokens,
+        .recomputed_tokens = lost,
+    };
+    put_record(&r->chunks, &record, CHUNK_FIELDS);
     sequence->progress = PREFILLS;
     sequence->computed_tokens = computed + tokens;
     r->free -= blocks - sequence->partial_blocks;
@@ -409,7 +420,7 @@ static bool next_v1(struct replica *r)
 }
 
 /* Until a buffer is full, the clock has passed ``until``, a leap is not taken, or the run is over. */
-static enum status serve_v1(struct replica *r, int64_t until)
+int serve_v1(struct replica *r, int64_t until)
 {
     while (has_room(r) && r->now < until && !has_failed(r)) {
         bool any_ended = r->num_ended > 0;

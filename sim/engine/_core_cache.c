@@ -1,42 +1,16 @@
-/* The prefix cache of one KV group: block tables over the pool of _core_pool.h, as ``CachedTables`` and ``CachedMemory`` of
+/* The prefix cache of one KV group: block tables over the pool of _core_pool.c, as ``CachedTables`` and ``CachedMemory`` of
 cached.py have them.
 
 The chains that number the blocks of requests with a common prefix are those of Python (``Chains``). A request that shares no
 prefix has no hashes until it is preempted.
 */
 
-/* Chains of a request's blocks, ``Path``: a range in the names of the cache; or hashes of its own, ``Chains.own_names``. */
-struct path {
-    bool is_shared, is_own; /* neither: no look-up asks for its blocks */
-    int64_t first, count, own;
-};
-
-/* The table of a sequence: its blocks, of which the first ``cached`` have hashes. The chain of the next one without. */
-struct table {
-    int32_t *blocks;
-    int64_t count, room, cached, link;
-    struct path path;
-};
-
-struct cache {
-    struct pool pool;
-    int64_t block_size, grown_until;
-    struct table *tables; /* of each slot */
-    int32_t *first_of, *last_of; /* of each phase: the running sequences that take a block in its steps, in order */
-    int32_t *found;              /* blocks of the last look-up */
-    int64_t num_found, found_room;
-    /* Requests that share prefixes, and their paths, from offset to offset. */
-    Py_buffer names[4];
-    const char *shares;
-    const int64_t *offsets, *numbers, *stops;
-};
+#include "_core.h"
 
 /* --- Hashes --- */
 
-enum { PLACE_BITS = 32 };
-
 /* The path of a request; one that shares no prefix has hashes if it ``returns`` after a preemption. */
-static struct path path_of(const struct cache *c, int64_t request, int64_t index, bool returns)
+struct path path_of(const struct cache *c, int64_t request, int64_t index, bool returns)
 {
     struct path path = {.is_shared = c->shares[request], .own = -(index + 1) * ((int64_t)1 << PLACE_BITS)};
     path.is_own = returns && !path.is_shared;
@@ -46,15 +20,13 @@ static struct path path_of(const struct cache *c, int64_t request, int64_t index
 }
 
 /* Blocks of a shared path. */
-static int64_t end_of(const struct cache *c, const struct path *path)
+int64_t end_of(const struct cache *c, const struct path *path)
 {
     return path->count ? c->stops[path->first + path->count - 1] : 0;
 }
 
-static bool has_hashes(const struct path *path) { return path->is_shared || path->is_own; }
-
 /* The hash of a block; ``link`` is that of an earlier one. */
-static int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link)
+int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link)
 {
     if (path->is_own)
         return path->own + place;
@@ -66,7 +38,7 @@ static int64_t hash_at(const struct cache *c, const struct path *path, int64_t p
 }
 
 /* ``CachedMemory.find``, in ``found``: the longest cached prefix of the first ``most`` blocks. Returns its blocks. */
-static int64_t look_up(struct cache *c, const struct path *path, int64_t most)
+int64_t look_up(struct cache *c, const struct path *path, int64_t most)
 {
     int64_t link = 0;
     c->num_found = 0;
@@ -80,7 +52,7 @@ static int64_t look_up(struct cache *c, const struct path *path, int64_t most)
 }
 
 /* Blocks of the last look-up that tables have. */
-static int64_t found_in_tables(const struct cache *c)
+int64_t found_in_tables(const struct cache *c)
 {
     int64_t blocks = 0;
     for (int64_t at = 0; at < c->num_found; at++)
@@ -90,14 +62,14 @@ static int64_t found_in_tables(const struct cache *c)
 
 /* --- Tables --- */
 
-static void add_block(struct cache *c, struct table *table, int32_t block)
+void add_block(struct cache *c, struct table *table, int32_t block)
 {
     if (block != NONE && widen(&c->pool, (void **)&table->blocks, table->count, &table->room, sizeof *table->blocks))
         table->blocks[table->count++] = block;
 }
 
 /* ``CachedTables.cache``: the first ``full`` blocks have hashes from now on. */
-static void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
+void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
 {
     if (!has_hashes(&table->path)) {
         for (; table->cached < least(full, table->count); table->cached++)
@@ -109,14 +81,14 @@ static void cache_full_blocks(struct cache *c, struct table *table, int64_t full
 }
 
 /* ``CachedTables._take``: a decoding sequence with full blocks takes one more; the tokens of the last full one are known. */
-static void take_block(struct cache *c, struct table *table, int64_t moment)
+void take_block(struct cache *c, struct table *table, int64_t moment)
 {
     add_block(c, table, get_new_block(&c->pool, moment));
     cache_full_blocks(c, table, least(table->cached + 1, table->count - 1));
 }
 
 /* ``CachedTables.enter``, with the blocks of the last look-up. */
-static void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment)
+void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment)
 {
     table->count = table->link = 0;
     table->path = *path;
@@ -127,7 +99,7 @@ static void enter_found(struct cache *c, struct table *table, const struct path 
 }
 
 /* ``CachedTables.name``: the blocks of a preempted sequence may be looked up from now on. */
-static void name_blocks(struct cache *c, struct table *table)
+void name_blocks(struct cache *c, struct table *table)
 {
     table->path.is_own = true;
     for (int64_t place = 0; place < table->cached && !c->pool.failed; place++)
@@ -136,7 +108,7 @@ static void name_blocks(struct cache *c, struct table *table)
 
 /* --- Memory --- */
 
-static void drop_cache(struct cache *c, int64_t slots)
+void drop_cache(struct cache *c, int64_t slots)
 {
     struct pool *p = &c->pool;
     struct log *logs[] = {&p->lives, &p->gaps, &p->changes, &p->look_ups};
@@ -158,7 +130,7 @@ static void drop_cache(struct cache *c, int64_t slots)
 }
 
 /* A cache of an empty pool; NULL with an error set. */
-static struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots)
+struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots)
 {
     struct cache *c = calloc(1, sizeof *c);
     if (c == NULL) {

@@ -9,82 +9,17 @@ kept from the first time that it is asked for:
 All arithmetic is on integers. Other cost models are called for every step with prompts.
 */
 
-/* No slot, no count kept, and no end of a line. */
-#define NONE (-1)
-#define WITHOUT_END INT64_MAX
-/* ``BLOCK_ROWS`` of base.py. */
-#define BLOCK_ROWS 64
+#include "_core.h"
 
-/* ``decode_line`` of the cost model for one batch size, valid in [from, until). */
-struct line {
-    int64_t from, until, base, slope;
-};
-
-/* The lines found so far for one batch size, in the order of the context. */
-struct lines {
-    struct line *found;
-    int64_t count, room;
-};
-
-/* Ticks by a count, NONE where they are not known yet. */
-struct memo {
-    int64_t *ticks, room;
-};
-
-/* A node of ``Surface`` (curves.py). */
-struct node {
-    int64_t x, y, ticks;
-};
-
-/* Ticks of a pair of query and key, in layers with a window of so many tokens; 0: without one. */
-struct pair_ticks {
-    int64_t window, ticks;
-};
-
-struct cost {
-    PyObject *step_ticks, *decode_line;
-    int64_t max_num_seqs;
-    struct lines *steps; /* by batch size */
-    /* ``PaperCost.terms``. */
-    bool linear;
-    int64_t step, per_decode, per_token, steeper, knee;
-    /* ``StepParts``. */
-    bool in_parts;
-    PyObject *of_tokens, *of_rows, *mixed_decode, *prefill_node;
-    struct memo tokens, rows;
-    struct lines *attention; /* by batch size */
-    struct node *nodes;      /* a hash table with open addressing; ticks are NONE where it is empty */
-    int64_t num_nodes, node_room;
-    struct pair_ticks *pairs;
-    int64_t num_pairs, per_prefill_token, per_block, shared, more, least;
-};
-
-static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
-
-static int64_t most(int64_t one, int64_t other) { return one > other ? one : other; }
-
-static int64_t ceil_div(int64_t amount, int64_t size) { return (amount + size - 1) / size; }
-
-static bool too_long(void)
+bool too_long(void)
 {
     PyErr_SetString(PyExc_OverflowError, "a time of the run exceeds 64 bits");
     return false;
 }
 
-/* *sum += factor * amount. Returns whether it fits; else an error is set. */
-static bool add_product(int64_t *sum, int64_t factor, int64_t amount)
+/* Double the room of a list; false with an error set. */
+bool grow_list(void **items, int64_t *room, size_t size)
 {
-    int64_t product;
-    if (!__builtin_mul_overflow(factor, amount, &product) && !__builtin_add_overflow(*sum, product, sum))
-        return true;
-    return too_long();
-}
-
-/* *items has room for one more after ``count``; else an error is set. */
-static bool make_place(void **items, int64_t count, int64_t *room, size_t size)
-{
-    if (count < *room)
-        return true;
     int64_t more = *room ? 2 * *room : 8;
     void *grown = realloc(*items, (size_t)more * size);
     if (grown == NULL) {
@@ -255,7 +190,7 @@ static bool prefill_ticks(struct cost *c, int64_t tokens, int64_t pairs, __int12
 {
     if (c->prefill_node != Py_None)
         return surface_at(c, tokens, pairs, ticks);
-    *ticks = (__int128)c->per_prefill_token * tokens;
+    *ticks = (__int128)c->numbers.per_token * tokens;
     for (int64_t place = 0; place < c->num_pairs; place++) {
         int64_t window = c->pairs[place].window;
         *ticks += (__int128)c->pairs[place].ticks * (window ? least(pairs, window * tokens) : pairs);
@@ -283,25 +218,25 @@ static bool sum_of_parts(struct cost *c, int64_t decodes, int64_t context, int64
         if (!line_at(&c->attention[decodes], c->mixed_decode, decodes, context, &line))
             return false;
         decode = line.base + (__int128)line.slope * context;
-        attention = decode + prefill + (__int128)c->per_block * decodes * prompt_blocks(tokens, pairs) - c->shared;
+        attention = decode + prefill + (__int128)c->numbers.per_block * decodes * prompt_blocks(tokens, pairs) - c->numbers.shared;
         attention = attention < decode ? decode : attention;
         attention = attention < prefill ? prefill : attention;
     }
-    attention += (__int128)of_tokens + of_rows + c->more;
+    attention += (__int128)of_tokens + of_rows + c->numbers.more;
     if (attention > INT64_MAX)
         return too_long();
-    *ticks = most(c->least, (int64_t)attention);
+    *ticks = most(c->numbers.least, (int64_t)attention);
     return true;
 }
 
 /* ``StepCost.decode_line``; for one sequence or more. */
-static bool decode_line(struct cost *c, int64_t decodes, int64_t context, struct line *line)
+bool decode_line(struct cost *c, int64_t decodes, int64_t context, struct line *line)
 {
     return line_at(&c->steps[decodes], c->decode_line, decodes, context, line);
 }
 
 /* Ticks of a decode step. */
-static bool decode_ticks(struct cost *c, int64_t decodes, int64_t context, int64_t *ticks)
+bool decode_ticks(struct cost *c, int64_t decodes, int64_t context, int64_t *ticks)
 {
     struct line line;
     if (!decode_line(c, decodes, context, &line))
@@ -311,7 +246,7 @@ static bool decode_ticks(struct cost *c, int64_t decodes, int64_t context, int64
 }
 
 /* ``StepCost.step_ticks`` of a step that computes a token at least; false with an error set. */
-static bool step_ticks(struct cost *c, int64_t decodes, int64_t context, int64_t tokens, int64_t pairs, int64_t *ticks)
+bool step_ticks(struct cost *c, int64_t decodes, int64_t context, int64_t tokens, int64_t pairs, int64_t *ticks)
 {
     if (!tokens)
         return decode_ticks(c, decodes, context, ticks);
@@ -321,25 +256,36 @@ static bool step_ticks(struct cost *c, int64_t decodes, int64_t context, int64_t
         return integer_of(PyObject_CallFunction(c->step_ticks, "LLLL", (long long)decodes, (long long)context,
                                                 (long long)tokens, (long long)pairs),
                           ticks);
-    int64_t beyond = tokens - c->knee;
-    *ticks = c->step;
-    return add_product(ticks, c->per_decode, decodes) && add_product(ticks, c->per_token, tokens) &&
-           (beyond <= 0 || add_product(ticks, c->steeper, beyond));
+    const struct terms *terms = &c->terms;
+    int64_t beyond = tokens - terms->knee;
+    *ticks = terms->step;
+    return add_product(ticks, terms->per_decode, decodes) && add_product(ticks, terms->per_token, tokens) &&
+           (beyond <= 0 || add_product(ticks, terms->steeper, beyond));
 }
 
 /* --- From Python, and back --- */
 
+/* Integers of a tuple of Python, as many as the fields of a struct; false with an error set. */
+bool take_numbers(PyObject *given, void *fields, int count)
+{
+    if (!PyTuple_Check(given) || PyTuple_Size(given) != count) {
+        PyErr_Format(PyExc_ValueError, "a tuple of %d integers is needed", count);
+        return false;
+    }
+    for (int place = 0; place < count; place++)
+        ((int64_t *)fields)[place] = PyLong_AsLongLong(PyTuple_GetItem(given, place));
+    return !PyErr_Occurred();
+}
+
+/* Args: (of_tokens, of_rows, mixed_decode, prefill_node or None, pairs, ``PART_NUMBERS``). */
 static bool parse_parts(struct cost *c, PyObject *parts)
 {
-    PyObject *pairs;
-    long long numbers[5];
-    if (!PyArg_ParseTuple(parts, "OOOOLO!LLLL", &c->of_tokens, &c->of_rows, &c->mixed_decode, &c->prefill_node,
-                          &numbers[0], &PyTuple_Type, &pairs, &numbers[1], &numbers[2], &numbers[3], &numbers[4]))
+    PyObject *pairs, *numbers;
+    if (!PyArg_ParseTuple(parts, "OOOOO!O", &c->of_tokens, &c->of_rows, &c->mixed_decode, &c->prefill_node, &PyTuple_Type,
+                          &pairs, &numbers))
         return false;
     Py_INCREF(c->of_tokens), Py_INCREF(c->of_rows), Py_INCREF(c->mixed_decode), Py_INCREF(c->prefill_node);
     c->in_parts = true;
-    c->per_prefill_token = numbers[0], c->per_block = numbers[1], c->shared = numbers[2];
-    c->more = numbers[3], c->least = numbers[4];
     c->num_pairs = PyTuple_Size(pairs);
     c->pairs = calloc((size_t)c->num_pairs + 1, sizeof *c->pairs);
     c->attention = calloc((size_t)c->max_num_seqs + 1, sizeof *c->attention);
@@ -347,20 +293,16 @@ static bool parse_parts(struct cost *c, PyObject *parts)
         PyErr_NoMemory();
         return false;
     }
-    for (int64_t place = 0; place < c->num_pairs; place++) {
-        long long window, ticks;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, place), "LL", &window, &ticks))
+    for (int64_t place = 0; place < c->num_pairs; place++)
+        if (!take_numbers(PyTuple_GetItem(pairs, place), &c->pairs[place], 2))
             return false;
-        c->pairs[place] = (struct pair_ticks){.window = window, .ticks = ticks};
-    }
-    return true;
+    return take_numbers(numbers, &c->numbers, PART_NUMBERS_FIELDS);
 }
 
 /* Args: (step_ticks, decode_line, terms or None, parts or None). */
-static bool parse_cost(struct cost *c, PyObject *given, int64_t max_num_seqs)
+bool parse_cost(struct cost *c, PyObject *given, int64_t max_num_seqs)
 {
     PyObject *terms, *parts;
-    long long numbers[5] = {0};
     c->max_num_seqs = max_num_seqs;
     if (!PyArg_ParseTuple(given, "OOOO", &c->step_ticks, &c->decode_line, &terms, &parts)) {
         c->step_ticks = c->decode_line = NULL;
@@ -373,12 +315,7 @@ static bool parse_cost(struct cost *c, PyObject *given, int64_t max_num_seqs)
         return false;
     }
     c->linear = terms != Py_None;
-    if (c->linear &&
-        !PyArg_ParseTuple(terms, "LLLLL", &numbers[0], &numbers[1], &numbers[2], &numbers[3], &numbers[4]))
-        return false;
-    c->step = numbers[0], c->per_decode = numbers[1], c->per_token = numbers[2];
-    c->steeper = numbers[3], c->knee = numbers[4];
-    return parts == Py_None || parse_parts(c, parts);
+    return (!c->linear || take_numbers(terms, &c->terms, TERMS_FIELDS)) && (parts == Py_None || parse_parts(c, parts));
 }
 
 static void drop_lines(struct lines *lines, int64_t batches)
@@ -388,7 +325,7 @@ static void drop_lines(struct lines *lines, int64_t batches)
     free(lines);
 }
 
-static void drop_cost(struct cost *c)
+void drop_cost(struct cost *c)
 {
     Py_XDECREF(c->step_ticks);
     Py_XDECREF(c->decode_line);
