@@ -22,7 +22,6 @@ from ..measured.statements import contradictions, of_line, of_log, of_sizes
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
-from ..vllm_serve.flags import Release
 from ..vllm_serve.line import ServeLine, pasted, read_serve, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started, started
@@ -216,13 +215,13 @@ def _one_gpu(names: list[str]) -> str:
     return gpus[0]
 
 
-def _line(serve: str | None, model: str | None, release: Release | None) -> ServeLine:
+def _line(serve: str | None, model: str | None, stated: tuple[int, ...] | None) -> ServeLine:
     """The pasted line, or a line with the model only."""
     if serve is not None:
-        return read_serve(serve, release)
+        return read_serve(serve, stated)
     if model is None:
         raise UserError("plan needs a model: --model a preset, org/name or config.json, or --serve a vllm serve line")
-    return ServeLine(model, {}, version=release)
+    return ServeLine(model, {}, version=None if stated is None else (stated[0], stated[1]))
 
 
 def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choices) -> None:

@@ -58,7 +58,7 @@ _DRAFTS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_s
 _MANY = {"allowed-headers", "default-mm-loras", "middleware"}
 
 #: The tags of other projects' images count their own releases.
-_TAG = re.compile(r"(?:^|/)vllm/vllm-openai:(v?\d{1,4}\.\d{1,4})")
+_TAG = re.compile(r"(?:^|/)vllm/vllm-openai:(v?\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
 _DOCKER_GPUS = re.compile(r"--gpus[= ]\"?(?:(\d{1,4})|device=([\w,-]+))\"?(?: |$)")
 _NUMBER = re.compile(r"-?[\d.]+[kKmMgGtT]?")
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
@@ -83,6 +83,7 @@ class ServeLine:
         gpus: GPUs that its deployment requests, or that its container gets; None if nothing says so.
         accelerator: The card that its deployment asks for.
         written: The words of each of ``named``, as the line has them.
+        patch: The third number of vLLM's version, if it is stated.
     """
 
     model: str
@@ -97,6 +98,7 @@ class ServeLine:
     gpus: int | None = None
     accelerator: str | None = None
     written: dict[str, str] = field(default_factory=dict)
+    patch: int | None = None
 
     @property
     def of_other_releases(self) -> list[str]:
@@ -189,11 +191,11 @@ def pasted(text: str, field: str = "serve") -> str:
     return text_of(text, field) if is_file else text
 
 
-def parse_serve(text: str, release: Release | None = None) -> ServeLine:
+def parse_serve(text: str, stated: tuple[int, ...] | None = None) -> ServeLine:
     """Read a pasted command line.
 
     Args:
-        release: Release of vLLM; None takes that of a container's tag, or the newest.
+        stated: Version of vLLM, as ``version`` reads it; None takes that of a container's tag, or the newest.
 
     Raises:
         SettingError: The line starts no server, has a flag that vLLM does not have, or lacks a value or the model.
@@ -211,13 +213,15 @@ def parse_serve(text: str, release: Release | None = None) -> ServeLine:
     environment = assigned(words[:start])
     gpus = _docker_gpus(words[:start]) if gpus is None else gpus
     tag = next(filter(None, map(_TAG.search, words[:start])), None)
-    if release is None and tag is not None:
-        release = version(tag[1])
+    if stated is None and tag is not None:
+        stated = version(tag[1])
+    release = None if stated is None else (stated[0], stated[1])
     line = _Reader(until_shell(words[start:]), release).line(environment, text)
-    return replace(line, version=release, gpus=gpus, accelerator=accelerator)
+    patch = stated[2] if stated is not None and len(stated) > 2 else None
+    return replace(line, version=release, patch=patch, gpus=gpus, accelerator=accelerator)
 
 
-def read_serve(given: str, release: Release | None = None) -> ServeLine:
+def read_serve(given: str, stated: tuple[int, ...] | None = None) -> ServeLine:
     """Read a command line, or the file with it or with its deployment.
 
     Raises:
@@ -225,19 +229,19 @@ def read_serve(given: str, release: Release | None = None) -> ServeLine:
     """
     text = pasted(given)
     try:
-        return parse_serve(text, release)
+        return parse_serve(text, stated)
     except UserError as error:
         if text is given:
             raise
         raise UserError(f"{given}: {error}") from None
 
 
-def version(text: str) -> Release:
-    """Major and minor number of a release, as ``0.16`` or ``v0.16.0``; raises SettingError for anything else."""
-    found = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(\..*)?", text)
+def version(text: str) -> tuple[int, ...]:
+    """The numbers of a release, as ``0.16`` or ``v0.16.0``, two or three; raises SettingError for anything else."""
+    found = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4})?.*)?", text)
     if found is None:
         raise SettingError("vllm", text, "must be a release, as 0.16")
-    return int(found[1]), int(found[2])
+    return tuple(int(number) for number in found.groups() if number is not None)
 
 
 def _words(text: str) -> list[str]:

@@ -185,7 +185,7 @@ def started(
         SettingError: A value is invalid or not understood.
     """
     if line.version is None and log is not None and log.version is not None:
-        line = replace(line, version=log.version[:2])
+        line = replace(line, version=log.version[:2], patch=log.version[2])
     vllm = _release(line)
     line, shape = with_positions(line, _shape(line, model_name), vllm)
     shape = with_formats(line, shape, vllm)
@@ -371,7 +371,7 @@ def _kv_setting(launch: Launch) -> str:
 
 
 def _release(line: ServeLine) -> Release:
-    found = LATEST if line.version is None else release(line.version)
+    found = LATEST if line.version is None else release(line.version, line.patch)
     if line.environment.get("VLLM_MXFP4_USE_MARLIN", "0").lower() in ("1", "true"):
         found = replace(found, mxfp4_hopper=MARLIN_MXFP4)
     flashinfer = line.environment.get("VLLM_USE_FLASHINFER_SAMPLER")

@@ -194,6 +194,8 @@ def _releases() -> Iterator[Release]:
 
 
 _RELEASES = tuple(_releases())
+#: The release with the other changes of 0.20 that compares the memory before ``--num-gpu-blocks-override``.
+_WITHOUT_OVERRIDE = (0, 20, 0)
 LATEST = _RELEASES[-1]
 #: The first release with the V1 engine by default, and the first one without the V0 engine.
 FIRST_V1, FIRST_WITHOUT_V0 = (0, 8), (0, 11)
@@ -206,9 +208,10 @@ def all_releases() -> tuple[Release, ...]:
     return _RELEASES
 
 
-def release(version: tuple[int, int]) -> Release:
-    """The entry for a version."""
-    return max((found for found in _RELEASES if found.since <= version), key=lambda found: found.since)
+def release(version: tuple[int, int], patch: int | None = None) -> Release:
+    """The entry for a version; without its third number the last one of that minor version is taken."""
+    found = max((found for found in _RELEASES if found.since <= version), key=lambda found: found.since)
+    return replace(found, checks_override=False) if (*version, patch) == _WITHOUT_OVERRIDE else found
 
 
 def unhashed_first(minor: int, caching: bool, by_token: bool) -> bool | None:

@@ -46,6 +46,19 @@ def test_each_remedy_starts_for_sure(vllm, card, line, flags):
 
 
 @pytest.mark.parametrize(
+    ("vllm", "outcome"),
+    [("0.19.1", "does not start"), ("0.20.0", "does not start"), ("0.20.1", "starts"), ("0.20", "starts")],
+)
+def test_blocks_of_the_line_replace_the_memory_since_the_second_release_of_0_20(vllm, outcome):
+    line = "vllm serve llama-3.1-8b --max-model-len 100000 --gpu-memory-utilization 0.3"
+    override = f"{line} --num-gpu-blocks-override 7000"
+    assert started(parse_serve(line, version(vllm)), "h100-80gb").outcome().kind == "does not start"
+    assert started(parse_serve(override, version(vllm)), "h100-80gb").outcome().kind == outcome
+    tagged = f"docker run vllm/vllm-openai:v{vllm} --model {override.removeprefix('vllm serve ')}"
+    assert started(parse_serve(tagged), "h100-80gb").outcome().kind == outcome
+
+
+@pytest.mark.parametrize(
     ("length", "outcome", "starts"),
     [(16_000, "starts", True), (36_000, "depends", None), (100_000, "does not start", False)],
 )
