@@ -41,7 +41,14 @@ from .flags import (
 from .shell import ASSIGNMENT, assigned, filled, first_argument, line_words
 
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
-_OBJECTS = ("speculative-config", "compilation-config", "eplb-config", "attention-config")
+_OBJECTS = (
+    "speculative-config",
+    "compilation-config",
+    "eplb-config",
+    "attention-config",
+    "limit-mm-per-prompt",
+    "hf-overrides",
+)
 #: Last release that reads ``VLLM_ATTENTION_BACKEND``.
 _LAST_BY_VARIABLE = (0, 14)
 _KERNELS = "kernels are those that vLLM chooses"
@@ -430,7 +437,7 @@ class _Reader:
         known = _json_or_text(str(self._flags.get(name, "{}")))
         if not isinstance(known, dict):
             raise SettingError(f"--{name}", known, "is no JSON object, so that no key can be added to it")
-        return json.dumps(known | {key: _json_or_text(value)})
+        return json.dumps(_with_key(known, key.split("."), _json_or_text(value)))
 
     def _gather_attention(self, environment: Mapping[str, str]) -> None:
         """Make one flag of all that names the backend of attention; what is not simulated is named."""
@@ -478,6 +485,12 @@ class _Reader:
         if not values:
             raise SettingError("serve", written, "needs a value")
         return " ".join(values)
+
+
+def _with_key(known: dict[str, object], path: Sequence[str], value: object) -> dict[str, object]:
+    key, *rest = path
+    inner = known.get(key)
+    return known | {key: _with_key(inner if isinstance(inner, dict) else {}, rest, value) if rest else value}
 
 
 def _json_or_text(value: str) -> object:

@@ -27,6 +27,8 @@ def answer(flags: str, minor: int):
         ("""--hf-overrides '{"rope_scaling": {"type": "linear", "factor": 2}}'""", 28, 81_920),
         ("""--hf-overrides '{"rope_scaling": {"type": "llama3", "factor": 8}}'""", 28, 40_960),
         ("""--hf-overrides '{"architectures": ["Other"]}'""", 28, 40_960),
+        ("--hf-overrides.max_position_embeddings 50000", 28, 50_000),
+        ("--hf-overrides.rope_scaling.type linear --hf-overrides.rope_scaling.factor 2", 28, 81_920),
     ],
 )
 def test_the_longest_sequence(flags, minor, longest):
