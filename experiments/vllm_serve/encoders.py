@@ -24,7 +24,12 @@ def without_encoder(line: ServeLine, shape: ModelSpec) -> ModelSpec:
     Raises:
         SettingError: The limits are not readable.
     """
-    return replace(shape, encoder=None, file_weights=None) if _is_text_only(line, shape) else shape
+    if _is_text_only(line, shape):
+        return replace(shape, encoder=None, file_weights=None)
+    encoder = shape.encoder
+    if encoder is None or encoder.item is None or "video" not in _left_out(line):
+        return shape
+    return replace(shape, encoder=replace(encoder, item=replace(encoder.item, video=None)))
 
 
 def uncounted_limits(line: ServeLine, shape: ModelSpec) -> str | None:
@@ -37,8 +42,12 @@ def uncounted_limits(line: ServeLine, shape: ModelSpec) -> str | None:
 def _is_text_only(line: ServeLine, shape: ModelSpec) -> bool:
     if line.switch("language-model-only"):
         return True
-    none = {name for name, limit in _limits(line).items() if limit in (0, {"count": 0})}
+    none = _left_out(line)
     return "image" in none and ("video" in none or shape.model_type in _IMAGES_ALONE)
+
+
+def _left_out(line: ServeLine) -> set[str]:
+    return {name for name, limit in _limits(line).items() if limit in (0, {"count": 0})}
 
 
 def _limits(line: ServeLine) -> dict[str, object]:

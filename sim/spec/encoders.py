@@ -17,6 +17,8 @@ from .config import Config, count
 #: Tokens of the largest image of Qwen3-VL, Qwen3.5 and 3.6 (16,777,216 pixels of their preprocessor_config.json), and of the largest video of
 #: GLM-5.3-Flash, from lines "Encoder cache will be initialized with a budget of ... tokens" of public logs.
 _QWEN3_TOKENS, _GLM5_NEXT_TOKENS = 16_384, 32_242
+#: Of the largest video of Qwen3-VL (25,165,824 pixels), and with the text that releases from 0.11 to 0.12 count beside it.
+_QWEN3_VIDEO = (12_288, 153_600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Item:
         output_size: Elements that the text model gets of a token.
         stacked_size: Of these, the elements that layers before the last compute (DeepStack).
         positions: Whether position embeddings of all patches are kept while the encoder runs.
+        video: Tokens of the largest video, and with the text between its frames, for releases that keep outputs for both.
     """
 
     tokens: int
@@ -42,6 +45,7 @@ class Item:
     output_size: int
     stacked_size: int = 0
     positions: bool = True
+    video: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ def _qwen3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
         mlp_width=2 * width,
         output_size=mergers * output,
         stacked_size=len(stacked) * output,
+        video=_QWEN3_VIDEO,
     )
     divided = depth * divided + mergers * (merged * merged + merged + merged * output)
     return Encoder(divided, whole, item=item, deep_stack=len(stacked))

@@ -73,6 +73,7 @@ class Release:
         fewest_sampler_bytes: The same with FlashInfer's sampler, where it may be installed: up to 0.10 vLLM takes it then.
         sampler_rows: Whether top-k of the first model runner keeps a row of logits in fp32 for each multiprocessor.
         v2_sampler_bytes: ``sampler_bytes`` of the second model runner.
+        keeps_video_text: Whether outputs of the encoder are copied to a buffer for a video and the text between its frames.
         profiles_context: Whether latent attention profiles the keys and values of a context.
         keeps_workspace: Whether the experts' workspace is kept from one layer to the next, and after the profile.
         benchmarks_embedding: Whether logs show that a start without a compile cache holds the embedding a second time.
@@ -101,6 +102,7 @@ class Release:
     fewest_sampler_bytes: int = FLASHINFER_SAMPLER_BYTES
     sampler_rows: bool = False
     v2_sampler_bytes: int = 6
+    keeps_video_text: bool = False
     profiles_context: bool = False
     keeps_workspace: bool = False
     benchmarks_embedding: bool = False
@@ -141,9 +143,9 @@ _WITH_EXPERTS = _DENSE | {"deepseek_v2", "qwen2_moe", "granitemoe"}
 _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
     (10, {}),
-    (11, {"profiles_context": True, "fewest_sampler_bytes": 38}),
+    (11, {"profiles_context": True, "fewest_sampler_bytes": 38, "keeps_video_text": True}),
     (12, {"mxfp4_hopper": (256, 64)}),
-    (13, {}),
+    (13, {"keeps_video_text": False}),
     (14, {"async_scheduling": True, "checks_all_stages": True}),
     (15, {}),
     (

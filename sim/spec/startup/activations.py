@@ -268,9 +268,12 @@ def _output_bytes(encoder: Encoder | None, launch: Launch) -> int:
         return 2 * launch.max_num_batched_tokens * launch.model.hidden_size
     item, tokens = encoder.item, _item_tokens(encoder.item, launch)
     pixels = 0 if launch.second_runner else item.patches * item.pixels
-    return 2 * tokens * (item.output_size + pixels)
+    text = item.video[1] if item.video and launch.release.keeps_video_text else 0
+    return 2 * (tokens * (item.output_size + pixels) + text * item.output_size)
 
 
 def _item_tokens(item: Item, launch: Launch) -> int:
     """Tokens of the items that fit the encoder's budget, one at least."""
+    if item.video and launch.release.keeps_video_text:
+        return item.video[0]
     return item.tokens * max(1, launch.max_num_batched_tokens // item.tokens)

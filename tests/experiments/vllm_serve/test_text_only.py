@@ -20,12 +20,15 @@ def weights(model: str, limits: str) -> tuple[int, bool]:
 
 @pytest.mark.parametrize(
     "limits",
-    ["""'{"image": 0, "video": 0}'""", """'{"image": {"count": 0}, "video": 0}'""", "image=0,video=0", """'{"video":0,"image":0,"audio":1}'"""],
+    ["""'{"image": 0, "video": 0}'""", """'{"image": {"count": 0}, "video": 0}'""", "image=0,video=0", ".image 0 --limit-mm-per-prompt.video 0", """'{"video":0,"image":0,"audio":1}'"""],
 )  # fmt: skip
 def test_limits_of_zero_leave_the_encoder_out(limits):
     whole, _ = weights("qwen3-vl-8b", "")
     without, _ = weights("qwen3-vl-8b", "--language-model-only")
-    assert weights("qwen3-vl-8b", f"--limit-mm-per-prompt {limits}") == (without, False)
+    assert weights("qwen3-vl-8b", f"--limit-mm-per-prompt{limits if limits[0] == '.' else f' {limits}'}") == (
+        without,
+        False,
+    )
     assert without > whole + (1 << 29)
 
 
@@ -33,6 +36,15 @@ def test_limits_of_zero_leave_the_encoder_out(limits):
 def test_an_encoder_of_what_is_left_is_kept(limits):
     whole, _ = weights("qwen3-vl-8b", "")
     assert weights("qwen3-vl-8b", f"--limit-mm-per-prompt {limits}") == (whole, True)
+
+
+def test_a_limit_of_videos_frees_their_outputs_in_old_releases():
+    line = "docker run vllm/vllm-openai:v0.11.0 --model qwen3-vl-8b"
+    videos, images = (
+        started(parse_serve(f"{line} {limit}"), "h100-80gb").outcome().kv_cache
+        for limit in ("", "--limit-mm-per-prompt.video 0")
+    )
+    assert videos and images and images.likely - videos.likely > 3 << 29
 
 
 def test_a_tower_of_images_alone_needs_no_limit_of_videos():

@@ -155,6 +155,13 @@ def test_what_an_encoder_leaves_behind_is_held_while_the_model_samples():
     assert phases(launch("qwen3.6-27b", "h100-80gb", 30, 32_768), range(64), True).outputs == 2 * outputs
 
 
+@pytest.mark.parametrize(("minor", "tokens", "text"), [(11, 12_288, 153_600), (12, 12_288, 153_600), (13, 16_384, 0)])
+def test_releases_before_0_13_keep_outputs_for_the_text_between_the_frames_of_a_video(minor, tokens, text):
+    found = launch("qwen3-vl-8b", "a100-80gb", minor, 2048, 256)
+    outputs = 4 * found.model.hidden_size
+    assert phases(found, range(36), last=True).outputs == 2 * (tokens * (outputs + 4 * 1536) + text * outputs)
+
+
 def test_pipelines_encode_first_and_sample_last():
     found = launch("qwen3.6-27b", "h100-80gb", 19, stages=2)
     first, last = (phases(found, layers, last) for layers, last in ((range(32), False), (range(32, 64), True)))
