@@ -12,7 +12,7 @@ vLLM counts what is there after the profiled step and was not at the worker's st
                      experts'. Of 24 boots of text models on one GPU half hold it, within 0.1 GiB of its size
 
 No formula gives the rest: it is read off logs, as the low, the likely and the high GiB by release, link and compute capability. Ranks on Hopper
-and later cards with NVLink share buffers of NVLS and of fused all-reduces; others do not.
+and later cards with NVLink share buffers of NVLS and of fused all-reduces; others do not, nor do pipeline stages of one rank.
 
 Sources: experiments/vllm_serve/facts/startups.json; 28 boots of 0.29 and 0.30 on RTX 4090, L4, A6000, A100 and H100 (mondegreens/apron,
 kv-budget-residuals.md), which also traced the counts; ``gpu/sample/penalties.py``, ``gpu/structured_outputs.py``, ``gpu/mm/encoder_runner.py``
@@ -107,6 +107,8 @@ def _libraries(launch: Launch) -> Estimate:
     ranks = launch.num_gpus * launch.deployment.data_parallel
     sizes = next(sizes for since, sizes in reversed(SIZES) if (0, since) <= launch.release.since)
     linked, major = link(launch.gpu, ranks), launch.gpu.major or 0
+    if linked == _NVLS and launch.tensor_parallel * launch.deployment.data_parallel == 1:
+        linked = _NVLINK
     least = max(least for name, least in sizes if name == linked and least <= major)
     low, likely, high = sizes[linked, least]
     if launch.gpu.unified_memory:

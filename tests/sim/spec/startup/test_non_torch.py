@@ -144,3 +144,10 @@ def test_drafters_are_captured_too():
     )
     pieces, whole = 0.41 * 0.25 * len(found.piecewise), 0.41 * 0.5 * len(found.full)
     assert (beside - alone) / 2**20 == pytest.approx(pieces + 2 * whole, rel=0.01)
+
+
+def test_pipeline_stages_of_one_rank_share_no_buffers():
+    """Llama 3.1 8B on two H100 under 0.19: 0.07 GiB in two stages; two ranks share buffers of NVLS."""
+    stages, ranks = (launch("llama-3.1-8b", "h100-80gb", 19, **more) for more in ({"stages": 2}, {"ranks": 2}))
+    shared, alone = non_torch_bytes(ranks, range(32), last=True), non_torch_bytes(stages, range(16), last=False)
+    assert alone.low < 0.07 * GIB < alone.likely < GIB < shared.low
