@@ -118,7 +118,7 @@ class PrefillEngine(RoutedEngine):
         self._transfer = transfer
 
     def _drop(self, sequence: Sequence) -> None:
-        self.memory.drop(sequence, self.state.decode_step)
+        self.memory.release((sequence,), self.state.decode_step)
 
     def _release_and_notify(self, leaving: list[Sequence], decode_step: int, lost: Iterable[Sequence] = ()) -> None:
         """See ``Engine``; a sequence that is sent elsewhere keeps its blocks until the transfer ends, unless it was preempted."""

@@ -198,7 +198,7 @@ class RoutedEngine(Engine):
     @property
     def kv_rises(self) -> bool:
         """See ``routing.Seen``."""
-        return self.memory.room_only_falls()
+        return not self.memory.groups.windows()
 
     def kv_tokens(self, now: int) -> int:
         """Slots of the pool that are taken, by the last boundary before ``now``, and the tokens that are to be

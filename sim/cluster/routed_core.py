@@ -123,7 +123,7 @@ class RoutedCoreEngine:
     @property
     def kv_rises(self) -> bool:
         """See ``routing.Seen``."""
-        return self._replica.memory.room_only_falls()
+        return not self._replica.memory.groups.windows()
 
     def kv_tokens(self, now: int) -> int:
         """See ``RoutedEngine``."""

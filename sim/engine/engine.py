@@ -138,7 +138,6 @@ class Engine:
         take_finished = state.take_ended if policy.leaves_together else state.take_finished
         release = self._release_and_notify if source.hears_of_finishes else memory.release
         ahead, finish = self._ahead, self._finish
-        verify = memory.verify if state.speculates else None
         ended: list[Sequence] = []
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
@@ -186,8 +185,6 @@ class Engine:
             if ahead:
                 ended = []
             if leap:
-                if verify and steps:
-                    verify(state)
                 enter(leap + advance(state, steps))
                 state.decode_step = decode_step = state.decode_step + steps
                 if ahead:
@@ -231,8 +228,8 @@ class Engine:
     def _hold_finished(self) -> list[Sequence]:
         """The sequences that finished in the last step; the next decision does not know it yet."""
         ended = self.state.note_finished(self.policy.limits.max_model_len)
-        if self.state.finished:
-            self.memory.hold_finished(tuple(self.state.finished), self.state.decode_step)
+        for sequence in self.state.finished:
+            self.memory.stall(sequence, self.state.decode_step, finished=True)
         return ended
 
     def _finish(self, ended: list[Sequence], plan: StepPlan, first_step: FirstStep, now: int) -> FirstStep:

@@ -176,7 +176,7 @@ class Executor:
         state, memory, ledger, decode_step = self._state, self._memory, self._ledger, self._state.decode_step
         for sequence in stalled:
             if state.forget(sequence):
-                memory.hold_finished((sequence,), decode_step)
+                memory.stall(sequence, decode_step, finished=True)
                 state.finished[sequence] = None
                 continue
             ledger.stall(sequence, decode_step, now)

@@ -219,7 +219,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
         capacity_slots=memory.capacity_slots,
         block_size=memory.block_size,
         paged=not memory.reserves,
-        residue=memory.residue,
+        residue="block_tail" if memory.placement is None else "round_up",
         together=memory.leaves_together,
         pinned_slots=memory.pinned_slots,
         end_ticks=end_ticks,

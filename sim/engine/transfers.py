@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ..memory.paged.offload import HostTier
+from ..memory.prefix.host_tier import HostTier
 from ..types.sequence import Sequence
 from ..types.state import State
 from ..workload.source import NEVER, Source

@@ -13,14 +13,16 @@ A memory says which sequence holds which slots of the pool on the device. It con
                          transfers      copies beside the steps                 read by the engine
                          speculation    drafts, and which are accepted          read by the engine and by metrics
 
+It is three protocols: ``Allocation`` (sequences get slots and give them up), ``Accounts`` (how many slots there are, and what they
+are used for) and ``Inspection`` (which ones these are). A body below is the answer of a memory without the part in question.
+
 One step of an engine calls it in this order:
 
     transaction                 the policy decides; what it grants is tentative
     evict, swap_in, stall       the executor: sequences leave the device, come back, stand still
     admit, prefill              the executor: sequences start to decode, prefills go on
     copied_slots                the executor: what the step copies before it writes
-    verify                      the engine, when a step is over that verified drafts
-    advance                     the engine, when a leap is over: decoding sequences grow
+    advance                     the engine, when a leap is over: decoding sequences grow, by accepted drafts too
     release                     the engine: finished sequences leave
 
 Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the number
@@ -28,7 +30,7 @@ of decode steps that are over.
 
 A policy sees more than this of the kind of memory that it needs, by the transaction of that kind and its ``memory``:
 ``PagedTransaction`` and ``PagedMemory``, ``ContiguousTransaction`` and ``ContiguousMemory``, ``RadixTransaction`` and
-``RadixMemory``. Methods that a kind has no use for, and optional parts that it lacks, come from ``MemoryDefaults``.
+``RadixMemory``. This module imports parts of memories, and none of these.
 """
 
 from __future__ import annotations
@@ -39,15 +41,16 @@ from typing import Protocol
 
 import numpy as np
 
+from ..types.errors import SimulationFault
 from ..types.sequence import Grant, Sequence
 from ..types.state import State
 from .accounting.cache_log import CacheLog
+from .accounting.drafts import Speculation
 from .accounting.kv_groups import PageGroups
 from .accounting.ledger import Meter
 from .accounting.moves import Moves
 from .contiguous.arena import FirstFitArena
-from .paged.offload import HostTier
-from .paged.speculative import Speculation
+from .prefix.host_tier import HostTier
 
 
 class Transaction(Protocol):
@@ -126,143 +129,24 @@ class Placement(Protocol):
         """Free pieces, (first block, blocks), too small for what the head of the queue was refused."""
 
 
-class Memory(Protocol):
-    """Which sequence holds which slots of a pool.
+class Allocation(Protocol):
+    """Which sequence gets slots, and gives them up: what a policy and the executor ask. Everything but ``transaction`` mutates.
 
-    Everything below ``transaction`` mutates unless it says otherwise.
+    What cannot happen under the policies of a kind raises SimulationFault.
     """
-
-    # --- Facts, the same through a run ---
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the device pool that sequences can have."""
-
-    @property
-    def block_size(self) -> int:
-        """Slots of a block."""
-
-    @property
-    def capacity_slots(self) -> int:
-        """Slots of the device pool."""
-
-    @property
-    def host_blocks(self) -> int:
-        """Blocks of the swap space; 0 where there is none."""
-
-    @property
-    def groups(self) -> PageGroups:
-        """KV groups that share the pool; one group that keeps every token unless layers have windows."""
-
-    @property
-    def meter(self) -> tuple[str, ...]:
-        """Names of what ``advance`` returns, of ``accounting.ledger.METER``."""
-
-    @property
-    def residue(self) -> str:
-        """Bucket of the ledger for slots held past what was asked for: "block_tail" or "round_up"."""
-
-    @property
-    def reserves(self) -> bool:
-        """Whether an admission takes all that the sequence may ever need (``Sequence.grant``), and not block by block."""
-
-    @property
-    def leaves_together(self) -> bool:
-        """Whether sequences hold their slots until the last one of their batch is done."""
-
-    @property
-    def pinned_slots(self) -> int:
-        """Slots that are live whether anything runs or not."""
-
-    # --- Levels that others read; nothing changes by reading ---
-
-    @property
-    def host_free(self) -> int:
-        """Free blocks of the swap space; below 0 where nothing may be swapped out."""
-
-    @property
-    def evicted_blocks(self) -> int:
-        """Blocks so far that lost contents kept for others, because blocks ran out."""
-
-    # --- Optional parts ---
-
-    @property
-    def tables(self) -> Tables | None:
-        """Block tables; None where blocks are only counted, and where each KV group has tables of its own."""
-
-    @property
-    def placement(self) -> Placement | None:
-        """Where pieces lie; None where the pool is handed out in blocks."""
-
-    @property
-    def cache_log(self) -> CacheLog | None:
-        """What admissions looked up and found; None where nothing is kept for others."""
-
-    @property
-    def cached_level(self) -> CacheLog | None:
-        """When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
-        ``cache_log`` where there is one, None where there are no such slots."""
-
-    @property
-    def transfers(self) -> HostTier | None:
-        """Copies between device and host that go on beside steps; None where every copy is part of a step."""
-
-    @property
-    def speculation(self) -> Speculation | None:
-        """Drafts that steps verify, and which are accepted; None without speculative decoding."""
-
-    # --- The engine ---
 
     def transaction(self, decode_step: int) -> Transaction:
         """Open the tentative grants of ``decode_step``; the last ones are void."""
-
-    def verify(self, state: State) -> None:
-        """The step that is over verified drafts: its sequences gain those that are accepted (``State.accept``)."""
-
-    def advance(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow by ``steps`` tokens each, from step ``state.decode_step`` on.
-
-        Args:
-            steps: Decode steps of a leap; 0 ends a step that only prefills, or in which nothing runs.
-
-        Returns:
-            ``meter``: levels in the first of those steps, in slots (and ``growing`` in sequences).
-
-        Raises:
-            SimulationFault: The pool has too few blocks; the policy must have seen to that.
-        """
-
-    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
-        """Slots that the decodes of the coming step read again: those of blocks that the tables of several decoding sequences
-        name, once for each table beyond the first. Changes nothing; the same in every step of a leap.
-
-        Tables of sequences that prefill, or are stalled, do not count: nothing is said of what a prompt reads of its prefix. Of KV
-        groups one that keeps every token counts. 0 in memories that share without tables of blocks (llama.cpp's cells).
-
-        Args:
-            admitted: Sequences that end their prefill in that step; asked after the executor admitted them.
-        """
-
-    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences that generated their last token before ``decode_step`` give up what they hold."""
-
-    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences that generated their last token before ``decode_step`` stop to grow and keep what they hold."""
-
-    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """As ``release``, after other sequences took what they need for ``decode_step``.
-
-        Args:
-            leaving: Sequences after ``hold_finished``; others have taken what they need for ``decode_step`` as well.
-        """
 
     # --- The executor, for the plan of ``decode_step`` ---
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """Victims give up what they hold before ``decode_step``: computed again later, or moved to the host pool."""
+        raise self.cannot("preempt a sequence")
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
         """A sequence comes back from the host pool and decodes in ``decode_step``."""
+        raise self.cannot("swap a sequence in")
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """A sequence takes what it needs for its ``start_tokens``, the last of which ``decode_step`` computes.
@@ -274,15 +158,19 @@ class Memory(Protocol):
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """A prefill that goes on takes what it needs for its ``computed_tokens``, those of ``decode_step`` included."""
+        raise self.cannot("prefill in chunks")
 
-    def stall(self, sequence: Sequence, decode_step: int) -> None:
-        """A running sequence stops to grow before ``decode_step`` and keeps its blocks."""
+    def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
+        """A running sequence stops to grow before ``decode_step`` and keeps its blocks.
 
-    def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """A stalled sequence, or one in a chunked prefill, gives up its blocks before ``decode_step``."""
+        Args:
+            finished: Whether it generated its last token, so that it only waits for ``release_finished``.
+        """
+        raise self.cannot("stall a sequence")
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move between device and host when these go out, or come back. Changes nothing."""
+        raise self.cannot("swap")
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the coming step copies on the device before it writes; the copies noted so far are then made.
@@ -290,21 +178,116 @@ class Memory(Protocol):
         Args:
             decodes: Whether the running sequences compute in that step.
         """
+        return 0
 
-    # --- Clusters ---
+    # --- Sequences that leave ---
+
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """Sequences give up what they hold before ``decode_step``: those that generated their last token, and on a replica that
+        only prefills those that were stalled, or prefilled in chunks."""
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """As ``release``, of sequences that generated their last token, after other sequences took what they need for ``decode_step``."""
+        raise self.cannot("be scheduled ahead")
+
+    def expect(self, children: np.ndarray) -> None:
+        """How many requests go on from each, int64 [requests]: it is kept for so many. Called before anything else."""
+        return
+
+    def cannot(self, what: str) -> SimulationFault:
+        """The fault of a policy that asks for what its memory does not have."""
+        return SimulationFault(
+            f"{type(self).__name__} cannot {what}; the policy calls a method that its memory does not have"
+        )
+
+
+class Accounts(Protocol):
+    """How many slots there are, what they are used for, and for how long: what the engine, clusters and metrics ask.
+
+    Attributes:
+        num_blocks: Blocks of the device pool that sequences can have.
+        block_size: Slots of a block.
+        host_blocks: Blocks of the swap space; 0 where there is none.
+        host_free: Free blocks of the swap space; below 0 where nothing may be swapped out.
+        groups: KV groups that share the pool; one group that keeps every token unless layers have windows.
+        meter: Names of what ``advance`` returns, of ``accounting.ledger.METER``.
+        reserves: Whether an admission takes all that the sequence may ever need (``Sequence.grant``), and not block by block.
+        leaves_together: Whether sequences hold their slots until the last one of their batch is done.
+        pinned_slots: Slots that are live whether anything runs or not.
+        cache_log: What admissions looked up and found; None where nothing is kept for others.
+        cached_level: When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
+            ``cache_log`` where there is one, None where there are no such slots.
+        transfers: Copies between device and host that go on beside steps; None where every copy is part of a step.
+        speculation: Drafts that steps verify, and which are accepted; None without speculative decoding.
+    """
+
+    num_blocks: int
+    block_size: int
+    meter: tuple[str, ...]
+    host_blocks: int = 0
+    host_free: int = 0
+    pinned_slots: int = 0
+    groups: PageGroups = PageGroups()
+    reserves: bool = False
+    leaves_together: bool = False
+    cache_log: CacheLog | None = None
+    cached_level: CacheLog | None = None
+    transfers: HostTier | None = None
+    speculation: Speculation | None = None
+
+    @property
+    def capacity_slots(self) -> int:
+        """Slots of the device pool."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Blocks so far that lost contents kept for others, because blocks ran out."""
+        return 0
+
+    def advance(self, state: State, steps: int) -> Meter:
+        """Let the running sequences grow by ``steps`` tokens each, from step ``state.decode_step`` on. A step that verified drafts
+        gives them those that are accepted, too (``State.accept``).
+
+        Args:
+            steps: Decode steps of a leap; 0 ends a step that only prefills, or in which nothing runs.
+
+        Returns:
+            ``meter``: levels in the first of those steps, in slots (and ``growing`` in sequences).
+
+        Raises:
+            SimulationFault: The pool has too few blocks; the policy must have seen to that.
+        """
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free, or can be reclaimed, after so many decode steps more. Changes nothing."""
 
-    def room_only_falls(self) -> bool:
-        """Whether ``room_after`` never rises over the steps, as no sequence gives room back while it decodes."""
+    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
+        """Slots that the decodes of the coming step read again: those of blocks that the tables of several decoding sequences
+        name, once for each table beyond the first. Changes nothing; the same in every step of a leap.
 
-    # --- Requests that go on from others ---
+        Tables of sequences that prefill, or are stalled, do not count: nothing is said of what a prompt reads of its prefix. Of KV
+        groups one that keeps every token counts. 0 in memories that share without tables of blocks (llama.cpp's cells).
 
-    def expect(self, children: np.ndarray) -> None:
-        """How many requests go on from each, int64 [requests]: it is kept for so many. Called before anything else."""
+        Args:
+            admitted: Sequences that end their prefill in that step; asked after the executor admitted them.
+        """
+        return 0
 
-    # --- Recordings ---
+
+class Inspection(Protocol):
+    """Which slots a sequence holds: what recordings ask.
+
+    Attributes:
+        tables: Block tables; None where blocks are only counted, and where each KV group has tables of its own.
+    """
+
+    tables: Tables | None = None
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where pieces lie; None where the pool is handed out in blocks."""
+        return None
 
     def settle(self, state: State, steps: int) -> None:
         """Bring ``tables`` to the end of so many steps of the leap that is about to run; counts do not change.
@@ -312,7 +295,13 @@ class Memory(Protocol):
         Args:
             steps: No more than the leap has; 0 for a step that only prefills.
         """
+        return
 
     def cached_block_ids(self) -> np.ndarray:
         """Blocks that keep contents (or their mapping) for others, int64, some perhaps several times and some in
         tables too. Changes nothing; empty where no ids are handed out."""
+        return np.zeros(0, dtype=np.int64)
+
+
+class Memory(Allocation, Accounts, Inspection, Protocol):
+    """Which sequence holds which slots of a pool."""

@@ -10,11 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from ..memory import Memory
+from ..memory.accounting.drafts import Speculation
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
-from ..memory.paged.speculative import Speculation, SpeculativeMemory, SpeculativeTransaction
+from ..memory.paged.speculative import SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import Chains, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from ..spec.releases import LAST_ORDERED, release, unhashed_first

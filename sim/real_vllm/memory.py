@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..memory.accounting.cache_log import CacheLog
-from ..memory.accounting.defaults import MemoryDefaults
 from ..memory.accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups
 from ..memory.accounting.ledger import METER, Meter
+from ..memory.base import Memory
 from ..types.errors import SimulationFault
 from ..types.sequence import Sequence
 from ..types.state import State
@@ -40,7 +40,7 @@ class RealTransaction:
         self.memory = memory
 
 
-class RealMemory(MemoryDefaults):
+class RealMemory(Memory):
     """Reads vLLM's block pool. See ``Memory``.
 
     Args:
@@ -55,8 +55,6 @@ class RealMemory(MemoryDefaults):
         core: As above.
         sequences: The sequences that wait or run, by index.
     """
-
-    residue = "block_tail"
 
     def __init__(
         self, core: Core, num_blocks: int, block_size: int, groups: PageGroups, caches_prefixes: bool, ahead: bool
@@ -83,10 +81,6 @@ class RealMemory(MemoryDefaults):
     def has_groups(self) -> bool:
         """Whether the model has more than layers that keep every token."""
         return self.groups.kinds != (FULL,)
-
-    @property
-    def capacity_slots(self) -> int:
-        return self.num_blocks * self.block_size
 
     @property
     def evicted_blocks(self) -> int:
@@ -129,9 +123,6 @@ class RealMemory(MemoryDefaults):
             raise SimulationFault(f"vLLM finished requests {sorted(self._finished)}, and the engine {sorted(left)}")
         self._forget(left)
 
-    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``; vLLM keeps their blocks."""
-
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``; as ``release``."""
         self.release(leaving, decode_step)
@@ -152,7 +143,7 @@ class RealMemory(MemoryDefaults):
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``; vLLM has allocated its blocks."""
 
-    def stall(self, sequence: Sequence, decode_step: int) -> None:
+    def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``; vLLM keeps its blocks."""
 
     def room_after(self, state: State, steps: int) -> int:

@@ -233,7 +233,8 @@ class PolicyMachine(RuleBasedStateMachine):
         self.check_tables()
         if self.policy.schedules_ahead:
             self.ended = state.note_finished(LONGEST)
-            memory.hold_finished(tuple(state.finished), state.decode_step)
+            for sequence in state.finished:
+                memory.stall(sequence, state.decode_step, finished=True)
         elif self.policy.leaves_together:
             memory.release(state.take_ended(), state.decode_step)
         else:

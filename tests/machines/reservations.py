@@ -111,7 +111,7 @@ class Counted(Served):
             "live": live,
             "reserved": target - live,
             "over_estimate": asked - target,
-            self.memory.residue: held - asked - finished_hold,
+            "round_up" if self.memory.placement else "block_tail": held - asked - finished_hold,
             "finished_hold": finished_hold,
             "stranded": stranded,
             "free": self.slots - held - stranded,

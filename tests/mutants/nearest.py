@@ -109,6 +109,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "sim/engine/test_states.py",
         "sim/policy/test_exported_states.py",
     ),
+    "sim/memory/prefix/host_tier.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
     "sim/memory/paged/offload.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
     "sim/memory/paged/paged.py": ("sim/memory/test_known_answers.py", "sim/policy/test_compositions.py"),
     "sim/memory/paged/radix": (
@@ -129,6 +130,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "sim/engine/test_states.py",
     ),
     "sim/memory/paged/streams.py": ("sim/policy/test_llama_cpp.py", "sim/engine/test_schedulers.py"),
+    "sim/memory/accounting/drafts.py": ("sim/policy/test_speculative_decoding.py",),
     "sim/memory/paged/speculative.py": ("sim/policy/test_speculative_decoding.py",),
     "sim/memory/paged/transaction.py": (
         "sim/memory/test_known_answers.py",

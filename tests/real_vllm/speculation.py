@@ -1,7 +1,7 @@
 """vLLM's engine core with speculative decoding: scheduler, configuration and KV cache manager are vLLM's, accepted drafts are drawn.
 
 In place of a model, ``SpeculativeRecorder`` answers each step with the next token of a request and as many drafts as
-``sim.memory.paged.speculative.Speculation`` draws for that place of its output.
+``sim.memory.accounting.drafts.Speculation`` draws for that place of its output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds
 
 from fragmeter.experiments.live.step_log import Served
-from fragmeter.sim.memory.paged.speculative import Speculation
+from fragmeter.sim.memory.accounting.drafts import Speculation
 from fragmeter.sim.real_vllm.core import _checkpoint, model_config, vllm_config
 from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.types.sequence import Sequence

@@ -13,17 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ...types.sequence import Grant, Sequence
 from ...types.state import State
-from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
+from ..base import Memory, Placement
 from .arena import Arena, FirstFitArena
-
-if TYPE_CHECKING:
-    from ..base import Placement
 
 
 class ContiguousTransaction:
@@ -82,7 +78,7 @@ class ContiguousTransaction:
         self.places.append((tokens, slots, self.memory.take_place(slots)))
 
 
-class ContiguousMemory(MemoryDefaults):
+class ContiguousMemory(Memory):
     """Reservations counted in slots, or in pieces of an arena. See ``Memory``, ``Placement``.
 
     Without an arena reservations have no addresses, and there is no external fragmentation.
@@ -103,8 +99,6 @@ class ContiguousMemory(MemoryDefaults):
     moves: Moves | None = None
     #: What ``advance`` tells the ledger.
     meter = METER[:8]
-    #: The bucket of slots that are held past what was asked for.
-    residue = "round_up"
     reserves = True
     searches = False
 
@@ -115,10 +109,6 @@ class ContiguousMemory(MemoryDefaults):
         self.growing = 0
         self._lag = self._target = self._asked = self._finished_hold = 0
         self._transaction = ContiguousTransaction(self)
-
-    @property
-    def capacity_slots(self) -> int:
-        return self.num_blocks * self.block_size
 
     @property
     def placement(self) -> Placement | None:

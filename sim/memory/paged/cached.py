@@ -298,23 +298,16 @@ class CachedMemory(PagedMemory):
 
     # --- Calls of the executor and the engine ---
 
-    def stall(self, sequence: Sequence, decode_step: int) -> None:
-        """See ``PagedMemory``."""
-        if sequence not in self.partial:
-            self._pause(sequence, sequence.held_tokens(decode_step), decode_step)
-
-    def _pause(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
-        """A sequence stops decoding, with hashes for the full blocks of its first ``tokens``."""
+    def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
+        """See ``PagedMemory``; the full blocks of the tokens that are known have hashes."""
+        if sequence in self.partial:
+            return
+        tokens = sequence.held_tokens(decode_step)
+        if finished:
+            tokens = sequence.computed_tokens = self._known_tokens(sequence, decode_step)
         self.tables.grow_until(decode_step)
         self.tables.cache(sequence, tokens // self.block_size)
         super().stall(sequence, decode_step)
-
-    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
-        for sequence in finished:
-            tokens = self._known_tokens(sequence, decode_step)
-            self._pause(sequence, tokens, decode_step)
-            sequence.computed_tokens = tokens
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
@@ -322,7 +315,7 @@ class CachedMemory(PagedMemory):
         for sequence in leaving:
             if sequence in self.partial:
                 sequence.computed_tokens = sequence.held_tokens(decode_step)
-                self._drop(sequence, decode_step, after_step(decode_step), returns=False)
+                self._give_up(sequence, decode_step, after_step(decode_step), returns=False)
             else:
                 self._release((sequence,), decode_step, returns=False)
 
@@ -346,16 +339,18 @@ class CachedMemory(PagedMemory):
 
     def _preempt(self, sequence: Sequence, decode_step: int) -> None:
         if sequence in self.partial:
-            self._drop(sequence, decode_step, after_step(decode_step), returns=True)
+            self._give_up(sequence, decode_step, after_step(decode_step), returns=True)
         else:
             self._release((sequence,), decode_step, returns=True)
 
-    def drop(self, sequence: Sequence, decode_step: int) -> None:
+    def _drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``PagedMemory``; between two rows of the ledger."""
-        self._drop(sequence, decode_step, at_row(self.cache_log.row), returns=False)
+        self._give_up(sequence, decode_step, at_row(self.cache_log.row), returns=False)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``."""
+        if self.partial:
+            leaving = self._drop_partial(leaving, decode_step)
         self._release(tuple(leaving), decode_step, returns=False)
 
     def _release(self, leaving: tuple[Sequence, ...], decode_step: int, returns: bool) -> None:
@@ -373,13 +368,13 @@ class CachedMemory(PagedMemory):
         PagedMemory.release(self, leaving, decode_step)
         self.free += self.pool.num_shared - shared
 
-    def _drop(self, sequence: Sequence, decode_step: int, moment: int, returns: bool) -> None:
+    def _give_up(self, sequence: Sequence, decode_step: int, moment: int, returns: bool) -> None:
         """Release the blocks of a sequence that does not decode."""
         self.tables.grow_until(decode_step)
         shared = self.pool.num_shared
         self._close(sequence, sequence.computed_tokens, returns)
         self.tables.leaves_at = moment
-        super().drop(sequence, decode_step)
+        super()._drop(sequence, decode_step)
         self.free += self.pool.num_shared - shared
 
     def _close(self, sequence: Sequence, tokens: int, returns: bool) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from ...types.sequence import Sequence
 from ...types.state import State
-from ..accounting.defaults import MemoryDefaults
+from ..base import Memory
 
 
-class PagedDefaults(MemoryDefaults):
+class PagedDefaults(Memory):
     """The part of paged memory for prefix caches, sequences that share, and pages that stay mapped: without them it does nothing.
 
     Attributes:
@@ -52,8 +52,8 @@ class PagedDefaults(MemoryDefaults):
 
     def held_blocks(self, leader: Sequence, decode_step: int) -> int:
         """Blocks that come free if a sequence, and all that share with it, give way before ``decode_step``."""
-        raise self._cannot("share blocks")
+        raise self.cannot("share blocks")
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
         """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
-        raise self._cannot("share blocks")
+        raise self.cannot("share blocks")

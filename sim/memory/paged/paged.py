@@ -116,8 +116,6 @@ class PagedMemory(PagedDefaults):
 
     #: What ``advance`` tells the ledger.
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
-    #: The bucket of slots that are held past what was asked for: there are none.
-    residue = "block_tail"
 
     def __init__(
         self,
@@ -171,10 +169,6 @@ class PagedMemory(PagedDefaults):
         self._blocks = self._shared = 0
         if ids or self.cache is not None:
             self.group_tables = GroupTables(pool, self.host_blocks, size, groups, self.cache)
-
-    @property
-    def capacity_slots(self) -> int:
-        return self.num_blocks * self.block_size
 
     @property
     def cached_blocks(self) -> int:
@@ -326,8 +320,8 @@ class PagedMemory(PagedDefaults):
             self.group_tables.grow_until(decode_step + 1)
             self.group_tables.join(sequence, decode_step, held.known_tokens)
 
-    def stall(self, sequence: Sequence, decode_step: int) -> None:
-        """A running sequence grows no more and keeps its blocks; nothing changes after ``hold_finished``."""
+    def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
+        """See ``Memory``; nothing changes of a sequence that is stalled already."""
         if sequence in self.partial:
             return
         phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
@@ -341,11 +335,21 @@ class PagedMemory(PagedDefaults):
             self.group_tables.grow_until(decode_step)
             self.group_tables.park(sequence)
 
-    def drop(self, sequence: Sequence, decode_step: int) -> None:
+    def _drop(self, sequence: Sequence, decode_step: int) -> None:
         """A stalled sequence, or one in a chunked prefill, gives up its blocks."""
         self._release_partial(sequence, decode_step)
         # Asynchronous steps ask for a horizon after this, before the next transaction.
         self._settle_cache()
+
+    def _drop_partial(self, leaving: Iterable[Sequence], decode_step: int) -> list[Sequence]:
+        """Those of some sequences that decode; the others give up their blocks."""
+        decoding = []
+        for sequence in leaving:
+            if sequence in self.partial:
+                self._drop(sequence, decode_step)
+            else:
+                decoding.append(sequence)
+        return decoding
 
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         held, tables = self.partial.pop(sequence), self.tables or self.group_tables
@@ -354,11 +358,6 @@ class PagedMemory(PagedDefaults):
         if tables:
             tables.grow_until(decode_step)
             tables.drop(sequence)
-
-    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
-        for sequence in finished:
-            self.stall(sequence, decode_step)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
@@ -386,12 +385,6 @@ class PagedMemory(PagedDefaults):
             elif self.group_tables and sequence in self.group_tables.tables:
                 self.group_tables.grow_until(decode_step)
                 self.group_tables.swap_out(sequence, held)
-        if self.partial:
-            growing = tuple(sequence for sequence in preempted if sequence not in self.partial)
-            for sequence in preempted:
-                if sequence in self.partial:
-                    PagedMemory.drop(self, sequence, decode_step)
-            preempted = growing
         self.release(preempted + swapped_out, decode_step)
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
@@ -412,6 +405,8 @@ class PagedMemory(PagedDefaults):
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that leave before ``decode_step`` give back the blocks that they held."""
+        if self.partial:
+            leaving = self._drop_partial(leaving, decode_step)
         if not self.is_plain:
             self._release_in_groups(leaving, decode_step)
             return
@@ -558,10 +553,6 @@ class PagedMemory(PagedDefaults):
         """Tables of KV groups that no decode reads in the coming step."""
         tables = self.group_tables.tables if self.group_tables else {}
         return [tables[sequence] for sequence in (*self.partial, *admitted) if sequence in tables]
-
-    def room_only_falls(self) -> bool:
-        """See ``Memory``; layers with windows or states give blocks back."""
-        return not self.giving
 
     def advance(self, state: State, steps: int) -> Meter:
         """Let the running sequences grow through the steps of a leap.

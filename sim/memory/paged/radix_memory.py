@@ -23,9 +23,9 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
-from ..accounting.defaults import MemoryDefaults
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
+from ..base import Memory
 from ..prefix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens
 
 #: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each sequence left after a retraction.
@@ -143,7 +143,7 @@ class RadixTransaction:
             self.room += node.tokens
 
 
-class RadixMemory(MemoryDefaults):
+class RadixMemory(Memory):
     """A pool of single slots, and the radix tree over it.
 
     Args:
@@ -162,7 +162,6 @@ class RadixMemory(MemoryDefaults):
     """
 
     meter = METER[:2]
-    residue = "block_tail"
     block_size = 1
     evicted_blocks = 0
 
@@ -170,7 +169,7 @@ class RadixMemory(MemoryDefaults):
         self._runs, self._keeps = runs, keeps
         self.log = CacheLog(unit_slots=1)
         self.cache_log = self.cached_level = self.log if keeps else None
-        self.num_blocks = self.capacity_slots = self.free = num_slots
+        self.num_blocks = self.free = num_slots
         self.tree = RadixTree()
         self.holdings: dict[Sequence, Holding] = {}
         self.finish_steps = (-1, -1)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ...types.sequence import Sequence
+from ..base import Placement
 from ..contiguous.contiguous import ContiguousMemory
 from .block_tables import BlockTables
-
-if TYPE_CHECKING:
-    from ..base import Placement
 
 
 class ReservedMemory(ContiguousMemory):
     """Reservations in whole blocks, anywhere in the pool; past the last token asked for lies block_tail."""
-
-    residue = "block_tail"
 
     def __init__(self, num_blocks: int, block_size: int, ids: bool) -> None:
         super().__init__(num_blocks, block_size)

@@ -11,9 +11,6 @@ A block that a step reserves stays in the table. A full block can be found from 
 EAGLE and MTP also the token after it must be known, which its name covers. Where steps are scheduled ahead, a step reserves as if
 all drafts of the step before it were accepted, and knows none of the tokens that that step generates.
 
-Which drafts are accepted is drawn for each place of an output from the request's own stream, so that it depends neither on the
-schedule nor on other requests.
-
 Source: vLLM 0.33, vllm/v1/core/sched/scheduler.py and async_scheduler.py, vllm/v1/core/kv_cache_manager.py (``allocate_slots``),
 vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
 """
@@ -26,19 +23,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...spec.speculative import SpeculativeConfig
 from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
-from ..accounting.ledger import DRAFT, Meter, Table
+from ..accounting.drafts import Speculation
+from ..accounting.ledger import Meter
 from ..accounting.repeats import idle_repeats
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue, lookup_blocks
 from .block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
-
-#: Sets the streams of accepted drafts apart from others that are spawned from the same seed.
-_STREAM = 24
 
 
 class Verified(NamedTuple):
@@ -46,40 +40,6 @@ class Verified(NamedTuple):
 
     drafts: int
     kept: int
-
-
-class Speculation:
-    """Draws which drafts are accepted, and logs it.
-
-    Args:
-        config: The drafter, and its acceptance rates.
-        seed: Of the run.
-
-    Attributes:
-        log: A record of every sequence with drafts in every step (``DRAFT``).
-    """
-
-    def __init__(self, config: SpeculativeConfig, seed: int) -> None:
-        self.config, self.log = config, Table(DRAFT)
-        self._seed = seed
-        # Of place i: the probability that more than i drafts are accepted, rising.
-        self._rates = np.array(config.acceptance_rates[::-1])
-        self._accepted: dict[int, list[int]] = {}
-
-    def accepted(self, sequence: Sequence, generated: int) -> int:
-        """Drafts that a step accepts in which a sequence has ``generated`` output tokens before, if enough are verified."""
-        drawn = self._accepted.get(sequence.index)
-        if drawn is None:
-            stream = np.random.SeedSequence(self._seed, spawn_key=(_STREAM, sequence.index))
-            uniform = np.random.default_rng(stream).random(sequence.output_tokens)
-            # As many as there are rates above the draw.
-            found = len(self._rates) - np.searchsorted(self._rates, uniform, side="right")
-            drawn = self._accepted[sequence.index] = found.tolist()
-        return drawn[generated]
-
-    def forget(self, sequence: Sequence) -> None:
-        """A sequence has finished."""
-        self._accepted.pop(sequence.index, None)
 
 
 class SpeculativeTransaction(PagedTransaction):
@@ -336,7 +296,7 @@ class SpeculativeMemory(PagedMemory):
 
     # --- Steps ---
 
-    def verify(self, state: State) -> None:
+    def _verify(self, state: State) -> None:
         """The step ends: its sequences gain the drafts that are accepted beside the token that each step computes."""
         log, decode_step = self.speculation.log, state.decode_step
         self._verified = {}
@@ -359,7 +319,9 @@ class SpeculativeMemory(PagedMemory):
         return (self.pool.num_shared - idle_repeats(entries, references.__getitem__)) * self.block_size
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``Memory``; after ``verify``."""
+        """See ``Memory``."""
+        if steps:
+            self._verify(state)
         self._is_decided = False
         if self.cache_log is not None:
             self.cache_log.enter_row(self.pool.num_cached)
@@ -403,14 +365,9 @@ class SpeculativeMemory(PagedMemory):
         """See ``Memory``; its blocks were taken when the step was decided."""
         self.prefilling[sequence] = sequence.computed_tokens
 
-    def stall(self, sequence: Sequence, decode_step: int) -> None:
+    def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``."""
         self._standing[sequence] = sequence.held_tokens(decode_step)
-
-    def hold_finished(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
-        for sequence in finished:
-            self.stall(sequence, decode_step)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""

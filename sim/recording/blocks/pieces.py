@@ -24,7 +24,6 @@ class PiecesSeen(NamedTuple):
 
     Attributes:
         block_size, num_slots: Of the pool.
-        residue: Code of the bucket past all limits.
         spans: int64 [spans, 2], first slot and slots of the pieces of sequences, of those kept, of stranded ones.
         limits: int64 [sequences, 4], see ``limits_of``.
         sequences: int32 [sequences + 1], their indices, and ``NO_SEQUENCE``.
@@ -33,7 +32,6 @@ class PiecesSeen(NamedTuple):
 
     block_size: int
     num_slots: int
-    residue: int
     spans: np.ndarray
     limits: np.ndarray
     sequences: np.ndarray
@@ -52,7 +50,6 @@ def look_at_pieces(memory: Memory, layout: Layout, held: list[Holder]) -> Pieces
     return PiecesSeen(
         size,
         layout.num_slots,
-        CODES[memory.residue],
         np.array(spans, dtype=np.int64).reshape(-1, 2),
         np.array(limits_of(memory, held), dtype=np.int64).reshape(-1, len(BOUNDED)),
         np.array([*(holder.sequence.index for holder in held), NO_SEQUENCE], dtype=np.int32),
@@ -64,12 +61,12 @@ class Pieces:
     """See ``Occupancy``."""
 
     def __init__(self, seen: PiecesSeen) -> None:
-        self._size, num_slots, residue, spans, holder_limits, sequences, num_cached = seen
+        self._size, num_slots, spans, holder_limits, sequences, num_cached = seen
         own, num_kept = len(holder_limits), len(holder_limits) + num_cached
         start, slots = spans.T
         #: Of the pool, and of pieces beyond it.
         self.num_slots = max(num_slots, int((start + slots).max(initial=0)))
-        self._codes = np.array([*BOUNDED, residue, CODES["cached"], CODES["stranded"]])
+        self._codes = np.array([*BOUNDED, CODES["round_up"], CODES["cached"], CODES["stranded"]])
         # Within each span where its buckets end, which lie in this order; most are empty.
         ends = np.repeat(slots[None], len(self._codes), axis=0)
         ends[: len(BOUNDED), :own] = np.minimum(np.maximum.accumulate(holder_limits.T), slots[:own])

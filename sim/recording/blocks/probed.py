@@ -64,7 +64,6 @@ def _tables(size: int, blocks: int, held: list[ProbedTables], cached: list[int])
     return Tables(
         size,
         blocks,
-        "block_tail",
         [*limits, (0, 0, 0, 0)],
         [*(each.request for each in held), NO_SEQUENCE],
         [*tables, _NOTHING],

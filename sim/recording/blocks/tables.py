@@ -50,7 +50,6 @@ class TableReader:
         return Tables(
             memory.block_size,
             memory.num_blocks,
-            memory.residue,
             [*limits_of(memory, held), (len(pinned) * memory.block_size,) * 4],
             [*(holder.sequence.index for holder in held), NO_SEQUENCE],
             [*tables, pinned],
@@ -63,7 +62,6 @@ class Tables:
 
     Args:
         size, num_blocks: Of the pool.
-        residue: Bucket of the slots past all limits.
         limits: Of each table, see ``limits_of``.
         sequences: Index of the sequence of each table, ascending, or ``NO_SEQUENCE`` for the last one.
         tables: Ids of the blocks of each, int64, from 0; at least one.
@@ -77,13 +75,12 @@ class Tables:
         self,
         size: int,
         num_blocks: int,
-        residue: str,
         limits: list[tuple[int, int, int, int]],
         sequences: list[int],
         tables: list[np.ndarray],
         cached: np.ndarray,
     ) -> None:
-        self._size, self.num_blocks, self._residue = size, num_blocks, CODES[residue]
+        self._size, self.num_blocks = size, num_blocks
         self._limits = np.maximum.accumulate(np.array(limits, dtype=np.int64).T)
         self._sequence = np.array(sequences, dtype=np.int32)
         self._blocks = np.concatenate(tables)
@@ -109,7 +106,7 @@ class Tables:
         counts[BOUNDED[0]] = before[0]
         for place in range(1, len(BOUNDED)):
             counts[BOUNDED[place]] = before[place] - before[place - 1]
-        counts[self._residue] = slots - before[-1]
+        counts[CODES["block_tail"]] = slots - before[-1]
 
     def _holder_of(self, entry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each place in all tables together the holder, and the slots of its block before each of its limits."""

@@ -258,7 +258,9 @@ def _buckets(
     for limits, each in zip(limits_of(memory, found), held, strict=True):
         place = np.searchsorted(np.maximum.accumulate(limits), np.arange(len(each.slots)), side="right")
         slots = np.array(each.slots, dtype=np.int64)
-        np.minimum.at(taken, slots, np.array([*BOUNDED, CODES[memory.residue]])[place])
+        np.minimum.at(
+            taken, slots, np.array([*BOUNDED, CODES["block_tail" if memory.placement is None else "round_up"]])[place]
+        )
     taken[(pinned[:, None] * size + np.arange(size)).ravel()] = CODES["live"]
     codes = np.where(taken < len(BUCKETS), taken, codes)
     return tuple(BUCKETS[code] for code in codes.tolist())

@@ -11,13 +11,14 @@ import pytest
 from engine_runs import settings_of
 from fragmeter.sim import simulate
 from fragmeter.sim.memory import PagedMemory, PageGroups
+from fragmeter.sim.memory.accounting.drafts import Speculation
 from fragmeter.sim.memory.accounting.integrals import Accounts
 from fragmeter.sim.memory.accounting.kv_groups import FULL, RING, SLIDING, STATE
 from fragmeter.sim.memory.accounting.ledger import Ledger
 from fragmeter.sim.memory.accounting.moves import Moves
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransaction
-from fragmeter.sim.memory.paged.speculative import Speculation, SpeculativeMemory
+from fragmeter.sim.memory.paged.speculative import SpeculativeMemory
 from fragmeter.sim.memory.prefix import Chains, FreeKVCacheBlockQueue
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.spec.speculative import SpeculativeConfig
@@ -58,7 +59,8 @@ class TestTables:
         first, second = served.start(0, 4), served.start(1, 6)
         served.step(5)
         assert served.memory.free == 9 - 2 - 3
-        served.memory.hold_finished((first, second), served.state.decode_step)
+        for sequence in (first, second):
+            served.memory.stall(sequence, served.state.decode_step, finished=True)
         tables = served.memory.tables.tables
         # In step 1 the first takes a block, in step 3 the second does.
         assert (tables[first], tables[second]) == ([0, 3], [1, 2, 4])
@@ -70,7 +72,7 @@ class TestTables:
         served = Served(PagedMemory(9, 4, ids=True))
         first, second = served.start(0, 5), served.start(1, 4)
         served.step()
-        served.memory.hold_finished((first,), served.state.decode_step)
+        served.memory.stall(first, served.state.decode_step, finished=True)
         served.memory.release_finished((first,), served.state.decode_step)
         # Blocks 0 and 1 are the last ones freed, and the next ones taken.
         assert served.memory.tables.tables == {second: [2, 3]}
@@ -254,12 +256,10 @@ class TestDrafts:
         transaction.enter(sequence, 6, 2)
         memory.admit(sequence, 0)
         served.state.start(sequence, 0)
-        memory.verify(served.state)
         served.step()
         transaction = memory.transaction(1)
         assert transaction.tokens_of(sequence, 9) == 3
         transaction.take(sequence, 3, 0)
-        memory.verify(served.state)
         served.step()
         assert memory.transaction(2).tokens_of(sequence, 9) == 0
 

@@ -52,7 +52,7 @@ skip, swap_out, give_back, drop_partial = (
     GroupTables.skip,
     GroupTables.swap_out,
     GroupTables.give_back,
-    PagedMemory.drop,
+    PagedMemory._drop,
 )
 split, drop, insert = RadixTree._split, GroupTables.drop, RadixMemory._insert
 count_stream = StreamMemory._count
@@ -106,7 +106,7 @@ def grows_table_by_table(tables: BlockTables, decode_step: int) -> None:
     tables._grown_until = max(decode_step, tables._grown_until)
 
 
-def stalls_in_the_count_only(memory: PagedMemory, sequence, decode_step: int) -> None:
+def stalls_in_the_count_only(memory: PagedMemory, sequence, decode_step: int, finished: bool = False) -> None:
     held = sequence.held_tokens(decode_step)
     memory.partial[sequence] = Partial(-(-held // memory.block_size), (), held, held)
 
@@ -293,7 +293,7 @@ PLANTED = [
         finds_any_block_of_a_window,
     ),
     ("vllm-v1: PagedMemory, states, prefix cache", GroupTables, "skip", gives_the_last_state_back),
-    ("vllm-v1: PagedMemory, states, steps ahead", PagedMemory, "drop", keeps_the_state_of_a_victim),
+    ("vllm-v1: PagedMemory, states, steps ahead", PagedMemory, "_drop", keeps_the_state_of_a_victim),
     (
         "vllm-v1: PagedMemory, states, prefix cache, steps ahead",
         BlockPool,

@@ -20,7 +20,8 @@ from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import Settings, settings
 from fragmeter.sim.memory.accounting.ledger import Leap
-from fragmeter.sim.memory.paged.offload import HostTier, OffloadedMemory
+from fragmeter.sim.memory.paged.offload import OffloadedMemory
+from fragmeter.sim.memory.prefix.host_tier import HostTier
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import SettingError

@@ -19,8 +19,9 @@ from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import Run, simulate
 from fragmeter.sim.engine.settings import Settings, settings
+from fragmeter.sim.memory.accounting.drafts import Speculation
 from fragmeter.sim.memory.accounting.ledger import DRAFT, Leap
-from fragmeter.sim.memory.paged.speculative import Speculation, SpeculativeMemory
+from fragmeter.sim.memory.paged.speculative import SpeculativeMemory
 from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.result import memory_table
