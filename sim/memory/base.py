@@ -35,8 +35,7 @@ A policy sees more than this of the kind of memory that it needs, by the transac
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +49,7 @@ from .accounting.kv_groups import PageGroups
 from .accounting.ledger import Meter
 from .accounting.moves import Moves
 from .contiguous.arena import FirstFitArena
+from .paged.block_tables import BlockTables
 from .prefix.host_tier import HostTier
 
 
@@ -63,44 +63,6 @@ class Transaction(Protocol):
     @property
     def memory(self) -> Memory:
         """The memory that the grants are of; a kind of transaction narrows the type."""
-
-
-class Pool(Protocol):
-    """Blocks by their ids, as recordings see them."""
-
-    def shuffle(self, random: np.random.Generator) -> None:
-        """Hand out the blocks that are free now in a random order. Mutates the order alone."""
-
-
-class Tables(Protocol):
-    """Optional part: the block table of every sequence. There is one if ids were asked for, or are needed to decide."""
-
-    #: Where the tables note contents that change place; None without a recording.
-    moves: Moves | None
-
-    @property
-    def pool(self) -> Pool:
-        """Blocks of the device."""
-
-    @property
-    def host_pool(self) -> Pool:
-        """Blocks of the swap space."""
-
-    @property
-    def tables(self) -> Mapping[Sequence, list[int] | array[int]]:
-        """Block ids of each sequence on the device, by position. Read only; ``Memory.settle`` brings them up to date."""
-
-    @property
-    def host_tables(self) -> Mapping[Sequence, list[int]]:
-        """Blocks of the swap space of each sequence that is swapped out. Read only."""
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether an entry of a table may change; else tables only grow, at their ends."""
-
-    @property
-    def prefix(self) -> list[int]:
-        """Blocks of a pinned prefix, with which the table of every prompt begins; empty where none is pinned."""
 
 
 class Placement(Protocol):
@@ -279,10 +241,10 @@ class Inspection(Protocol):
     """Which slots a sequence holds: what recordings ask.
 
     Attributes:
-        tables: Block tables; None where blocks are only counted, and where each KV group has tables of its own.
+        tables: Block tables: read only, and brought up to date by ``settle``; None where blocks are only counted, and where each KV group has tables of its own.
     """
 
-    tables: Tables | None = None
+    tables: BlockTables | None = None
 
     @property
     def placement(self) -> Placement | None:

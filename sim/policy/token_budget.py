@@ -82,12 +82,12 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             if self._suffices(free, need, own):
                 break
             if partial is not None:
-                free += transaction.reclaimed(partial, state.decode_step)
+                free += transaction.memory.held_blocks(partial, state.decode_step)
                 preempted.append(partial)
                 partial = None
                 continue
             need -= own
-            free += transaction.reclaimed(kept[-1], state.decode_step)
+            free += transaction.memory.held_blocks(kept[-1], state.decode_step)
             preempted.append(kept.pop())
         return tuple(preempted)
 

@@ -451,7 +451,7 @@ class VllmV1(TokenBudget):
             # An eviction on the GPU lets a load begin that needs fewer blocks, unless those of all tokens must be free.
             if asks and (not self.reserves_whole or memory.may_admit(state.waiting[0], state.running)):
                 return 1
-            if not memory.is_settled():
+            if memory.transfers is not None and not memory.transfers.is_settled():
                 return 1
             return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
         if self._cadence is not None:

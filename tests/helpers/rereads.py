@@ -10,8 +10,8 @@ import numpy as np
 
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.memory import DialogueMemory, SharingMemory
 from fragmeter.sim.memory.accounting.kv_groups import FULL
-from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.types.sequence import Sequence
 from ramp_cost import RampCost
 from strategies import KneeCost
@@ -65,7 +65,7 @@ def recounted(engine: Engine, admitted: Iterable[Sequence]) -> int:
     """Entries beyond the first of each block in the tables of sequences that decode in the coming step, in slots."""
     memory, state = engine.memory, engine.state
     tables = memory.tables
-    if isinstance(tables, SharingTables):
+    if isinstance(memory, SharingMemory | DialogueMemory) and tables is not None:
         # With the copies of that step.
         tables.grow_until(state.decode_step + 1)
     named: Counter = Counter()

@@ -285,5 +285,5 @@ class HybridMachine(Served, RuleBasedStateMachine):
             taken_by_all += taken
             back_by_all += back
         for sequence in (*self.tokens, *self.standing):
-            assert transaction.reclaimed(sequence, decode_step) == self.model.held(sequence)
+            assert self.memory.held_blocks(sequence, decode_step) == self.model.held(sequence)
         assert (transaction.takes, transaction.need) == (taken_by_all, taken_by_all - back_by_all)

@@ -121,7 +121,7 @@ class PagedMachine(Served, RuleBasedStateMachine):
         """Steps, at most ``limit``, up to a finish or until blocks lack."""
         limit = min(limit, self.steps_to_finish())
         decode_step, free = self.state.decode_step, self.memory.free
-        assert self.memory.growth(decode_step, limit) == self.need(limit)
+        assert self.memory.phases.total(decode_step, limit) == self.need(limit)
         fits = max(steps for steps in range(limit + 1) if self.need(steps) <= free)
         assert min(limit, self.memory.steps_with(self.state, free, limit)) == fits
         return fits

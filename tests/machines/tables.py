@@ -10,11 +10,11 @@ from fragmeter.sim.types.sequence import Sequence
 
 
 def walk(pool: BlockPool, tables: dict[Sequence, list[int]], cached: Iterable[int] = ()) -> None:
-    """Invariant 2: a block's references are the table entries that name it. Invariant 3: no block is in two tables,
-    as nothing is shared here. Every block is in a table, cached or free."""
-    named = Counter(block for table in tables.values() for block in table)
+    """Invariant 2: a block's references are the table entries that name it, and one if it is kept. Invariant 3: no block is in
+    two tables, as nothing is shared here. Every block is in a table, cached or free."""
+    named = Counter(block for table in (*tables.values(), cached) for block in table)
     assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
-    assert sorted([*named.elements(), *cached, *pool.free_ids]) == list(range(pool.num_blocks))
+    assert sorted([*named.elements(), *pool.free_ids]) == list(range(pool.num_blocks))
 
 
 class Tables:

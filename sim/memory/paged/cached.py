@@ -261,7 +261,7 @@ class CachedMemory(PagedMemory):
         self.tables.grow_until(decode_step)
         transaction = self._transaction
         transaction.free = self.free
-        transaction.need = transaction.takes = self._phases[decode_step % self.block_size]
+        transaction.need = transaction.takes = self.phases.counts[decode_step % self.block_size]
         transaction.decode_step, transaction.seeker = decode_step, None
         return transaction
 

@@ -99,7 +99,7 @@ class CellMemory(PagedMemory):
         self.slots: dict[Sequence, int] = {}
         self.cached_level: CacheLog = CacheLog(1)
         self.cache_log = self.cached_level if caches else None
-        self.tables: CellTables | None = CellTables(cells) if ids else None
+        self.tables: BlockTables | None = BlockTables(cells, 0, 1) if ids else None
         self._transaction: CellTransaction = CellTransaction(self)
 
     def transaction(self, decode_step: int) -> CellTransaction:
@@ -152,29 +152,3 @@ class CellMemory(PagedMemory):
         if self.tables is None:
             return super().cached_block_ids()
         return np.fromiter(chain(*self.tables.kept.values()), dtype=np.int64)
-
-
-class CellTables(BlockTables):
-    """Tables of cells, and the cells that slots keep.
-
-    Attributes:
-        kept: Ids of the cells, by the number of the slot.
-    """
-
-    def __init__(self, cells: int) -> None:
-        super().__init__(cells, 0, 1)
-        self.kept: dict[int, list[int]] = {}
-
-    def keep(self, sequence: Sequence, slot: int) -> None:
-        """The cells of a sequence that leaves stay with its slot."""
-        self.kept[slot] = self.tables.pop(sequence)
-
-    def begin(self, sequence: Sequence, slot: int, found: int) -> None:
-        """A sequence takes over the first cells that its slot keeps; the others are free."""
-        kept = self.kept.pop(slot, [])
-        self.tables[sequence] = kept[:found]
-        self.pool.free_blocks(kept[found:])
-
-    def forget(self, slot: int) -> None:
-        """The cells that a slot keeps are free."""
-        self.pool.free_blocks(self.kept.pop(slot))

@@ -33,7 +33,6 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
-from ..prefix.block_pool import BlockPool
 from .block_tables import BlockTables
 from .paged import PagedMemory
 
@@ -153,9 +152,9 @@ class DeferredMemory(PagedMemory):
                 # Into another of its pages as soon as this one is full.
                 ahead = size if len(spare) > 1 else limit
             limit = min(limit, ahead)
-        unmapped = max(0, self.free - regions.cached - (self.growth(decode_step, 1) - own))
-        if limit > 1 and self.growth(decode_step + 1, limit - 1) > unmapped:
-            return 1 + self.steps_within(decode_step + 1, unmapped)
+        unmapped = max(0, self.free - regions.cached - (self.phases.total(decode_step, 1) - own))
+        if limit > 1 and self.phases.total(decode_step + 1, limit - 1) > unmapped:
+            return 1 + self.phases.steps_within(decode_step + 1, unmapped)
         return limit
 
     def advance(self, state: State, steps: int) -> Meter:
@@ -179,46 +178,24 @@ class DeferredMemory(PagedMemory):
         own = [sequence for sequence in regions.spare if not sequence.held_tokens(decode_step) % size]
         for sequence in own:
             regions.grow(sequence)
-        regions.unmap(self.growth(decode_step, 1) - len(own) - unmapped)
-
-
-class PagePool(BlockPool):
-    """Page groups by id: in a table, mapped without being in one, or unmapped (and so free)."""
-
-    def reuse(self, pages: list[int]) -> None:
-        """A table names mapped pages that none named."""
-        for page in pages:
-            self.ref_cnt[page] = 1
-        self.num_entries += len(pages)
-
-    def defer(self, pages: list[int]) -> None:
-        """No table names the pages any more; they stay mapped."""
-        for page in pages:
-            self.ref_cnt[page] = 0
-        self.num_entries -= len(pages)
-
-    def unmap(self, pages: list[int]) -> None:
-        """Mapped pages that no table names are free."""
-        self.free_block_queue.prepend_n(pages[::-1])
+        regions.unmap(self.phases.total(decode_step, 1) - len(own) - unmapped)
 
 
 class RegionTables(BlockTables):
     """Tables with pages that stay mapped when a sequence leaves.
 
-    They follow the rule step by step, whenever they are looked at, without the counts of
-    ``DeferredMemory``.
+    They follow the rule step by step, whenever they are looked at, without the counts of ``DeferredMemory``. A page has a
+    reference as long as it is mapped.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, 0, block_size)
-        self.pool: PagePool = PagePool(num_blocks)
         self.regions = Regions()
 
     def hold(self, sequence: Sequence, tokens: int) -> None:
         """Give a new sequence a region, with pages for ``tokens``."""
         pages = -(-tokens // self._block_size)
         used = self.regions.enter(sequence, pages)
-        self.pool.reuse(used)
         self.tables[sequence] = used + self._map(pages - len(used))
 
     def grow_until(self, decode_step: int) -> None:
@@ -235,18 +212,15 @@ class RegionTables(BlockTables):
         if sequence not in self.regions.spare:
             return False
         page = self.regions.grow(sequence)
-        self.pool.reuse([page])
         self.tables[sequence].append(page)
         return True
 
     def leave(self, sequence: Sequence, phase: int) -> None:
         """The sequence grows no more, and its region is deferred."""
         self._members[phase].remove(sequence)
-        used = self.tables.pop(sequence)
-        self.pool.defer(used)
-        self.regions.leave(sequence, used)
+        self.regions.leave(sequence, self.tables.pop(sequence))
 
     def _map(self, count: int) -> list[int]:
         """So many pages, unmapped where they were if they must be."""
-        self.pool.unmap(self.regions.unmap(count - self.pool.num_free))
+        self.pool.free_blocks(self.regions.unmap(count - self.pool.num_free))
         return self.pool.get_new_blocks(count)

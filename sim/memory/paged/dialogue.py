@@ -29,8 +29,8 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
 from ..accounting.repeats import idle_repeats
+from .block_tables import BlockTables
 from .paged import PagedMemory
-from .sharing_tables import SharingTables
 from .transaction import PagedTransaction
 
 
@@ -65,9 +65,8 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self.cached_level = self.cache_log
         # Nothing goes to the host, not even victims with blocks that others hold too.
         self.host_free = -1
-        self.tables: SharingTables = SharingTables(num_blocks, 0, block_size, 0)
         # Tables only grow: a block is copied before a table begins with it.
-        self.tables.rewrites = False
+        self.tables: BlockTables = BlockTables(num_blocks, 0, block_size, in_turn=True)
         # Running tables that name a block, of those that several tables name or did.
         self._named: dict[int, int] = {}
         self._saved_blocks = 0
@@ -148,15 +147,15 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         again += start.copied is not None
         return -(-(sequence.start_tokens - tokens) // self.block_size) - len(start.shared) + again
 
-    def held_blocks(self, leader: Sequence, decode_step: int) -> int:
-        """Blocks that are free, or cached, when a sequence leaves: those that no other running one names."""
-        return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[leader])
+    def held_blocks(self, sequence: Sequence, decode_step: int) -> int:
+        """See ``PagedMemory``; blocks that no other running sequence names, and that may be cached afterwards."""
+        return sum(self._named.get(block, 1) == 1 for block in self.tables.tables[sequence])
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``PagedMemory``; a sequence with a parent begins with its blocks."""
         start, size, before = self._start(sequence), self.block_size, sequence.start_tokens - 1 + past
         # Of the coming step, which is none where all stand still.
-        opens = 0 if past else self._phases[decode_step % size] + (not before % size)
+        opens = 0 if past else self.phases.counts[decode_step % size] + (not before % size)
         for block in start.shared:
             self._name(block)
         if start.parent is not None:
@@ -199,7 +198,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         """See ``PagedMemory``; victims keep nothing."""
         self.tables.grow_until(decode_step)
         self._leave(preempted, decode_step)
-        self._make_free(self._phases[decode_step % self.block_size])
+        self._make_free(self.phases.counts[decode_step % self.block_size])
 
     def _leave(self, leaving: tuple[Sequence, ...], decode_step: int) -> None:
         for sequence in leaving:

@@ -103,19 +103,19 @@ class OffloadTransaction(PagedTransaction):
         assert memory.cache is not None and memory.group_tables is not None
         if sequence in memory.tier.loaded:
             del memory.tier.loaded[sequence]
-            memory.offering[sequence] = None
+            memory.tier.offering[sequence] = None
             known = sequence.computed_tokens
             memory.group_tables.reach(sequence, known, known + tokens, known + tokens)
             self.free = memory.cache.pool.num_free
             return
         super().enter(sequence, tokens, blocks)
-        memory.offering[sequence] = None
+        memory.tier.offering[sequence] = None
         memory.tier.look_ups.append((sequence.index, sequence.start_tokens - sequence.computed_tokens, 0))
 
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
         self.memory.tier.preempt(sequence)
-        self.memory.offering.pop(sequence, None)
+        self.memory.tier.offering.pop(sequence, None)
         super().preempt(sequence)
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
@@ -137,7 +137,6 @@ class OffloadedMemory(PagedMemory):
     Attributes:
         tier: The blocks on the host, and the copies.
         deferred: Finished sequences that the running step computes in vain, with their blocks, which come free after it.
-        offering: Sequences with blocks of their prompts that they have not offered.
     """
 
     _transaction: OffloadTransaction
@@ -159,7 +158,6 @@ class OffloadedMemory(PagedMemory):
         assert self.cache is not None
         self._taken: set[int] = set()
         self.cache.pool.taken = self._taken
-        self.offering: dict[Sequence, None] = {}
         self.deferred: dict[Sequence, list[int]] = {}
         # Whether blocks came free after the last decision.
         self._has_freed = False
@@ -210,19 +208,15 @@ class OffloadedMemory(PagedMemory):
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         """See ``OffloadTransaction``."""
-        offering = sorted((each for each in self.offering if each in computed), key=attrgetter("order"))
+        offering = sorted((each for each in self.tier.offering if each in computed), key=attrgetter("order"))
         offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).names]
         wait = self.tier.end_decision(offers, self._taken, not computed)
         for sequence in offering:
             if self.tier.offered(sequence) >= sequence.prompt_tokens // self.block_size:
-                del self.offering[sequence]
+                del self.tier.offering[sequence]
         self._taken.clear()
         self._free_deferred()
         return wait
-
-    def is_settled(self) -> bool:
-        """See ``PagedMemory``."""
-        return not self.offering and self.tier.is_settled()
 
     def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
         """See ``PagedMemory``.
@@ -274,7 +268,7 @@ class OffloadedMemory(PagedMemory):
 
     def _finish(self, sequence: Sequence) -> None:
         self.tier.finish(self._offer_of(sequence))
-        self.offering.pop(sequence, None)
+        self.tier.offering.pop(sequence, None)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""

@@ -11,15 +11,7 @@ One memory serves every paged policy. It is composed of
 
 A sequence with ``c`` tokens holds ``ceil(c / block_size)`` blocks in each group. While it decodes it needs a new
 block in the steps in which the tokens held before are a multiple of the block size. With
-``c = decode_step + lag`` after ``decode_step``, that is when ``decode_step = 1 - lag (mod block_size)``: its
-*phase*, fixed from admission to leaving. So the blocks needed in ``decode_step`` are the number of
-running sequences of phase ``decode_step mod block_size``, and a histogram of phases tells the need of any
-span of steps at a cost that does not grow with the number of sequences:
-
-    phase      0  1  2  3          block size 4, seven sequences
-    count      2  0  4  1          steps 4, 5, 6, ... need 2, 0, 4, 1, 2, 0, 4, ... blocks
-
-The histogram is stored twice over, so that a span shorter than the block size is one slice.
+``c = decode_step + lag`` after ``decode_step``, that is when ``decode_step = 1 - lag (mod block_size)``: its phase (``phases``).
 
 All groups grow at the same time, by one block each, as in vLLM's hybrid KV cache manager. Two counts are sufficient: the
 blocks held in a group that keeps every token, and for each other kind the number of them that one group has released:
@@ -60,11 +52,12 @@ from ...types.state import State
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_step
+from ..base import Memory
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
 from .block_tables import BlockTables
-from .defaults import PagedDefaults
 from .group_cache import GroupCache, Table
 from .group_tables import GroupTables
+from .phases import Phases
 from .skipped import SkippedBlocks, SkippedStates
 from .transaction import PagedTransaction
 
@@ -85,7 +78,7 @@ class Partial(NamedTuple):
     known_tokens: int
 
 
-class PagedMemory(PagedDefaults):
+class PagedMemory(Memory):
     """Blocks held by running sequences, and by swapped ones in host memory. See ``Memory``.
 
     Args:
@@ -105,10 +98,15 @@ class PagedMemory(PagedDefaults):
             cache keeps, and can give up, are free.
         host_free: Blocks of the swap space that are free.
         is_plain: Whether there is one group, which keeps every token, and decodes take their blocks first.
+        phases: The phases of the sequences that decode.
         growing: Number of groups that take a block with every block of a sequence.
         fixed: Additional blocks of every sequence.
         giving: The managers of the kinds of groups that release blocks while their sequences run.
         partial: Blocks held by each sequence in a chunked prefill, or that is stalled.
+        cached_blocks: Blocks that count as free and keep contents, or a mapping, for others.
+        searches: Whether beams run: each of their steps is a decision.
+        prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
+        due_copies: Shared blocks that running sequences copy in their next step.
         tables: Block tables of one group, where there are ids.
         group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
         cache: The prefix cache of KV groups, or None.
@@ -116,6 +114,8 @@ class PagedMemory(PagedDefaults):
 
     #: What ``advance`` tells the ledger.
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
+    searches = False
+    prefix_blocks = due_copies = 0
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class PagedMemory(PagedDefaults):
         self.host_free = host_blocks
         self.tables: BlockTables | None = None
         self.partial: dict[Sequence, Partial] = {}
-        self._phases = [0] * (2 * block_size)
+        self.phases = Phases(block_size)
         self._whole_prompts = whole_prompts
         self.is_plain, self.growing, self.fixed = True, 1, 0
         self.giving: list[SkippedBlocks] = []
@@ -172,7 +172,7 @@ class PagedMemory(PagedDefaults):
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that count as free and keep contents, or a mapping, for others."""
+        """See above."""
         return 0
 
     @property
@@ -188,7 +188,7 @@ class PagedMemory(PagedDefaults):
 
     def transaction(self, decode_step: int) -> PagedTransaction:
         """The tentative grants of ``decode_step``; one at a time."""
-        transaction, need = self._transaction, self._phases[decode_step % self.block_size]
+        transaction, need = self._transaction, self.phases.counts[decode_step % self.block_size]
         if not self.is_plain:
             need = self._open_groups(decode_step, self.growing * need)
         else:
@@ -258,6 +258,45 @@ class PagedMemory(PagedDefaults):
                 self.cache.moment = moment
             self.cache.settle()
 
+    # --- What policies ask; a memory of another kind has more to say ---
+
+    def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
+        """Blocks that sequences which come together take for all but their last ``tokens`` known tokens."""
+        return sum(self.pages_for(member.start_tokens - tokens) for member in members)
+
+    def held_blocks(self, sequence: Sequence, decode_step: int) -> int:
+        """Blocks that come free if a sequence, and all that share with it, give way before ``decode_step``."""
+        partial = self.partial.get(sequence)
+        if partial is not None:
+            return self.pages(partial.blocks, partial.skipped) + self.fixed
+        blocks = -(-sequence.held_tokens(decode_step) // self.block_size)
+        return self.pages(blocks, self.skipped_by(sequence, decode_step)) + self.fixed
+
+    def look_up(self, sequence: Sequence, decode_step: int) -> None:
+        """Set ``computed_tokens`` of a waiting sequence, where what is found for it may change while it waits."""
+
+    def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
+        """Whether what is found for a waiting sequence may be more in a later step."""
+        return False
+
+    def promise(self, sequence: Sequence) -> None:
+        """The sequence is admitted in this step: what was looked up for it stays until then."""
+
+    def reserve_decodes(self, need: int) -> None:
+        """The running sequences take ``need`` blocks in the coming step: make them free, if a cache has them."""
+
+    def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a sequence that lacked blocks may find them, or more of its prefix, before a sequence leaves."""
+        return True
+
+    def steps_before_admission(self, state: State, steps: int) -> int:
+        """Steps before the running sequences cache a block that the head of the queue lacks, at most ``steps``."""
+        return steps
+
+    def steps_settled(self, decode_step: int, limit: int) -> int:
+        """Steps from ``decode_step`` on, at most ``limit``, in which ``cached_blocks`` changes in the first one at the most."""
+        return limit
+
     # --- Sequences come, prefill in chunks and go ---
 
     def begin(self, sequence: Sequence, known_tokens: int) -> None:
@@ -295,10 +334,9 @@ class PagedMemory(PagedDefaults):
         That step is yet to come, and in it the last token takes its slot as that of any running
         sequence does; unless it is ``past``.
         """
-        before, size, phases = sequence.start_tokens - 1, self.block_size, self._phases
+        before, size = sequence.start_tokens - 1, self.block_size
         phase = (decode_step - before) % size
-        phases[phase] += 1
-        phases[phase + size] += 1
+        self.phases.add(phase, 1)
         if not self.is_plain:
             self._admit_to_groups(sequence, decode_step, -(-(before + past) // size))
             return
@@ -325,7 +363,7 @@ class PagedMemory(PagedDefaults):
         if sequence in self.partial:
             return
         phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
-        self._end_growth(phase)
+        self.phases.add(phase, -1)
         skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
         self.partial[sequence] = Partial(-(-held // self.block_size), skipped, held, held)
         if self.tables:
@@ -401,7 +439,7 @@ class PagedMemory(PagedDefaults):
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move when these are swapped out, or in: all but that of the token that comes next."""
-        return sum(self.pages_for(sequence.start_tokens - 1) for sequence in sequences)
+        return self.needed_blocks(sequences, 1)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that leave before ``decode_step`` give back the blocks that they held."""
@@ -410,14 +448,13 @@ class PagedMemory(PagedDefaults):
         if not self.is_plain:
             self._release_in_groups(leaving, decode_step)
             return
-        size, phases, tables = self.block_size, self._phases, self.tables
+        size, phases, tables = self.block_size, self.phases, self.tables
         if tables:
             tables.grow_until(decode_step)
         for sequence in leaving:
             ahead = 1 - sequence.lag
             phase = ahead % size
-            phases[phase] -= 1
-            phases[phase + size] -= 1
+            phases.add(phase, -1)
             self.free -= (ahead - decode_step) // size
             if tables:
                 tables.leave(sequence, phase)
@@ -427,24 +464,13 @@ class PagedMemory(PagedDefaults):
             self.group_tables.grow_until(decode_step)
         for sequence in leaving:
             ahead = 1 - sequence.lag
-            self._end_growth(ahead % self.block_size)
+            self.phases.add(ahead % self.block_size, -1)
             skipped = [-kind.leave(sequence, decode_step) for kind in self.giving]
             self._hold((ahead - decode_step) // self.block_size, skipped)
             self.free += self.fixed
             if self.group_tables:
                 self.group_tables.drop(sequence)
         self._settle_cache(after_step(decode_step))
-
-    def _end_growth(self, phase: int) -> None:
-        self._phases[phase] -= 1
-        self._phases[phase + self.block_size] -= 1
-
-    def growth(self, decode_step: int, steps: int) -> int:
-        """Blocks of one group that the running sequences need in the ``steps`` steps from ``decode_step`` on."""
-        size, phases = self.block_size, self._phases
-        start = decode_step % size
-        cycles, rest = divmod(steps, size)
-        return cycles * sum(phases[:size]) + sum(phases[start : start + rest])
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
         """Steps from the coming one on in which every sequence finds its blocks in any order of taking, with ``blocks``
@@ -455,11 +481,8 @@ class PagedMemory(PagedDefaults):
             safe = blocks // state.batch_size * size
             if safe >= limit:
                 return safe
-            return (
-                limit
-                if self.growth(state.decode_step, limit) <= blocks
-                else self.steps_within(state.decode_step, blocks)
-            )
+            enough = self.phases.total(state.decode_step, limit) <= blocks
+            return limit if enough else self.phases.steps_within(state.decode_step, blocks)
         if self.cache:
             shared = self.cache.shared
             if shared[SLIDING] or shared[STATE]:
@@ -471,22 +494,6 @@ class PagedMemory(PagedDefaults):
         # In ``safe`` steps the sequences take at most ``blocks`` blocks, even if none is released.
         safe = blocks // (self.growing * state.batch_size) * size if self.growing else limit
         return min(alike, safe if safe >= limit else self._steps_within_cycles(state.decode_step, blocks, limit))
-
-    def steps_within(self, decode_step: int, blocks: int) -> int:
-        """Steps from ``decode_step`` on that need at most ``blocks`` new blocks together.
-
-        Only for a pool that some running sequence grows in; else the answer has no end.
-        """
-        size, phases = self.block_size, self._phases
-        cycles, left = divmod(blocks, sum(phases[:size]))
-        steps = cycles * size
-        start = decode_step % size
-        for need in phases[start : start + size]:
-            if need > left:
-                break
-            left -= need
-            steps += 1
-        return steps
 
     def _steps_within_cycles(self, decode_step: int, blocks: int, limit: int) -> int:
         """As ``steps_with``, while all cycles of ``block_size`` steps are equal."""
@@ -522,8 +529,7 @@ class PagedMemory(PagedDefaults):
     def _cycle(self, decode_step: int) -> tuple[list[int], list[int]]:
         """Blocks taken, and blocks released, in each of the ``block_size`` steps from ``decode_step`` on."""
         # Blocks of a model with states have a thousand tokens, and a leap of it asks for such a cycle: no loop of Python.
-        start = decode_step % self.block_size
-        takes = list(map(mul, repeat(self.growing), self._phases[start : start + self.block_size]))
+        takes = list(map(mul, repeat(self.growing), self.phases.cycle(decode_step)))
         backs = [0] * self.block_size
         for kind in self.giving:
             backs = list(map(add, backs, map(mul, repeat(kind.number), kind.cycle(decode_step))))
@@ -537,7 +543,7 @@ class PagedMemory(PagedDefaults):
 
     def room_after(self, state: State, steps: int) -> int:
         """Free slots after ``steps`` more decode steps of the running sequences. Changes nothing."""
-        taken = self.growing * self.growth(state.decode_step, steps)
+        taken = self.growing * self.phases.total(state.decode_step, steps)
         if self.giving:
             # Within a leap all cycles of ``block_size`` steps are equal.
             cycles, rest = divmod(steps, self.block_size)
@@ -573,10 +579,10 @@ class PagedMemory(PagedDefaults):
         free = self.free
         if not steps:
             return live, (self.num_blocks - free) * size, tail
-        self.free -= self.growth(state.decode_step, steps)
+        self.free -= self.phases.total(state.decode_step, steps)
         if self.free < 0:
             raise self.overdrawn()
-        return live, (self.num_blocks - free + self._phases[state.decode_step % size]) * size, tail
+        return live, (self.num_blocks - free + self.phases.counts[state.decode_step % size]) * size, tail
 
     def overdrawn(self) -> Overdrawn:
         """The fault of a policy that granted more than is free."""
@@ -595,7 +601,7 @@ class PagedMemory(PagedDefaults):
             others += tuple(entries * size for entries in self.cache.shared.values())
         if not steps:
             return self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
-        taken, held = self.growth(decode_step, steps), self._blocks + self._phases[decode_step % size]
+        taken, held = self.phases.total(decode_step, steps), self._blocks + self.phases.counts[decode_step % size]
         before = [kind.released for kind in self.giving]
         changes = [kind.advance(decode_step, steps) for kind in self.giving]
         self._hold(taken, [released for _, released in changes])

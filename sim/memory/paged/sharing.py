@@ -21,8 +21,8 @@ from ...types.optional import not_none
 from ...types.sequence import FORKED, Group, Sequence, leads, present
 from ...types.state import State
 from ..accounting.ledger import METER, Meter
+from .block_tables import BlockTables
 from .paged import PagedMemory
-from .sharing_tables import SharingTables
 from .transaction import PagedTransaction
 
 
@@ -37,9 +37,9 @@ class SharingMemory(PagedMemory):
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int, ids: bool, prefix_blocks: int) -> None:
         super().__init__(num_blocks, block_size, host_blocks)
-        self.tables: SharingTables | None = (
-            SharingTables(num_blocks, host_blocks, block_size, prefix_blocks) if ids else None
-        )
+        if ids:
+            self.tables = BlockTables(num_blocks, host_blocks, block_size, prefix_blocks=prefix_blocks, in_turn=True)
+            self.tables.rewrites = True
         self.free -= prefix_blocks
         self.prefix_blocks, self.pinned_slots = prefix_blocks, prefix_blocks * block_size
         # Table entries of those on the device less the blocks that they name, the prefix left out.
@@ -52,11 +52,11 @@ class SharingMemory(PagedMemory):
         """Leading blocks of its table that it never holds of its own."""
         return self.prefix_blocks if leads(sequence) else sequence.prompt_tokens // self.block_size
 
-    def held_blocks(self, leader: Sequence, decode_step: int) -> int:
-        """Blocks that the group of a leader holds before ``decode_step``, each counted once."""
-        members, size = present(leader), self.block_size
+    def held_blocks(self, sequence: Sequence, decode_step: int) -> int:
+        """See ``PagedMemory``; blocks of the group of a leader, each counted once."""
+        members, size = present(sequence), self.block_size
         own = sum(-(-member.held_tokens(decode_step) // size) - self.shared_blocks(member) for member in members)
-        return own - self._spared(leader)
+        return own - self._spared(sequence)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
         """Blocks in which arriving, or returning, sequences put all but their last ``tokens`` known tokens."""
@@ -65,10 +65,6 @@ class SharingMemory(PagedMemory):
             own += -(-(member.start_tokens - tokens) // size) - self.shared_blocks(member)
             own -= self._spared(member) if leads(member) else 0
         return own
-
-    def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
-        """See ``PagedMemory``."""
-        return self.needed_blocks(sequences, 1)
 
     @staticmethod
     def _spared(leader: Sequence) -> int:

@@ -10,8 +10,7 @@ every ``block_size`` steps, from its *turn* on:
     blocks                        0 1 2     . 1 2     . 1 2     . . 2 3   . . . 3 4
                                             turn
 
-For sequences past their turns, the blocks released in a step are a histogram by step modulo the block size,
-like the blocks taken. The turns of the other sequences are in a heap. A prefill attends to its whole prompt:
+For sequences past their turns, the blocks released in a step are a histogram (``phases``), like the blocks taken. The turns of the other sequences are in a heap. A prefill attends to its whole prompt:
 the first decode step releases all blocks before its window at once. Until then the sequence is in ``prompts``.
 
 With asynchronous scheduling (``ahead``) blocks are released for the tokens that are known to be computed when a step is
@@ -26,6 +25,7 @@ from sys import maxsize
 
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import STATE_WINDOW, PageGroups, skipped_blocks
+from .phases import Phases
 
 #: More steps than in any leap.
 _FOR_EVER = maxsize
@@ -53,8 +53,7 @@ class SkippedBlocks:
         self.number, self.released = number, 0
         self._window_tokens, self._size, self._ahead = window_tokens, block_size, ahead
         self.prompts: dict[Sequence, int] = {}
-        # By step modulo the block size; stored twice, so that a span shorter than a block is one slice.
-        self._phases = [0] * (2 * block_size)
+        self._phases = Phases(block_size)
         # Sequences with a turn in a later step, by decode step; and a heap of these steps.
         self._turns: dict[int, int] = {}
         self._due_steps: list[int] = []
@@ -100,7 +99,7 @@ class SkippedBlocks:
     def in_step(self, decode_step: int) -> int:
         """Number of blocks released in ``decode_step``, before sequences admitted in it have joined."""
         self.settle(decode_step)
-        blocks = self._phases[decode_step % self._size]
+        blocks = self._phases.counts[decode_step % self._size]
         for sequence, skipped in self.prompts.items():
             blocks += self.in_decode(sequence, decode_step) - skipped
         return blocks
@@ -114,8 +113,7 @@ class SkippedBlocks:
 
     def cycle(self, decode_step: int) -> list[int]:
         """Blocks released by the histogram in each of the ``block_size`` steps from ``decode_step`` on."""
-        start = decode_step % self._size
-        return self._phases[start : start + self._size]
+        return self._phases.cycle(decode_step)
 
     def steps_alike(self, decode_step: int) -> int:
         """Number of steps from ``decode_step`` on for which ``cycle`` is exact; at least one."""
@@ -126,10 +124,7 @@ class SkippedBlocks:
     def advance(self, decode_step: int, steps: int) -> tuple[int, int]:
         """Advance by a leap within ``steps_alike``. Returns the blocks released by its first step and by all steps."""
         self.settle(decode_step)
-        size, start = self._size, decode_step % self._size
-        first = self._phases[start]
-        cycles, rest = divmod(steps, size)
-        in_phase = cycles * sum(self._phases[:size]) + sum(self._phases[start : start + rest])
+        first, in_phase = self._phases.counts[decode_step % self._size], self._phases.total(decode_step, steps)
         prompts = self._end_prompts(decode_step) if self.prompts else 0
         return first + prompts, in_phase + prompts
 
@@ -162,9 +157,7 @@ class SkippedBlocks:
         if turn > self._settled:
             self._turns[turn] += number
             return
-        phase = turn % self._size
-        self._phases[phase] += number
-        self._phases[phase + self._size] += number
+        self._phases.add(turn % self._size, number)
 
 
 class SkippedStates(SkippedBlocks):

@@ -62,7 +62,10 @@ class StreamMemory(ReservedMemory):
     def __init__(self, num_blocks: int, block_size: int, streams: int, ids: bool, caches: bool) -> None:
         super().__init__(num_blocks, block_size, ids=False)
         self.stream_tokens = num_blocks // streams * block_size
-        self.tables: StreamTables | None = StreamTables(num_blocks, block_size, streams) if ids else None
+        if ids:
+            self.tables = BlockTables(num_blocks, 0, block_size)
+            blocks = num_blocks // streams
+            self.tables.kept = {slot: self.tables.pool.get_new_blocks(blocks) for slot in range(streams)}
         self.cache_log = self.cached_level = CacheLog(1) if caches else None
         self.slots: dict[Sequence, int] = {}
         self.kept: dict[int, int] = {}
@@ -81,7 +84,7 @@ class StreamMemory(ReservedMemory):
             sequence.grant = Grant(tokens, slots, 0, start)
             self._count(sequence, 1)
             if self.tables:
-                self.tables.take(sequence, self.slots[sequence])
+                self.tables.begin(sequence, self.slots[sequence], self.num_blocks)
         self._prefills[sequence] = sequence.computed_tokens
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -91,7 +94,7 @@ class StreamMemory(ReservedMemory):
             self._count(sequence, -1)
             self._transaction.places.appendleft((grant.tokens, grant.slots, grant.start))
         elif self.tables:
-            self.tables.take(sequence, self.slots[sequence])
+            self.tables.begin(sequence, self.slots[sequence], self.num_blocks)
         super().admit(sequence, decode_step, padded_tokens, past)
 
     def _count(self, sequence: Sequence, sign: int) -> None:
@@ -103,6 +106,9 @@ class StreamMemory(ReservedMemory):
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``ContiguousMemory``; with prefix caching the streams keep what was computed."""
         finished = list(finished)
+        if self.tables:
+            for sequence in finished:
+                self.tables.keep(sequence, self.slots[sequence])
         super().release(finished, decode_step)
         for sequence in finished:
             slot = self.slots.pop(sequence)
@@ -122,29 +128,6 @@ class StreamMemory(ReservedMemory):
         """See ``Memory``."""
         if self.tables is None:
             return super().cached_block_ids()
-        streams, size = self.tables.streams, self.block_size
+        streams, size = self.tables.kept, self.block_size
         kept = [streams[slot][: -(-tokens // size)] for slot, tokens in self.kept.items()]
         return np.array([block for blocks in kept for block in blocks], dtype=np.int64)
-
-
-class StreamTables(BlockTables):
-    """Tables that are the blocks of a stream.
-
-    Attributes:
-        streams: Blocks of each stream, by slot.
-    """
-
-    def __init__(self, num_blocks: int, block_size: int, streams: int) -> None:
-        super().__init__(num_blocks, 0, block_size)
-        self.streams = [self.pool.get_new_blocks(num_blocks // streams) for _ in range(streams)]
-
-    def take(self, sequence: Sequence, slot: int) -> None:
-        """The table of a sequence that begins in a slot."""
-        self.tables[sequence] = list(self.streams[slot])
-
-    def hold(self, sequence: Sequence, tokens: int) -> None:
-        """See ``BlockTables``: a table is whole from the start."""
-
-    def drop(self, sequence: Sequence) -> None:
-        """See ``BlockTables``; the blocks stay with the stream."""
-        del self.tables[sequence]

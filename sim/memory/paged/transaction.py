@@ -156,14 +156,6 @@ class PagedTransaction:
             tables.grow_until(self.decode_step + 1)
             tables.reach(sequence, self.memory.partial[sequence].known_tokens, tokens, tokens)
 
-    def reclaimed(self, sequence: Sequence, decode_step: int) -> int:
-        """Blocks that come free if a sequence gives way before ``decode_step``, after those already asked for."""
-        memory, partial = self.memory, self.memory.partial.get(sequence)
-        if partial is not None:
-            return memory.pages(partial.blocks, partial.skipped) + memory.fixed
-        blocks = -(-sequence.held_tokens(decode_step) // self.block_size)
-        return memory.pages(blocks, memory.skipped_by(sequence, decode_step)) + memory.fixed
-
     def needs_block(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether the slot of ``decode_step`` opens a new block for a running sequence."""
         return not sequence.held_tokens(decode_step) % self.block_size
@@ -239,7 +231,7 @@ class PagedTransaction:
     def _left_of(self, sequence: Sequence) -> int:
         """Blocks that a sequence still has, after those that it gave back in this step."""
         giver, blocks = self.gave
-        return self.reclaimed(sequence, self.decode_step) - (blocks if giver is sequence else 0)
+        return self.memory.held_blocks(sequence, self.decode_step) - (blocks if giver is sequence else 0)
 
     def end_of_running(self, any_left: bool) -> None:
         """All running sequences have taken their blocks, or given up those that they had.

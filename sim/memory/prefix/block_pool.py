@@ -138,6 +138,8 @@ class FreeKVCacheBlockQueue:
         """
         if unhashed:
             self.prepend_n(unhashed)
+            if len(unhashed) == len(blocks):
+                return
             blocks = [*filterfalse(set(unhashed).__contains__, blocks)]
         self.append_n(blocks)
 
@@ -375,7 +377,9 @@ class BlockPool:
             raise SimulationFault("a block is released twice by one table")
         hashes = [*map(self.block_hash.__getitem__, freed)]
         unhashed: list[int] = []
-        if None in hashes:
+        if hashes.count(None) == len(hashes):
+            unhashed = [*freed]
+        elif None in hashes:
             unhashed = [block for block, name in zip(freed, hashes, strict=True) if name is None]
         self.num_entries -= len(table)
         self.num_cached += len(freed) - len(unhashed)
@@ -386,12 +390,13 @@ class BlockPool:
         references, counts = self.ref_cnt, self._references(blocks)
         if 0 in counts:
             raise SimulationFault(f"block {blocks[counts.index(0)]} is released while it is free")
+        if counts.count(1) == len(counts):
+            for block in blocks:
+                references[block] = 0
+            return blocks
         for block, count in zip(blocks, counts, strict=True):
             references[block] = count - 1
-        freed = blocks
-        if counts.count(1) != len(counts):
-            freed = [block for block, count in zip(blocks, counts, strict=True) if count == 1]
-        return freed
+        return [block for block, count in zip(blocks, counts, strict=True) if count == 1]
 
     def _references(self, blocks: Sequence[int]) -> list[int]:
         """References of different blocks."""

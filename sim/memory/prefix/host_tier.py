@@ -64,6 +64,7 @@ class HostTier:
         look_ups, transfers, levels, flushes: Records, by the columns above.
         loading: Sequences with a load in progress.
         loaded: Sequences that load or have loaded and are not admitted yet, with their blocks, those that the GPU had included.
+        offering: Sequences with blocks of their prompts that they have not offered.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -72,6 +73,7 @@ class HostTier:
         self.levels, self.flushes = Table(HOST_LEVEL), Table(FLUSH)
         self.loading: dict[Sequence, _Job] = {}
         self.loaded: dict[Sequence, int] = {}
+        self.offering: dict[Sequence, None] = {}
         # Of loads and of stores: ticks of a job, and when the link has done all that was submitted.
         self._ticks: tuple[Callable[[int], int], Callable[[int], int]] = _not_connected, _not_connected
         self._free_from = [0, 0]
@@ -158,8 +160,8 @@ class HostTier:
         self._finished.append(offer)
 
     def is_settled(self) -> bool:
-        """Whether no store is to begin, and no step can take a block that is still stored."""
-        return not (self._unsubmitted or self._fenced or self._finished)
+        """Whether steps without admissions, finishes and preemptions begin no store, and take no block that is still stored."""
+        return not (self.offering or self._unsubmitted or self._fenced or self._finished)
 
     def is_at_rest(self) -> bool:
         """Whether no copy goes on, and nothing that was loaded waits."""

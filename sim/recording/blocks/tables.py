@@ -9,7 +9,7 @@ import numpy as np
 from ...memory import Memory
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
-from ..plans.layouts import Layout, Table
+from ..plans.layouts import Layout
 from .occupancy import BOUNDED, CODES, NO_SEQUENCE, Holder, Rows, gaps_between, limits_of
 
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -28,7 +28,7 @@ class TableReader:
         self.memory, self.layout, self._rewrites = memory, layout, memory.tables.rewrites
         # A pinned prefix is as a table that is live throughout.
         self.pinned = layout.pinned_slots()[:: memory.block_size] // memory.block_size
-        self._known: dict[Sequence, tuple[Table, array[int]]] = {}
+        self._known: dict[Sequence, tuple[list[int], array[int]]] = {}
 
     def look(self, held: list[Holder]) -> Tables:
         """The pool, with these sequences on the device, in order of their index."""

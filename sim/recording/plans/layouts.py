@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from ...memory import Memory
 from ...memory.accounting.moves import Moves
-from ...memory.base import Placement, Tables
+from ...memory.base import Placement
 from ...memory.contiguous.arena import FirstFitArena
+from ...memory.paged.block_tables import BlockTables
 from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from ...types.state import State
@@ -18,10 +18,6 @@ from .form import CONTIGUOUS, PAGED
 
 #: Slots of the address space of pieces that are only counted.
 _UNBOUNDED = 1 << 40
-
-
-#: Block ids by position.
-Table: TypeAlias = "list[int] | array[int]"
 
 
 class Layout(Protocol):
@@ -42,7 +38,7 @@ class Layout(Protocol):
     def settle(self, state: State, steps: int) -> None:
         """Let the tables reach to the end of so many steps of what is about to run; 0 of a step that only prefills."""
 
-    def table(self, sequence: Sequence) -> Table:
+    def table(self, sequence: Sequence) -> list[int]:
         """The block table of a sequence; empty in a contiguous layout."""
 
     def start(self, sequence: Sequence) -> int:
@@ -66,7 +62,7 @@ class PagedLayout:
 
     name = PAGED
 
-    def __init__(self, memory: Memory, tables: Tables) -> None:
+    def __init__(self, memory: Memory, tables: BlockTables) -> None:
         self._memory, self._tables, self.unit_slots = memory, tables, memory.block_size
         self.moves = Moves()
         self.num_slots = memory.num_blocks * self.unit_slots
@@ -80,7 +76,7 @@ class PagedLayout:
         """See ``Layout``."""
         self._memory.settle(state, steps)
 
-    def table(self, sequence: Sequence) -> Table:
+    def table(self, sequence: Sequence) -> list[int]:
         """See ``Layout``."""
         return self._tables.tables[sequence]
 
@@ -125,7 +121,7 @@ class ContiguousLayout:
     def settle(self, state: State, steps: int) -> None:
         """See ``Layout``; pieces do not grow."""
 
-    def table(self, sequence: Sequence) -> Table:
+    def table(self, sequence: Sequence) -> list[int]:
         """See ``Layout``."""
         return []
 

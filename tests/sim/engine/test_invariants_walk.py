@@ -56,7 +56,7 @@ def test_invariants_2_and_3_references_are_the_table_entries_that_name_a_block(c
             assert sorted([*named.elements(), *free_ids]) == list(range(num_blocks))
         assert set(moment.tables) == set(moment.running)
         # The tables show the slots that the step appends; the count comes when the step is over.
-        assert len(moment.free_ids) == walk.memory.free - walk.memory.growth(moment.decode_step, 1)
+        assert len(moment.free_ids) == walk.memory.free - walk.memory.phases.total(moment.decode_step, 1)
         assert len(moment.host_free_ids) == walk.memory.host_free
         size = case.pool.block_size
         assert all(len(table) == -(-moment.running[i] // size) for i, table in moment.tables.items())

@@ -71,8 +71,8 @@ def test_the_histogram_tells_the_need_of_any_span(prompts, block_size, decode_st
     def held(at: int) -> int:
         return sum(-(-(prompt + at) // block_size) for prompt in prompts)
 
-    assert memory.growth(decode_step, steps) == held(decode_step + steps - 1) - held(decode_step - 1)
-    within = memory.steps_within(decode_step, blocks)
+    assert memory.phases.total(decode_step, steps) == held(decode_step + steps - 1) - held(decode_step - 1)
+    within = memory.phases.steps_within(decode_step, blocks)
     assert (
         held(decode_step + within - 1) - held(decode_step - 1)
         <= blocks

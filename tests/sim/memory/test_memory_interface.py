@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from typing import Generic, Protocol
 
 import numpy as np
 import pytest
@@ -23,13 +24,13 @@ from fragmeter.sim.memory import (
     SlotRadixMemory,
     Transaction,
 )
-from fragmeter.sim.memory.base import Placement, Pool, Tables
+from fragmeter.sim.memory.base import Accounts, Allocation, Inspection, Placement
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from paths import ROOT
 
-PROTOCOLS = (Memory, Transaction, Tables, Placement, Pool)
+PROTOCOLS = (Allocation, Accounts, Inspection, Transaction, Placement)
 KINDS = [
     kind for name in memories.__all__ if name.endswith("Memory") and (kind := getattr(memories, name)) is not Memory
 ]
@@ -53,8 +54,9 @@ fresh = pytest.mark.parametrize("make", FRESH.values(), ids=FRESH)
 
 def members(protocol: type) -> set[str]:
     """What a protocol asks for: methods, properties and annotated attributes."""
-    own = {name for name in vars(protocol) if not name.startswith("_")}
-    return own | set(protocol.__annotations__)
+    kinds = [kind for kind in protocol.__mro__ if kind not in (Protocol, Generic, object)]
+    own = {name for kind in kinds for name in vars(kind) if not name.startswith("_")}
+    return own.union(*(kind.__annotations__ for kind in kinds))
 
 
 @fresh
@@ -68,7 +70,7 @@ def test_every_memory_has_the_whole_interface(make):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_methods_take_what_the_interface_says(kind):
     for name in members(Memory):
-        method = getattr(Memory, name)
+        method = getattr(Memory, name, None)
         if inspect.isfunction(method):
             wanted, found = inspect.signature(method).parameters, inspect.signature(getattr(kind, name)).parameters
             assert len(found) == len(wanted), name
@@ -78,9 +80,8 @@ def test_methods_take_what_the_interface_says(kind):
 @fresh
 def test_the_optional_parts_have_their_own_interface(make):
     memory = make()
-    for part, protocol in ((memory.tables, Tables), (memory.placement, Placement)):
-        if part is not None:
-            assert {name for name in members(protocol) if not hasattr(part, name)} == set()
+    if memory.placement is not None:
+        assert {name for name in members(Placement) if not hasattr(memory.placement, name)} == set()
     # What lies in blocks has no addresses, and the other way round.
     assert memory.tables is None or memory.placement is None
     if memory.tables is not None:
@@ -89,8 +90,15 @@ def test_the_optional_parts_have_their_own_interface(make):
 
 def test_every_member_is_documented():
     for protocol in PROTOCOLS:
-        for name in members(protocol) - set(protocol.__annotations__):
-            assert vars(protocol)[name].__doc__, f"{protocol.__name__}.{name}"
+        own = {name: each for name, each in vars(protocol).items() if name in members(protocol)}
+        for name in own.keys() - protocol.__annotations__.keys():
+            assert own[name].__doc__, f"{protocol.__name__}.{name}"
+
+
+def test_every_attribute_is_documented():
+    for protocol in (Accounts, Inspection):
+        for name in protocol.__annotations__:
+            assert f" {name}: " in protocol.__doc__, f"{protocol.__name__}.{name}"
 
 
 def test_what_each_kind_says_of_itself():

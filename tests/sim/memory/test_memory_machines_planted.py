@@ -36,7 +36,6 @@ from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
-from fragmeter.sim.memory.paged.sharing_tables import SharingTables
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, RadixTree
@@ -56,6 +55,7 @@ skip, swap_out, give_back, drop_partial = (
 )
 split, drop, insert = RadixTree._split, GroupTables.drop, RadixMemory._insert
 count_stream = StreamMemory._count
+grow_until = BlockTables.grow_until
 
 
 def frees_what_two_more_tables_name(pool: BlockPool, blocks: list[int]) -> list[int]:
@@ -175,9 +175,9 @@ def keeps_the_state_of_a_victim(memory: PagedMemory, sequence, decode_step: int)
     memory.free -= memory.fixed
 
 
-def never_copies(tables: SharingTables, decode_step: int) -> None:
+def never_copies(tables: BlockTables, decode_step: int) -> None:
     tables._copiers.clear()
-    BlockTables.grow_until(tables, decode_step)
+    grow_until(tables, decode_step)
 
 
 def evicts_what_lacks(memory: RadixMemory, slots: int) -> None:
@@ -304,7 +304,7 @@ PLANTED = [
     ("vllm-v1: PagedMemory, windows, states, prefix cache, steps ahead", GroupTables, "give_back", keeps_every_state),
     ("vllm-sosp23: PagedMemory, windows, host pool", PagedMemory, "pages_for", swaps_what_windows_have_passed),
     ("vllm-v0: PagedMemory, windows, host pool", GroupTables, "swap_out", leaves_its_window_behind),
-    ("SharingMemory", SharingTables, "grow_until", never_copies),
+    ("SharingMemory", BlockTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
     ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
     ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),

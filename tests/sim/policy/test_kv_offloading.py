@@ -353,7 +353,7 @@ def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: Share
     stepped = simulate(replace(chosen, leap=False), case.workload, case.cost)
     assert _outcome(stepped) == _outcome(run)
     assert summary(stepped) == summary(run)
-    assert not run.replica.memory.offering
+    assert not run.replica.memory.tier.offering
     assert all(ticks > 0 for ticks in _tier(run).flushes.columns()["ticks"])
     assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
 

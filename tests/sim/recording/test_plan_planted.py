@@ -10,7 +10,7 @@ import pytest
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.moves import Moves
 from fragmeter.sim.memory.contiguous.copies import CopyingMemory
-from fragmeter.sim.memory.paged.sharing_tables import SharingTables
+from fragmeter.sim.memory.paged.block_tables import BlockTables
 from fragmeter.sim.memory.prefix import BlockPool, Chain, Chains
 from fragmeter.sim.recording.plans import Plan, record
 from fragmeter.sim.types.sequence import Grant, Sequence
@@ -157,13 +157,13 @@ class TestBugsInTheTables:
 
     def test_a_beam_that_goes_on_from_the_wrong_one(self):
         settings, workload = swapping_case()
-        replace = SharingTables.replace
+        replace = BlockTables.replace
 
-        def replace_by_another(tables: SharingTables, dead: Sequence, parent: Sequence) -> int:
+        def replace_by_another(tables: BlockTables, dead: Sequence, parent: Sequence) -> int:
             others = [member for member in dead.group.members if member not in (dead, parent)]
             return replace(tables, dead, others[0] if others else parent)
 
-        with mock.patch.object(SharingTables, "replace", replace_by_another):
+        with mock.patch.object(BlockTables, "replace", replace_by_another):
             assert fails(recorded_anyhow(settings, workload))
 
     def test_a_piece_that_is_copied_from_the_wrong_parent(self):
