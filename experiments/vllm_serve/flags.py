@@ -25,7 +25,7 @@ READ = frozenset(
     kv-cache-dtype kv-cache-memory-bytes kv-offloading-backend kv-offloading-size language-model-only
     limit-mm-per-prompt
     long-prefill-token-threshold long-prefill-token-threshold-adaptive mamba-block-size mamba-cache-dtype mamba-cache-mode
-    mamba-ssm-cache-dtype max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
+    mamba-ssm-cache-dtype lora-target-modules max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
     max-num-seqs model num-gpu-blocks-override num-redundant-experts pipeline-parallel-size prefill-schedule-interval quantization
     scheduler-reserve-full-isl spec-method spec-model spec-tokens speculative-config tensor-parallel-size watermark
     """.split()
@@ -35,7 +35,7 @@ READ = frozenset(
 _CHANGES_MEMORY = {
     "a draft model takes memory and slots": "speculative-model num-speculative-tokens ngram-prompt-lookup-max",
     "adapters take memory": """lora-dtype lora-extra-vocab-size
-        lora-target-modules max-lora-cls-labels fully-sharded-loras enable-lora-bias enable-mixed-moe-lora-format
+        max-lora-cls-labels fully-sharded-loras enable-lora-bias enable-mixed-moe-lora-format
         enable-moe-shared-loras enable-tower-connector-lora long-lora-scaling-factors qlora-adapter-name-or-path
         specialize-active-lora default-mm-loras enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token prompt-adapters""",
     "weights on the host leave more for the KV cache": """cpu-offload-params offload-backend offload-group-size

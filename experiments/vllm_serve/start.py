@@ -27,7 +27,7 @@ from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_spec
 from ...sim.spec.startup.capacity import capacity, longest_model_len
 from ...sim.spec.startup.eplb import WINDOW_SIZE, Eplb
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
-from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora
+from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, logged, outcome, refusal, undivided
@@ -67,6 +67,7 @@ _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
 _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
 #: MiB of a buffer of DeepEP, and GPUs of a node.
+_TARGETS = "lora-target-modules"
 _BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
 _DTYPES = ("auto", "half", "float16", "bfloat16")
 
@@ -193,7 +194,7 @@ def started(
     speculative, uncounted = _drafter(line, shape)
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
-    limits = [text for text in [uncounted_limits(line, shape)] if text is not None]
+    limits = [text for text in (uncounted_limits(line, shape), _uncounted_targets(line, shape)) if text is not None]
     line = replace(
         line, not_simulated=[*line.not_simulated, *left_out, *limits], uncounted=[*drafts, *line.uncounted, *limits]
     )
@@ -224,7 +225,7 @@ def started(
         speculative=speculative,
         async_scheduling=line.switch("async-scheduling", vllm.async_scheduling),
         cpu_offload_bytes=line.gib_as_bytes("cpu-offload-gb"),
-        lora=_lora(line),
+        lora=_lora(line, shape),
         all_to_all_bytes=_all_to_all_bytes(line),
         eplb=_eplb(line) if shape.experts else None,
         layer_partition=_partition(line),
@@ -310,12 +311,23 @@ def _not_simulated(
         yield f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
 
 
-def _lora(line: ServeLine) -> Lora | None:
-    """The adapters of a line that enables them."""
+def _lora(line: ServeLine, shape: ModelSpec) -> Lora | None:
+    """The adapters of a line that enables them; of target modules that are not known, those of all modules."""
     if not line.switch("enable-lora"):
         return None
-    rank = line.whole("max-lora-rank", MAX_LORA_RANK)
-    return Lora(line.whole("max-loras", MAX_LORAS), rank, line.whole("max-cpu-loras"))
+    rank, targets = line.whole("max-lora-rank", MAX_LORA_RANK), _targets(line)
+    known = targets if targets and are_known(shape, targets) else None
+    return Lora(line.whole("max-loras", MAX_LORAS), rank, line.whole("max-cpu-loras"), known)
+
+
+def _targets(line: ServeLine) -> frozenset[str]:
+    return frozenset(line.text(_TARGETS, "").split()) if line.switch("enable-lora") else frozenset()
+
+
+def _uncounted_targets(line: ServeLine, shape: ModelSpec) -> str | None:
+    """The flag of target modules of which the matrices are not known."""
+    targets = _targets(line)
+    return None if not targets or are_known(shape, targets) else f"--{_TARGETS} (all modules are counted)"
 
 
 def _all_to_all_bytes(line: ServeLine) -> int:

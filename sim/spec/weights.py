@@ -54,7 +54,7 @@ def layer_matrices(
 def _all_matrices(
     model: ModelSpec, layer: int, tensor_parallel: int, expert_ranks: ExpertRanks | None
 ) -> tuple[Matrix, ...]:
-    mixer = _mixer_matrices(model, layer, tensor_parallel) + model.call_matrices(layer, tensor_parallel)
+    mixer = mixer_matrices(model, layer, tensor_parallel) + model.call_matrices(layer, tensor_parallel)
     experts = model.experts
     if experts is None or layer not in experts.layers:
         return mixer + (_mlp(model, model.mlp_size(layer), tensor_parallel) if model.has_mlp(layer) else ())
@@ -81,7 +81,8 @@ def _stored_matrices(
     return layer_matrices(model, layer, tensor_parallel, expert_ranks)
 
 
-def _mixer_matrices(model: ModelSpec, layer: int, ranks: int) -> tuple[Matrix, ...]:
+def mixer_matrices(model: ModelSpec, layer: int, ranks: int = 1) -> tuple[Matrix, ...]:
+    """The matrices of a layer's attention or states."""
     span = model.span(layer)
     if span.keeps_tokens:
         found = model.attention(ranks, span).matrices

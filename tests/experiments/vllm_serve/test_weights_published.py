@@ -191,6 +191,25 @@ def test_adapters_have_buffers_for_both_of_their_matrices():
 
 
 @pytest.mark.parametrize(
+    ("targets", "a_layer", "ends"),
+    [
+        ("q_proj v_proj", 3 * 4096 + 2048 + 2 * 512, 0),
+        ("o_proj down_proj", 2048 + 4096 + 7168 + 4096, 0),
+        ("gate_up_proj lm_head", 2 * (4096 + 7168), 1),
+        # Of other modules nothing is known, so that all are counted.
+        ("q_proj score", 3 * 4096 + 2048 + 2 * 512 + (2048 + 4096) + 2 * (4096 + 7168) + (7168 + 4096), 2),
+    ],
+)
+def test_modules_that_a_line_leaves_out_have_no_buffers(targets, a_layer, ends):
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2"
+    text = f"{line} --enable-lora --lora-target-modules {targets}"
+    added = (likely_gib(text) - likely_gib(line)) * GIB
+    assert added == 16 * (32 * a_layer + ends * (128_256 + 4096)) * 2
+    named = started(parse_serve(text), "h100-80gb").line.uncounted_names
+    assert named == (["--lora-target-modules"] if "score" in targets else [])
+
+
+@pytest.mark.parametrize(
     ("line", "shape", "is_taken"),
     [
         ("nvidia/Qwen3.6-27B-NVFP4", None, False),
