@@ -31,7 +31,7 @@ gated delta nets, as the wheels of 0.28 to 0.33 say. Entries without a change ar
 
 A model with states does not start since 0.20 where max_num_seqs exceeds the blocks of the pool (pull request 38270): the wheels of 0.20
 to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs instead. Prefixes of such models are cached by default since
-0.26 (``is_prefix_caching_supported`` in the wheels of 0.12 to 0.33). Defaults of a step are larger on GPUs from 160 GiB on since 0.28,
+0.28 (``is_prefix_caching_supported`` in the wheels of 0.12 to 0.33, and in those of 0.26 and 0.27 ``not model_config.is_hybrid`` beside it). Defaults of a step are larger on GPUs from 160 GiB on since 0.28,
 and those of an A100 are those of small GPUs since 0.9 (``get_batch_defaults`` in the wheels of 0.8 to 0.33).
 
 Blocks of windows are freed on processed tokens since 0.26, so that each step in flight keeps its own (``max_in_flight_tokens`` in the wheels
@@ -166,9 +166,9 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (23, {"v2_model_types": _DENSE}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
     (25, {"v2_dense": True}),
-    (26, {"caches_states": True, "keeps_in_flight": True, "v2_sampler_bytes": 2}),
+    (26, {"keeps_in_flight": True, "v2_sampler_bytes": 2}),
     (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True, "mxfp4_width": 128}),
-    (28, {"largest_batch": True, "v2_sampler_bytes": 2}),
+    (28, {"caches_states": True, "largest_batch": True, "v2_sampler_bytes": 2}),
     (
         29,
         {

@@ -27,7 +27,7 @@ LINE = "vllm serve qwen3.6-27b -q fp8 --max-model-len 32768 --num-gpu-blocks-ove
 
 
 def answer(text: str, card: str = "h100-80gb", vllm: str = "0.33") -> Started:
-    return started(replace(parse_serve(text), version=version(vllm)), card)
+    return started(parse_serve(text, version(vllm)), card)
 
 
 def kind(found: Started) -> str | None:
@@ -208,11 +208,11 @@ def test_defaults_on_a_card_of_a_file_are_those_of_its_name(name, tokens, seqs, 
     assert (planned["max_num_batched_tokens"], planned["max_num_seqs"]) == (tokens, seqs)
 
 
-def test_prefixes_beside_states_are_cached_by_default_since_0_26():
+def test_prefixes_beside_states_are_cached_by_default_since_0_28():
     # Of 48 gated delta nets in three groups the state at hand, and a second one for prefixes.
-    blocks = {vllm: answer(LINE, vllm=vllm).launch.sequence_blocks(32_768) for vllm in ("0.25", "0.26")}
-    assert blocks["0.26"] - blocks["0.25"] == 3
-    assert answer(f"{LINE} --enable-prefix-caching", vllm="0.25").launch.sequence_blocks(32_768) == blocks["0.26"]
+    blocks = {vllm: answer(LINE, vllm=vllm).launch.sequence_blocks(32_768) for vllm in ("0.27", "0.28")}
+    assert blocks["0.28"] - blocks["0.27"] == 3
+    assert answer(f"{LINE} --enable-prefix-caching", vllm="0.27").launch.sequence_blocks(32_768) == blocks["0.28"]
     assert answer("vllm serve llama-3.1-8b", vllm="0.20").launch.enable_prefix_caching
 
 

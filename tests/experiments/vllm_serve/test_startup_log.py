@@ -24,8 +24,7 @@ def blocks(line: str, card: str, log: str, vllm: str | None = None) -> int:
 
 
 def answer(line: str, card: str, log: str, vllm: str | None = None) -> Started:
-    parsed = parse_serve(f"vllm serve {line}")
-    parsed = parsed if vllm is None else replace(parsed, version=version(vllm))
+    parsed = parse_serve(f"vllm serve {line}", None if vllm is None else version(vllm))
     return started(parsed, card, log=read_log(log))
 
 
@@ -120,7 +119,7 @@ def log_of(launch: Launch, number: int, release: str | None, lines: str) -> str:
 def test_every_log_says_its_blocks(name, number, vllm, data):
     lines = data.draw(st.sampled_from(["TCM", "TC", "TM", "T"]))
     line, card = LINES[name], "h200"
-    launch = started(replace(parse_serve(f"vllm serve {line}"), version=version(vllm)), card).launch
+    launch = started(parse_serve(f"vllm serve {line}", version(vllm)), card).launch
     number += launch.sequence_blocks(launch.max_model_len) + 1
     names_release = lines == "T" or data.draw(st.booleans())
     text = log_of(launch, number, vllm if names_release else None, lines)
