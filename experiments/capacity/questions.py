@@ -11,7 +11,7 @@ it prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,14 @@ from rich.table import Table
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.engine.replica import Replica, build
 from ...sim.engine.unread import only_read
+from ...sim.spec.startup.capacity import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
 from ..runs.inputs import Inputs, Requests, left_out_lines
 from ..runs.output import Report, track
 from ..runs.unread import LOAD_FIELDS, refuse_unread
+from ..vllm_serve.start import Started
 from . import max_num_seqs as plan_max_num_seqs
 from . import preemption as plan_preemption
 from . import samples as plan_samples
@@ -51,15 +53,15 @@ class Subject:
         settings: The replica.
         work: The load; None if only a length is given.
         mean_tokens: That length.
-        fitting: Sequences of that length that run at once in the pool (``launch.users``).
         n: Samples of a request.
+        server: The line of which the replica is; None where no question changes it.
     """
 
     settings: Settings
     work: Workload | None
     mean_tokens: int | None
-    fitting: int | None = None
     n: int = SAMPLES
+    server: Started | None = None
 
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Prompts and outputs in tokens, int64 [requests]."""
@@ -68,6 +70,10 @@ class Subject:
         tokens = not_none(self.mean_tokens)
         prompt = max(1, tokens // 2)
         return np.array([prompt]), np.array([max(1, tokens - prompt)])
+
+    def settings_of(self, max_num_seqs: int) -> Settings:
+        """The replica with that value in the line."""
+        return only_read(not_none(self.server).with_max_num_seqs(max_num_seqs).settings(), not_none(self.work))
 
     def replica(self) -> Replica:
         """The replica as the simulator builds it."""
@@ -99,25 +105,20 @@ def questions_of(ask: str | None, flags: Flags) -> list[str]:
     return [] if ask is None else questions(ask)
 
 
-def subject_of(
-    settings: Settings, mean_tokens: int | None, fitting: int | None, flags: Flags
-) -> tuple[Subject, Trace | None]:
+def subject_of(server: Started, mean_tokens: int | None, flags: Flags) -> tuple[Subject, Trace | None]:
     """The subject of the questions, and the source of its requests; None for the source if only a length is given.
-
-    Args:
-        fitting: See ``Subject``.
 
     Raises:
         UserError: The load cannot be read or made, or no question reads one of its flags.
     """
-    requests, reading, pacing = flags
+    (requests, reading, pacing), settings = flags, server.settings()
     if flags == NO_FLAGS:
-        return Subject(settings, None, mean_tokens, fitting), None
+        return Subject(settings, None, mean_tokens, server=server), None
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     lengths = inputs.lengths()
     work = inputs.workload(lengths)
     refuse_unread([(inputs, work)], LOAD_FIELDS)
-    return Subject(only_read(settings, work), work, mean_tokens, fitting, requests.n or SAMPLES), lengths
+    return Subject(only_read(settings, work), work, mean_tokens, requests.n or SAMPLES, server), lengths
 
 
 def answers(names: list[str], subject: Subject, trace: Trace | None, report: Report) -> dict[str, Data]:
@@ -144,16 +145,18 @@ def answers(names: list[str], subject: Subject, trace: Trace | None, report: Rep
 
 
 def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
-    own = subject.settings.max_num_seqs
+    own, server = subject.settings.max_num_seqs, not_none(subject.server)
     if subject.work is None:
-        tokens, fitting = not_none(subject.mean_tokens), not_none(subject.fitting)
+        tokens = not_none(subject.mean_tokens)
+        fitting = plan_max_num_seqs.most_at_once(server, tokens)
         report.print_line(
             f"max-num-seqs: up to {fitting:,} sequences of {tokens:,} tokens each run at once without preemption,"
-            " all at their full length. Give a load to find larger values."
+            f" all at their full length.{_pool_text(server, fitting)} Give a load to find larger values."
         )
         return {"at_once": fitting}
-    found = plan_max_num_seqs.largest_max_num_seqs(subject.settings, subject.work, track)
-    report.print_line(_max_num_seqs_text(found))
+    most = plan_max_num_seqs.most_that_start(server, int(subject.work.num_sequences.sum()))
+    found = plan_max_num_seqs.largest_max_num_seqs(subject.settings_of, most, subject.work, track)
+    report.print_line(_max_num_seqs_text(found) + _pool_text(server, found.largest))
     values = [own] if found.largest in (None, own) else [own, found.largest]
     rows = [_max_num_seqs_row(subject, value) for value in values if value is not None]
     table = _table("max-num-seqs", "preemptions", *_SERVING)
@@ -163,6 +166,14 @@ def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
     if len(rows) > 1 and (text := _slower_text(*rows)):
         report.print_line(text)
     return found.as_dict() | {"runs_of": rows}
+
+
+def _pool_text(server: Started, value: int | None) -> str:
+    """The pool of a line with that value, where it is another than the line's."""
+    if not value:
+        return ""
+    own, found = (capacity(each.launch).num_blocks for each in (server, server.with_max_num_seqs(value)))
+    return "" if own == found else f" With --max-num-seqs {value} the KV cache has {found:,} blocks."
 
 
 def _slower_text(own: Data, largest: Data) -> str:
@@ -192,7 +203,7 @@ def _max_num_seqs_text(found: plan_max_num_seqs.MaxNumSeqs) -> str:
 
 
 def _max_num_seqs_row(subject: Subject, value: int) -> Data:
-    results = summary(simulate(replace(subject.settings, max_num_seqs=value), not_none(subject.work)))
+    results = summary(simulate(subject.settings_of(value), not_none(subject.work)))
     metrics = {name: results[name] for name in METRICS}
     return {"max_num_seqs": value, "preemptions": sum(results["preemptions"].values()), **metrics}
 

@@ -26,7 +26,7 @@ from ..vllm_serve.line import ServeLine, pasted, read_serve, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started, started
 from .llama_answer import print_llama
-from .start_answer import doubt, facts, print_flags, print_refusal, print_start, users_of
+from .start_answer import doubt, facts, print_flags, print_refusal, print_start
 from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
@@ -145,8 +145,7 @@ def _start(
         # Before any output, because the load may be refused.
         if questions:
             answer.require_simulated()
-        fitting = None if mean_tokens is None else users_of(answer.launch, mean_tokens)
-        about = subject_of(answer.settings(), mean_tokens, fitting, load)
+        about = subject_of(answer, mean_tokens, load)
     for text in contradicted:
         report.print_line(text)
     unrecognized = answer.line.parser_error

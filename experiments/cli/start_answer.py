@@ -99,11 +99,6 @@ def facts(answer: Started) -> dict[str, Any]:
     }
 
 
-def users_of(launch: Launch, tokens: int) -> int:
-    """Sequences of ``tokens`` that run at once, whatever max_num_seqs is."""
-    return users(launch, capacity(launch).num_blocks, tokens)
-
-
 def print_start(
     answer: Started, log: StartupLog | None, mean_tokens: int | None, report: Report, is_sure: bool = True
 ) -> dict[str, Any]:
@@ -120,7 +115,7 @@ def print_start(
         raise SettingError("mean_tokens", mean_tokens, f"is more than max_model_len = {launch.max_model_len}")
     found = capacity(launch)
     lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
-    held = {tokens: users_of(launch, tokens) for tokens in lengths}
+    held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
     settings = answer.settings()
     source = "by vLLM's own log" if log and log.has_kv_cache else "an estimate; --startup-log has vLLM's own"
     by_memory = log is not None and log.num_blocks is None and log.memory_bytes is not None

@@ -109,6 +109,14 @@ class Started:
     def _allows_long(self) -> bool:
         return self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
 
+    def with_max_num_seqs(self, number: int) -> Started:
+        """The line with another ``--max-num-seqs``, on which the pool depends, and with the same corrections of a log."""
+        line = replace(self.line, flags=self.line.flags | {"max-num-seqs": str(number)})
+        longest = self.launch.model.max_model_len if self.fits_length else self.launch.max_model_len
+        tokens, seqs = _batch(line, self.launch.gpu, self.launch.release, longest)
+        launch = replace(self.launch, max_model_len=longest, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        return replace(self, line=line, launch=_with_length(launch, self.fits_length))
+
     def require_simulated(self) -> None:
         """Raise NotSimulated for states of which ``settings`` would have other blocks."""
         launch = self.launch
@@ -238,11 +246,17 @@ def started(
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
-    if fits_length and refusal(launch, True) is None:
-        launch = replace(launch, max_model_len=longest_model_len(launch))
+    launch = _with_length(launch, fits_length)
     return Started(
         line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None
     )
+
+
+def _with_length(launch: Launch, fits_length: bool) -> Launch:
+    """The launch with the longest sequence that fits, where vLLM chooses it."""
+    if not fits_length or refusal(launch, True) is not None:
+        return launch
+    return replace(launch, max_model_len=longest_model_len(launch))
 
 
 def _cards(line: ServeLine, given: str | GpuSpec | Sequence[str | GpuSpec]) -> list[GpuSpec]:

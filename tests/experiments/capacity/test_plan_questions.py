@@ -54,9 +54,15 @@ def preemptions_by_max_num_seqs(seed: int, chosen: Settings = CHOSEN) -> list[in
     return [len(run.log.evictions["index"]) for run in runs]
 
 
+def largest(chosen: Settings, work: Workload) -> plan_max_num_seqs.MaxNumSeqs:
+    """The answer where the pool is the same with every value."""
+    most = min(int(work.num_sequences.sum()), chosen.max_num_batched_tokens)
+    return plan_max_num_seqs.largest_max_num_seqs(lambda value: replace(chosen, max_num_seqs=value), most, work, quiet)
+
+
 def question_of(seed: int, chosen: Settings = CHOSEN) -> plan_max_num_seqs.MaxNumSeqs:
     work, blocks = drawn(seed)
-    return plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=blocks), work, quiet)
+    return largest(replace(chosen, num_gpu_blocks_override=blocks), work)
 
 
 class TestMaxNumSeqs:
@@ -81,13 +87,13 @@ class TestMaxNumSeqs:
         of them. Three start with two blocks each and outgrow the pool in the step that takes the tenth."""
         work = Workload("three", np.zeros(3), np.full(3, 4), np.full(3, 5))
         chosen = replace(CHOSEN, num_gpu_blocks_override=10)
-        found = plan_max_num_seqs.largest_max_num_seqs(chosen, work, quiet)
+        found = largest(chosen, work)
         # With the largest value, with three and with two.
         assert found == plan_max_num_seqs.MaxNumSeqs(most=3, peak=3, largest=2, in_any_order=2, runs=3)
         # Twelve blocks are eleven without the null block: one too few for three.
         twelve = replace(chosen, num_gpu_blocks_override=12)
-        assert plan_max_num_seqs.largest_max_num_seqs(twelve, work, quiet).in_any_order == 2
-        assert plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=13), work, quiet) == (
+        assert largest(twelve, work).in_any_order == 2
+        assert largest(replace(chosen, num_gpu_blocks_override=13), work) == (
             plan_max_num_seqs.MaxNumSeqs(most=3, peak=3, largest=3, in_any_order=3, runs=1)
         )
 
@@ -95,12 +101,28 @@ class TestMaxNumSeqs:
     def test_of_requests_that_are_all_refused_none_is_preempted(self, chosen):
         """Of 45 tokens each, in nine blocks of two."""
         work = Workload("long", np.zeros(3), np.full(3, 40), np.full(3, 5))
-        found = plan_max_num_seqs.largest_max_num_seqs(replace(chosen, num_gpu_blocks_override=10), work, quiet)
+        found = largest(replace(chosen, num_gpu_blocks_override=10), work)
         assert found == plan_max_num_seqs.MaxNumSeqs(most=3, peak=1, largest=3, in_any_order=0, runs=1)
+
+    @trials(max_examples=40)
+    @given(seed=st.integers(0, 10_000), taken=st.integers(1, 3))
+    def test_each_value_is_judged_with_the_pool_that_it_leaves(self, seed, taken):
+        work, blocks = drawn(seed)
+
+        def settings_of(value):
+            return replace(CHOSEN, max_num_seqs=value, num_gpu_blocks_override=blocks + 14 * taken - taken * value)
+
+        counts = [len(simulate(settings_of(value), work).log.evictions["index"]) for value in range(1, len(work) + 1)]
+        found = plan_max_num_seqs.largest_max_num_seqs(settings_of, len(work), work, quiet)
+        none = [value for value, count in enumerate(counts, 1) if not count]
+        # Above the most that ever run at once a value takes memory for nothing.
+        assert found.largest == max((value for value in none if value <= found.peak or found.unlimited), default=None)
+        assert found.unlimited == (not counts[-1])
+        assert not any(counts[: found.in_any_order])
 
     def test_each_sample_counts(self):
         work = Workload("one", np.zeros(1), np.full(1, 4), np.full(1, 5), n=np.array([3]))
-        found = plan_max_num_seqs.largest_max_num_seqs(replace(CHOSEN, num_gpu_blocks_override=10), work, quiet)
+        found = largest(replace(CHOSEN, num_gpu_blocks_override=10), work)
         assert (found.most, found.in_any_order) == (3, 2)
 
     def test_a_run_ends_with_its_first_preemption(self):
