@@ -277,12 +277,13 @@ static PyObject *core_records(PyObject *self, PyObject *capsule)
                          bytes_so_far(&r->chunks));
 }
 
-/* The records of a log, which then has none. */
+/* The records of a log, which then has none: to be read before the core goes on. */
 static PyObject *flush(struct log *log)
 {
-    PyObject *found = bytes_of(log->items, (size_t)(log->count * log->fields) * sizeof *log->items);
+    static char nothing[1];
+    size_t size = (size_t)(log->count * log->fields) * sizeof *log->items;
     log->count = 0;
-    return found;
+    return PyMemoryView_FromMemory(size ? (char *)log->items : nothing, (Py_ssize_t)size, PyBUF_READ);
 }
 
 /* What a prefix cache has logged since the last call, and its evictions so far. */
@@ -297,7 +298,7 @@ static PyObject *core_logs(PyObject *self, PyObject *capsule)
     }
     struct pool *p = &r->cache->pool;
     settle_logs(p);
-    return Py_BuildValue("NNNNL", flush(&p->lives), flush(&p->gaps), flush(&p->changes), flush(&p->look_ups),
+    return Py_BuildValue("NNNNNL", flush(&p->lives), flush(&p->hit_lives), flush(&p->gaps), flush(&p->changes), flush(&p->look_ups),
                          (long long)p->evicted);
 }
 

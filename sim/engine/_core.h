@@ -122,7 +122,7 @@ struct entry {
 
 struct pool {
     bool unhashed_first, failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
-    int64_t num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
+    int64_t block_size, num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
     struct block *blocks;
     int64_t block_room;
     int32_t first, last, *front;
@@ -133,7 +133,7 @@ struct pool {
     struct touches *touches;
     int64_t num_touches, touch_room;
     int32_t unused_touches;
-    struct log lives, gaps, changes, look_ups;
+    struct log lives, hit_lives, gaps, changes, look_ups;
 };
 
 /* --- Block tables --- */
@@ -144,8 +144,10 @@ struct path {
     int64_t first, count, own;
 };
 
-/* The table of a sequence: its blocks, of which the first ``cached`` have hashes. The chain of the next one without. */
+/* The table of a sequence: its blocks, of which the first ``cached`` have hashes; the chain of the next one without; and its
+   neighbours among the running sequences of its phase. */
 struct table {
+    int32_t before, after;
     int32_t *blocks;
     int64_t count, room, cached, link;
     struct path path;
@@ -153,7 +155,7 @@ struct table {
 
 struct cache {
     struct pool pool;
-    int64_t block_size, grown_until;
+    int64_t grown_until;
     struct table *tables; /* of each slot */
     int32_t *first_of, *last_of; /* of each phase: the running sequences that take a block in its steps, in order */
     int32_t *found;              /* blocks of the last look-up */
@@ -179,7 +181,6 @@ struct sequence {
     int32_t before, after; /* slots of its neighbours in the running list */
     int32_t place;         /* its place in the calendar, or NONE */
     enum progress progress;
-    int32_t phase_before, phase_after; /* with a prefix cache: its neighbours among those of its phase */
 };
 
 /* A preempted sequence. */
@@ -196,6 +197,11 @@ struct step {
 /* A leap that an arrival may yet end. */
 struct leap {
     int64_t steps, first, second, growth, end;
+};
+
+/* The last leap that was taken, and the end of the step before it, in ticks. */
+struct taken {
+    int64_t decode_step, before, start, first, second, growth;
 };
 
 struct records {
@@ -224,6 +230,7 @@ struct replica {
     int64_t num_preempted;
     /* Time. */
     int64_t now, decode_step, holds_until;
+    struct taken taken;
     bool unpublished; /* whether the head lacks a block that a running sequence has filled */
     bool overdrawn;   /* whether more blocks were taken than there are */
     int64_t steps_to_look; /* until the head of the queue may find more blocks, from the last decision on */
@@ -293,6 +300,14 @@ static inline bool widen(struct pool *p, void **items, int64_t count, int64_t *r
     return !p->failed;
 }
 
+/* Place for one more record of so many fields, or NULL: the pool has failed. */
+static inline void *new_record(struct pool *p, struct log *log, int fields)
+{
+    if (!widen(p, (void **)&log->items, log->count, &log->room, (size_t)fields * sizeof *log->items))
+        return NULL;
+    return log->items + log->count++ * fields;
+}
+
 /* Integers of a tuple of Python, as many as the fields of a struct; false with an error set. */
 bool take_numbers(PyObject *given, void *fields, int count);
 
@@ -324,13 +339,12 @@ void drop_cost(struct cost *c);
 
 /* --- _core_pool.c: each function has its meaning there --- */
 
-void add_record(struct pool *p, struct log *log, const void *record);
 void log_change(struct pool *p, int64_t moment, int64_t blocks);
 int32_t cached_block(const struct pool *p, int64_t hash);
 void settle_logs(struct pool *p);
-int32_t get_new_block(struct pool *p, int64_t moment);
+int32_t get_new_block(struct pool *p, int64_t now);
 void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, int64_t moment);
-void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment);
+void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, int64_t now);
 void cache_block(struct pool *p, int32_t block, int64_t hash);
 
 /* --- _core_cache.c: each function has its meaning there --- */
@@ -342,8 +356,8 @@ int64_t look_up(struct cache *c, const struct path *path, int64_t most);
 int64_t found_in_tables(const struct cache *c);
 void add_block(struct cache *c, struct table *table, int32_t block);
 void cache_full_blocks(struct cache *c, struct table *table, int64_t full);
-void take_block(struct cache *c, struct table *table, int64_t moment);
-void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment);
+void take_block(struct cache *c, struct table *table, int64_t now);
+void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now);
 void name_blocks(struct cache *c, struct table *table);
 void drop_cache(struct cache *c, int64_t slots);
 struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots);
@@ -353,6 +367,7 @@ struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots);
 void strike(struct replica *r, int32_t slot);
 bool one_ends(const struct replica *r);
 void leave_phase(struct replica *r, int32_t slot);
+int64_t ticks_before(const struct replica *r, int64_t decode_step);
 void grow_until(struct replica *r, int64_t decode_step);
 void unlink_sequence(struct replica *r, int32_t slot);
 void leave(struct replica *r, int32_t slot);

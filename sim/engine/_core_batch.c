@@ -89,8 +89,8 @@ static void join_phase(struct replica *r, int32_t slot)
     ++*count;
     if (c == NULL)
         return;
-    sequence->phase_before = c->last_of[phase], sequence->phase_after = NONE;
-    *(c->last_of[phase] == NONE ? &c->first_of[phase] : &r->slots[c->last_of[phase]].phase_after) = slot;
+    c->tables[slot].before = c->last_of[phase], c->tables[slot].after = NONE;
+    *(c->last_of[phase] == NONE ? &c->first_of[phase] : &c->tables[c->last_of[phase]].after) = slot;
     c->last_of[phase] = slot;
 }
 
@@ -99,12 +99,20 @@ void leave_phase(struct replica *r, int32_t slot)
     struct sequence *sequence = &r->slots[slot];
     int64_t *count = phase_of(r, sequence), phase = count - r->phases;
     struct cache *c = r->cache;
-    int32_t before = sequence->phase_before, after = sequence->phase_after;
     --*count;
     if (c == NULL)
         return;
-    *(before == NONE ? &c->first_of[phase] : &r->slots[before].phase_after) = after;
-    *(after == NONE ? &c->last_of[phase] : &r->slots[after].phase_before) = before;
+    int32_t before = c->tables[slot].before, after = c->tables[slot].after;
+    *(before == NONE ? &c->first_of[phase] : &c->tables[before].after) = after;
+    *(after == NONE ? &c->last_of[phase] : &c->tables[after].before) = before;
+}
+
+/* The end of the step before ``decode_step``, a step of the last leap or the one after it. */
+int64_t ticks_before(const struct replica *r, int64_t decode_step)
+{
+    const struct taken *leap = &r->taken;
+    int64_t steps = decode_step - leap->decode_step, more = steps - 1;
+    return steps < 1 ? leap->before : leap->start + leap->first + leap->second * more + leap->growth * (more * (more - 1) / 2);
 }
 
 /* ``CachedTables.grow_until``: the blocks of the steps before ``decode_step``, in the order of steps and running sequences. */
@@ -113,10 +121,12 @@ void grow_until(struct replica *r, int64_t decode_step)
     struct cache *c = r->cache;
     int64_t phase = c->grown_until % r->block_size;
     for (; c->grown_until < decode_step; c->grown_until++) {
-        int64_t moment = MOMENT_KINDS * c->grown_until + AFTER_STEP, evicted = c->pool.evicted;
-        for (int32_t slot = c->first_of[phase]; slot != NONE; slot = r->slots[slot].phase_after)
-            take_block(c, &c->tables[slot], moment);
-        log_change(&c->pool, moment, evicted - c->pool.evicted);
+        if (c->first_of[phase] != NONE) {
+            int64_t evicted = c->pool.evicted, now = ticks_before(r, c->grown_until);
+            for (int32_t slot = c->first_of[phase]; slot != NONE; slot = c->tables[slot].after)
+                take_block(c, &c->tables[slot], now);
+            log_change(&c->pool, MOMENT_KINDS * c->grown_until + AFTER_STEP, evicted - c->pool.evicted);
+        }
         phase = phase + 1 == r->block_size ? 0 : phase + 1;
     }
 }
@@ -366,7 +376,7 @@ bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_
         if (r->decode_step + limit > r->holds_until)
             limit = ask_horizon(r, limit);
     }
-    int64_t more = limit - 1, end = r->now;
+    int64_t more = limit - 1, end = r->now, before = ticks_before(r, r->decode_step);
     if (!add_product(&end, 1, first) || !add_product(&end, more, second) ||
         !add_product(&end, growth, more * (more - 1) / 2))
         return false;
@@ -388,6 +398,7 @@ bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_
     r->overdrawn |= r->free < 0;
     *last = more ? end - second - growth * (more - 1) : r->now;
     r->now = end;
+    r->taken = (struct taken){r->decode_step, before, row.start_ticks, first, second, growth};
     r->decode_step += limit;
     if (r->cache != NULL && !r->overdrawn)
         grow_until(r, r->decode_step);

@@ -81,21 +81,21 @@ void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
 }
 
 /* ``CachedTables._take``: a decoding sequence with full blocks takes one more; the tokens of the last full one are known. */
-void take_block(struct cache *c, struct table *table, int64_t moment)
+void take_block(struct cache *c, struct table *table, int64_t now)
 {
-    add_block(c, table, get_new_block(&c->pool, moment));
+    add_block(c, table, get_new_block(&c->pool, now));
     cache_full_blocks(c, table, least(table->cached + 1, table->count - 1));
 }
 
 /* ``CachedTables.enter``, with the blocks of the last look-up. */
-void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment)
+void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now)
 {
     table->count = table->link = 0;
     table->path = *path;
     for (int64_t at = 0; at < c->num_found; at++)
         add_block(c, table, c->found[at]);
     table->cached = table->count;
-    touch(&c->pool, c->found, c->num_found, moment);
+    touch(&c->pool, c->found, c->num_found, moment, now);
 }
 
 /* ``CachedTables.name``: the blocks of a preempted sequence may be looked up from now on. */
@@ -111,7 +111,7 @@ void name_blocks(struct cache *c, struct table *table)
 void drop_cache(struct cache *c, int64_t slots)
 {
     struct pool *p = &c->pool;
-    struct log *logs[] = {&p->lives, &p->gaps, &p->changes, &p->look_ups};
+    struct log *logs[] = {&p->lives, &p->hit_lives, &p->gaps, &p->changes, &p->look_ups};
     for (size_t place = 0; place < sizeof logs / sizeof *logs; place++)
         free(logs[place]->items);
     for (int64_t slot = 0; c->tables != NULL && slot < slots; slot++)
@@ -137,10 +137,10 @@ struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots)
         PyErr_NoMemory();
         return NULL;
     }
-    c->block_size = block_size;
+    c->pool.block_size = block_size;
     c->pool.num_blocks = c->pool.num_free = num_blocks;
     c->pool.first = c->pool.last = c->pool.unused_touches = NONE;
-    c->pool.lives.fields = LIFE_FIELDS, c->pool.gaps.fields = GAP_FIELDS;
+    c->pool.lives.fields = 1, c->pool.hit_lives.fields = HIT_LIFE_FIELDS, c->pool.gaps.fields = HIT_GAP_FIELDS;
     c->pool.changes.fields = CHANGE_FIELDS, c->pool.look_ups.fields = LOOK_UP_FIELDS;
     c->tables = calloc((size_t)slots, sizeof *c->tables);
     c->first_of = malloc((size_t)block_size * sizeof *c->first_of);

@@ -148,7 +148,7 @@ static int64_t row_of_step(const int64_t *row_step, int64_t rows, int64_t step, 
 }
 
 /* When a row has done all steps before ``step``: ``RunLog._into`` from its start. */
-static int64_t ticks_before(const struct columns *c, int64_t row, int64_t step)
+static int64_t ticks_in_row(const struct columns *c, int64_t row, int64_t step)
 {
     int64_t steps = step - column(c, ROW_STEP)[row], start = column(c, ROW_START)[row];
     if (steps < 1)
@@ -181,13 +181,13 @@ static bool date(const struct columns *c, int64_t end_ticks, const int64_t *mome
             row = row_of_step(column(c, ROW_STEP), rows, count, row);
             if (row < 0)
                 return false;
-            ticks[place] = ticks_before(c, row, count);
+            ticks[place] = ticks_in_row(c, row, count);
             break;
         case AFTER_STEP:
             row = row_of_step(column(c, ROW_STEP), rows, count - 1, row);
             if (row < 0)
                 return false;
-            ticks[place] = ticks_before(c, row, count);
+            ticks[place] = ticks_in_row(c, row, count);
             break;
         default: /* negative */
             return false;

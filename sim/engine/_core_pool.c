@@ -9,30 +9,39 @@ records, which Python reads.
 
 #include "_core.h"
 
-void add_record(struct pool *p, struct log *log, const void *record)
-{
-    size_t size = (size_t)log->fields * sizeof *log->items;
-    if (widen(p, (void **)&log->items, log->count, &log->room, size)) {
-        memcpy(log->items + log->count * log->fields, record, size);
-        log->count++;
-    }
-}
-
 /* So many more free blocks have a hash from a moment on. */
 void log_change(struct pool *p, int64_t moment, int64_t blocks)
 {
-    if (blocks)
-        add_record(p, &p->changes, &(struct change){.moment = moment, .slots = blocks});
+    struct change *record = blocks ? new_record(p, &p->changes, CHANGE_FIELDS) : NULL;
+    if (record != NULL)
+        *record = (struct change){.moment = moment, .slots = blocks * p->block_size};
 }
 
-/* A life has ended; blocks with the same one are counted. */
-static void log_life(struct pool *p, int64_t born, int64_t touched, int64_t taken)
+/* A life without a hit has ended: ticks, or below 0 how many more blocks have those before. */
+static void log_life(struct pool *p, int64_t ticks)
 {
-    struct life *last = (struct life *)p->lives.items + p->lives.count - 1;
-    if (p->lives.count && last->born == born && last->touched == touched && last->taken == taken)
-        last->blocks++;
-    else
-        add_record(p, &p->lives, &(struct life){.born = born, .touched = touched, .taken = taken, .blocks = 1});
+    int64_t *record, count = p->lives.count, *end = p->lives.items + count;
+    if (count > 1 && end[-1] < 0 && end[-2] == ticks) {
+        --end[-1];
+        return;
+    }
+    bool repeats = count && end[-1] == ticks;
+    record = new_record(p, &p->lives, 1);
+    if (record != NULL)
+        *record = repeats ? -1 : ticks;
+}
+
+/* A life with hits has ended; blocks with the same one are counted. */
+static void log_hit_life(struct pool *p, int64_t ticks, int64_t idle_ticks)
+{
+    struct hit_life *end = (struct hit_life *)p->hit_lives.items + p->hit_lives.count;
+    if (p->hit_lives.count && end[-1].ticks == ticks && end[-1].idle_ticks == idle_ticks) {
+        end[-1].blocks++;
+        return;
+    }
+    struct hit_life *record = new_record(p, &p->hit_lives, HIT_LIFE_FIELDS);
+    if (record != NULL)
+        *record = (struct hit_life){.ticks = ticks, .idle_ticks = idle_ticks, .blocks = 1};
 }
 
 /* --- The map of hashes --- */
@@ -128,10 +137,10 @@ static void remove_hash(struct pool *p, int32_t block)
 
 static void log_gaps(struct pool *p, struct touches *found)
 {
-    for (int at = 1; found->taken && at < found->count; at++)
-        {
-        struct gap gap = {.since = found->times[at - 1], .until = found->times[at], .blocks = found->taken};
-        add_record(p, &p->gaps, &gap);
+    for (int at = 1; found->taken && at < found->count; at++) {
+        struct hit_gap *record = new_record(p, &p->gaps, HIT_GAP_FIELDS);
+        if (record != NULL)
+            *record = (struct hit_gap){.ticks = found->times[at] - found->times[at - 1], .blocks = found->taken};
     }
     found->taken = 0;
 }
@@ -149,25 +158,25 @@ static void drop_touches(struct pool *p, int32_t touched, int64_t blocks)
 }
 
 /* ``on_blocks_allocated``: a block is born, and its life before has ended. */
-static void begin_life(struct pool *p, struct block *block, int64_t moment)
+static void begin_life(struct pool *p, struct block *block, int64_t now)
 {
     int64_t born = block->born;
-    block->born = moment;
+    block->born = now;
     if (born == NEVER)
         return;
-    int64_t touched = born;
-    if (block->touched != NONE) {
-        struct touches *found = &p->touches[block->touched];
-        touched = found->times[found->count - 1];
-        found->taken++;
-        drop_touches(p, block->touched, 1);
-        block->touched = NONE;
+    if (block->touched == NONE) {
+        log_life(p, now - born);
+        return;
     }
-    log_life(p, born, touched, moment);
+    struct touches *found = &p->touches[block->touched];
+    log_hit_life(p, now - born, now - found->times[found->count - 1]);
+    found->taken++;
+    drop_touches(p, block->touched, 1);
+    block->touched = NONE;
 }
 
 /* Touches of one more hit, after those of ``before`` or none; NONE if no memory is left. */
-static int32_t more_touches(struct pool *p, int32_t before, int64_t moment)
+static int32_t more_touches(struct pool *p, int32_t before, int64_t now)
 {
     int32_t at = p->unused_touches;
     if (at != NONE)
@@ -182,7 +191,7 @@ static int32_t more_touches(struct pool *p, int32_t before, int64_t moment)
         *found = p->touches[before], found->blocks = 0, found->taken = 0;
     if (found->count == KEPT_TOUCHES)
         memmove(found->times, found->times + 1, (size_t)--found->count * sizeof *found->times);
-    found->times[found->count++] = moment;
+    found->times[found->count++] = now;
     return at;
 }
 
@@ -197,7 +206,7 @@ void settle_logs(struct pool *p)
 /* --- The free queue --- */
 
 /* The first block of the queue: it loses its hash, which the caller logs, and has one reference. NONE if there is none. */
-int32_t get_new_block(struct pool *p, int64_t moment)
+int32_t get_new_block(struct pool *p, int64_t now)
 {
     int32_t id;
     if (!p->num_free) {
@@ -224,7 +233,7 @@ int32_t get_new_block(struct pool *p, int64_t moment)
         p->num_cached--;
         p->evicted++;
     }
-    begin_life(p, block, moment);
+    begin_life(p, block, now);
     block->ref_cnt = 1;
     p->num_free--;
     p->num_entries++;
@@ -270,12 +279,12 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
 }
 
 /* One table more has blocks that were found by their hashes. */
-void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment)
+void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, int64_t now)
 {
     int64_t cached = p->num_cached;
     for (int64_t place = 0, end; place < count && !p->failed; place = end) {
         /* Blocks that were hit together have touches in common. */
-        int32_t before = p->blocks[found[place]].touched, more = more_touches(p, before, moment);
+        int32_t before = p->blocks[found[place]].touched, more = more_touches(p, before, now);
         for (end = place; end < count && more != NONE; end++) {
             struct block *block = &p->blocks[found[end]];
             if (block->touched != before)

@@ -70,7 +70,7 @@ static void hold(struct replica *r, int32_t slot, int64_t tokens)
     struct table *table = &c->tables[slot];
     int64_t evicted = c->pool.evicted;
     while (table->count < ceil_div(tokens, r->block_size) && !c->pool.failed && !c->pool.overdrawn)
-        add_block(c, table, get_new_block(&c->pool, at_row(r)));
+        add_block(c, table, get_new_block(&c->pool, r->now));
     log_change(&c->pool, at_row(r), evicted - c->pool.evicted);
     cache_full_blocks(c, table, tokens / r->block_size);
 }
@@ -84,15 +84,16 @@ static void enter(struct replica *r, int32_t slot, const struct path *path, int6
     if (c == NULL)
         return;
     int64_t shared = num_shared(&c->pool);
-    enter_found(c, &c->tables[slot], path, at_row(r));
+    enter_found(c, &c->tables[slot], path, at_row(r), r->now);
     /* Its admission later subtracts the blocks of all its tokens. */
     r->free += num_shared(&c->pool) - shared;
-    struct look_up record = {
-        .index = r->index[sequence->request],
-        .known_tokens = sequence->start_tokens,
-        .hit_tokens = known,
-    };
-    add_record(&c->pool, &c->pool.look_ups, &record);
+    struct look_up *record = new_record(&c->pool, &c->pool.look_ups, LOOK_UP_FIELDS);
+    if (record != NULL)
+        *record = (struct look_up){
+            .index = r->index[sequence->request],
+            .known_tokens = sequence->start_tokens,
+            .hit_tokens = known,
+        };
     hold(r, slot, known + tokens);
 }
 
@@ -164,7 +165,7 @@ static void take_in_order(struct replica *r, int64_t free)
         free--;
         if (r->cache != NULL) {
             int64_t evicted = r->cache->pool.evicted;
-            take_block(r->cache, &r->cache->tables[slot], after_step(r));
+            take_block(r->cache, &r->cache->tables[slot], ticks_before(r, r->decode_step));
             log_change(&r->cache->pool, after_step(r), evicted - r->cache->pool.evicted);
         }
     }

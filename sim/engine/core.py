@@ -33,7 +33,7 @@ from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
-from ..memory.prefix import FreeKVCacheBlockQueue, LeastRecentlyUsed
+from ..memory.prefix import CoreResidency, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
@@ -282,6 +282,7 @@ class CoreCache:
 
     def __init__(self, memory: CachedMemory, core: ModuleType, handle: object) -> None:
         self._memory, self._core, self._handle = memory, core, handle
+        memory.cache_log.residency = self._residency = CoreResidency()
 
     def names(self, request: int) -> tuple[int, ...] | None:
         """Chains of a request, and the blocks at which they end, in turn; None if it shares no prefix."""
@@ -295,12 +296,8 @@ class CoreCache:
 
     def read(self) -> None:
         """Take what the core has computed since the last time."""
-        log, pool = self._memory.cache_log, self._memory.pool
-        assert pool.residency is not None
-        *logs, pool.evicted_blocks = self._core.logs(self._handle)
-        tables = pool.residency.lives, pool.residency.gaps, log.changes, log.look_ups
+        log, lives = self._memory.cache_log, self._residency
+        *logs, self._memory.pool.evicted_blocks = self._core.logs(self._handle)
+        tables = lives.lives, lives.hit_lives, lives.gaps, log.changes, log.look_ups
         for table, found in zip(tables, logs, strict=True):
-            records = np.frombuffer(found, dtype=np.int64).reshape(-1, len(table.fields))
-            if table is log.changes:
-                records = records * (1, self._memory.block_size)
-            table.extend(records)
+            table.extend(np.frombuffer(found, dtype=np.int64).reshape(-1, len(table.fields)))

@@ -16,7 +16,7 @@ from ..memory.accounting.ledger import CACHE_CHANGE, CHUNK, COMPLETE, EVICTION, 
 from ..memory.accounting.moments import AFTER_ROW, AFTER_STEP, AT_ROW, IN_STEP, MOMENT_KINDS
 from ..memory.prefix.block_pool import UNSHARED
 from ..memory.prefix.chains import PLACE_BITS
-from ..memory.prefix.residency import GAP, KEPT_TOUCHES, LIFE
+from ..memory.prefix.residency import HIT_GAP, HIT_LIFE, KEPT_TOUCHES
 from ..types.sequence import FRESH, NOT_DECODING, RECOMPUTED
 from .engine import LONGEST_LEAP
 
@@ -43,8 +43,8 @@ _STRUCTS = {
     "residency": RESIDENCY,
     "eviction": EVICTION,
     "chunk": CHUNK,
-    "life": LIFE,
-    "gap": GAP,
+    "hit_life": HIT_LIFE,
+    "hit_gap": HIT_GAP,
     "change": CACHE_CHANGE,
     "look_up": LOOK_UP,
     "limits": CoreLimits._fields,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .block_pool import UNSHARED, BlockPool, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
 from .radix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
-from .residency import BlockResidency
+from .residency import BlockResidency, CoreResidency
 
 __all__ = [
     "UNSHARED",
@@ -13,6 +13,7 @@ __all__ = [
     "BlockResidency",
     "Chain",
     "Chains",
+    "CoreResidency",
     "FreeKVCacheBlockQueue",
     "HashChain",
     "LeastRecentlyUsed",

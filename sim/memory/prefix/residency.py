@@ -31,6 +31,9 @@ LIFE = ("born", "touched", "taken", "blocks")
 GAP = ("since", "until", "blocks")
 #: Columns of blocks with a hash that were taken: the moment, and how many they are.
 EVICTED = ("moment", "blocks")
+#: Columns of lives and gaps as the compiled core has them, in ticks: ``CoreResidency``.
+HIT_LIFE = ("ticks", "idle_ticks", "blocks")
+HIT_GAP = ("ticks", "blocks")
 KEPT_TOUCHES = 4
 #: Lives, or gaps, that are read at a time.
 _CHUNK = 1 << 17
@@ -131,19 +134,58 @@ class BlockResidency:
         yield _observed(dict.fromkeys(LIFE, nothing), between, untouched, ticks_of)
 
 
+class CoreResidency(BlockResidency):
+    """Lives that the compiled core has observed: it knows when each step ends, so they are in ticks and no moments.
+
+    Attributes:
+        lives: Lives of blocks without a hit, one value each: ticks, or below 0 how many more blocks had those before.
+        hit_lives, gaps: Tables with the columns ``HIT_LIFE`` and ``HIT_GAP``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives, self.hit_lives, self.gaps = Table(("ticks",)), Table(HIT_LIFE), Table(HIT_GAP)
+
+    def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
+        """See ``BlockResidency``."""
+        hit, gaps = self.hit_lives.columns(), self.gaps.columns()
+        untouched, nothing = not len(hit["ticks"]), (np.zeros(0, dtype=np.int64),) * 2
+        before = 0
+        for lives in self.lives.parts():
+            for part in slices(len(lives["ticks"]), _CHUNK):
+                lifetime = _repeated(lives["ticks"][part], before)
+                before = int(lifetime[0][-1])
+                yield _named(lifetime, lifetime if untouched else (*lifetime,), nothing)
+        between, blocks = (gaps["ticks"], gaps["blocks"]), hit["blocks"]
+        lifetime = hit["ticks"], blocks
+        yield _named(lifetime, lifetime if untouched else (hit["idle_ticks"], blocks), between)
+
+
+def _repeated(lives: np.ndarray, before: int) -> Observed:
+    """Values, and the blocks with each, of some ``CoreResidency.lives``, which follow those with the value ``before``."""
+    more = np.flatnonzero(lives < 0)
+    blocks = np.ones(len(lives), dtype=np.int64)
+    if lives[0] < 0:
+        lives, blocks[0], more = np.append(before, lives[1:]), -lives[0], more[1:]
+    np.subtract.at(blocks, more - 1, lives[more])
+    return np.delete(lives, more), np.delete(blocks, more)
+
+
+def _named(lifetime: Observed, idle: Observed, between: Observed) -> dict[str, Observed]:
+    return {
+        "vllm:kv_block_lifetime_seconds": lifetime,
+        "vllm:kv_block_idle_before_evict_seconds": idle,
+        "vllm:kv_block_reuse_gap_seconds": between,
+    }
+
+
 def _observed(
     lives: dict[str, np.ndarray], gaps: Observed, untouched: bool, ticks_of: Callable[[np.ndarray], np.ndarray]
 ) -> dict[str, Observed]:
     end, blocks = ticks_of(lives["taken"]), lives["blocks"]
     lifetime = end - ticks_of(lives["born"]), blocks
-    return {
-        "vllm:kv_block_lifetime_seconds": lifetime,
-        # Where nothing was hit each block was touched last at its birth.
-        "vllm:kv_block_idle_before_evict_seconds": lifetime
-        if untouched
-        else (end - ticks_of(lives["touched"]), blocks),
-        "vllm:kv_block_reuse_gap_seconds": gaps,
-    }
+    # Where nothing was hit each block was touched last at its birth.
+    return _named(lifetime, lifetime if untouched else (end - ticks_of(lives["touched"]), blocks), gaps)
 
 
 def _counted(records: np.ndarray) -> np.ndarray:
