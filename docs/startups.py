@@ -33,6 +33,9 @@ CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
 CARDS: dict[str, tuple[str, *tuple[float, ...]]] = {
     "RTX PRO 4500 Blackwell Server Edition": ("rtx-pro-4500", 31.38),
     "RTX 5000 Ada": ("rtx-6000-ada", 31.5),
+    "3050 6GB": ("rtx-3060-12gb", 5.66),
+    "RTX 6000 24 GB": ("rtx-2080-ti", 23.47),
+    "5090 Laptop": ("rtx-5090", 23.4),
     "RTX 3050": ("rtx-3060-12gb", 4.0),
     "GTX 1660": ("rtx-2080-ti", 5.6),
     "79.2": ("h100-80gb", 79.19),
@@ -179,14 +182,15 @@ compares it with what is computed now.
 The constants of memory outside of torch and of CUDA graphs, and the widths of the intervals, were set with most of these logs at hand: the rows are fitted
 or seen. Cases of a model of which we have no shape, of another checkpoint than their line names, or without a release are left out and counted.
 
-Three times logs were collected after everything was set, and answered before anything was changed for them; now they are rows of this page. All three
-"starts" of the last two rounds that are wrong run out of memory while they warm up the sampler, after the KV cache is allocated.
+Four times logs were collected after everything was set, and answered before anything was changed for them; now they are rows of this page. The
+"starts" that are still wrong all run out of memory after the KV cache is allocated, all but one while they warm up the sampler.
 
 | unseen then | right | "starts" for all | wrong "starts" | KV cache within 0.5 GiB or 3 % | beyond 4 % of the card | in the interval |
 | --- | --- | --- | --- | --- | --- | --- |
 | 18 of 2026-11-28, first | 15 | 14 | 2 |  |  | 6 of 13 |
 | 24 of 2026-11-28, second | 16 | 14 | 3 | 8 of 18 | 6 | 13 of 18 |
 | 24 of 2026-11-28, third | 16 | 17 | 2 | 10 of 19 | 5 | 17 of 19 |
+| 31 of 2026-11-28, fourth | 25 | 22 | 3 | 16 of 27 | 2 | 22 of 27 |
 
 - **server**: what the log says: "starts", or "refused" with vLLM's message.
 - **answer**: that of `plan`. "depends" is right if the logged KV cache is in the interval, which is narrower than 8 % of the card. Wrong answers are bold.
