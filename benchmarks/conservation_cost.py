@@ -19,8 +19,8 @@ import time
 from statistics import median
 from typing import Any
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.traces import synthetic_pairs, workload
 
 DATASET = "vllm_sosp23_sharegpt_opt"

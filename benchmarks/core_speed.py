@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.core import compiled
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import synthetic_pairs, workload
 

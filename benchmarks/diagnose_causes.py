@@ -32,10 +32,10 @@ from fragmeter.experiments.runs.pool_use import pool_use
 from fragmeter.experiments.runs.slo_check import saturated_rate
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim import simulate
-from fragmeter.sim.engine.run import Run
-from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import UserError
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent

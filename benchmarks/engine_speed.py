@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import simpy
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.traces import synthetic_pairs, workload
 
 DATASET = "vllm_sosp23_sharegpt_opt"

@@ -24,7 +24,7 @@ import numpy as np
 
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import cluster, simulate_cluster
-from fragmeter.sim.cluster.config import ROUTERS
+from fragmeter.sim.config.cluster import ROUTERS
 from fragmeter.sim.engine.core import compiled
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import synthetic_pairs, workload

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fragmeter.sim.config.settings import Settings, settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import Settings, settings
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.prefix_cache import prefix_cache
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload

@@ -17,9 +17,9 @@ from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster, cluster
+from ...sim.config.settings import Settings, settings
 from ...sim.cost import default_cost, read_server
 from ...sim.engine.replica import build
-from ...sim.engine.settings import Settings, settings
 from ...sim.policy.options import as_json
 from ...sim.spec.speculative import parse_speculative
 from ...sim.spec.startup.capacity import capacity

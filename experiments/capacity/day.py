@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...sim.cluster import Cluster, ClusterRun, cluster_times, simulate_cluster
-from ...sim.cluster.schedule import FleetSchedule
-from ...sim.engine.settings import Settings
+from ...sim.config.schedule import FleetSchedule
+from ...sim.config.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError

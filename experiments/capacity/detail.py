@@ -17,9 +17,10 @@ from math import fsum, inf
 from typing import Any
 
 from ...sim.cluster import Cluster
-from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
+from ...sim.engine.run import simulate
 from ...sim.metrics.summary import summary
+from ...sim.runs.run import Run
 from ...sim.workload.workload import Workload
 from ..runs.near_saturation import MOST_REQUESTS, Saturation, ServedLoad, saturation
 from ..runs.slo_check import Goal, check_run, check_times, compiled_cost

@@ -11,9 +11,9 @@ from math import ceil
 
 import numpy as np
 
+from ...sim.config.unread import only_read
 from ...sim.cost.ideal import IdealReplica
 from ...sim.engine.replica import build
-from ...sim.engine.unread import only_read
 from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from .answer import Answer

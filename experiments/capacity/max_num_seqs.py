@@ -24,8 +24,8 @@ import numpy as np
 
 from ...sim import Settings, Workload, simulate
 from ...sim.engine.observer import Observed, Observer
-from ...sim.engine.run import Run
 from ...sim.metrics.requests import preemptions
+from ...sim.runs.run import Run
 from ...sim.spec.startup.capacity import capacity, least, users
 from ...sim.types.sequence import StepPlan
 from ..vllm_serve.start import Started

@@ -34,7 +34,7 @@ from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.types.errors import SimulationFault, UserError
 from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate, summary
+from ...sim.config.settings import settings as checked
+from ...sim.config.unread import only_read
 from ...sim.cost import StepCost
 from ...sim.engine.replica import build
-from ...sim.engine.settings import settings as checked
-from ...sim.engine.unread import only_read
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_MS
 

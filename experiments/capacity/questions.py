@@ -19,8 +19,9 @@ from rich import box
 from rich.table import Table
 
 from ...sim import Settings, Workload, simulate, summary
-from ...sim.engine.replica import Replica, build
-from ...sim.engine.unread import only_read
+from ...sim.config.unread import only_read
+from ...sim.engine.replica import build
+from ...sim.runs.replica import Replica
 from ...sim.spec.startup.capacity import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none

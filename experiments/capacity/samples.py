@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate, summary
-from ...sim.engine.settings import settings as checked
-from ...sim.engine.unread import only_read
+from ...sim.config.settings import settings as checked
+from ...sim.config.unread import only_read
 from ..runs.pool_use import pool_use
 from .preemption import WATERMARK
 

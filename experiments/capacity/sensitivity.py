@@ -22,7 +22,7 @@ from math import inf
 from typing import NamedTuple
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, compiled_cost
 from .fleet import first_fleet, highest_rate

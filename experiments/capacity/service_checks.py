@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.metrics.objectives import objectives
 from ...sim.types.bounds import Replicas
 from ...sim.types.errors import SettingError, UserError

@@ -12,7 +12,7 @@ from functools import cache
 from math import floor
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.types.errors import SettingError
 from ..runs.grid import NONE
 from ..runs.slo_check import Goal

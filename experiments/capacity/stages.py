@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
-from ...sim.engine.unread import only_read
+from ...sim.config.settings import Settings
+from ...sim.config.unread import only_read
 from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal

@@ -14,8 +14,9 @@ from math import isqrt, log
 
 import numpy as np
 
-from ...sim.engine.run import Run, simulate
+from ...sim.engine.run import simulate
 from ...sim.metrics.requests import request_times
+from ...sim.runs.run import Run
 from ...sim.spec import model
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...sim.engine.replica import FITTED_STEP_SCALE
-from ...sim.engine.run import Run, simulate
+from ...sim.engine.run import simulate
 from ...sim.metrics.requests import request_times
 from ...sim.metrics.views import SLOTS_VIEW
+from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ...traces import sample, stream

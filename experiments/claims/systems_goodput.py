@@ -24,9 +24,10 @@ from math import inf
 
 import numpy as np
 
-from ...sim.engine.run import Run, simulate
+from ...sim.engine.run import simulate
 from ...sim.metrics.requests import request_times
 from ...sim.output import frames as pd
+from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.users import Users
 from ...sim.workload.workload import Workload

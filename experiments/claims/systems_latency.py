@@ -26,9 +26,10 @@ from statistics import NormalDist
 import numpy as np
 
 from ...sim.cost import RooflineCost
-from ...sim.engine.run import Run, simulate
+from ...sim.engine.run import simulate
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import request_times
+from ...sim.runs.run import Run
 from ...sim.spec import Deployment, ModelSpec, gpu, model, paper_num_blocks
 from ...sim.spec.families import read_config
 from ...sim.types.ticks import PER_SECOND

@@ -42,7 +42,7 @@ from cyclopts import (
 )
 
 from ... import __version__
-from ...sim.engine.settings import setting_error
+from ...sim.config.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
 from ...sim.types.bounds import human_readable_int

@@ -12,8 +12,8 @@ from rich import box
 from rich.table import Table
 
 from ...reports.data.results import read_documents
+from ...sim.config.settings import Settings
 from ...sim.engine.replica import build
-from ...sim.engine.settings import Settings
 from ...sim.metrics.views import PAPER_VIEW, definition_lines
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seeds

@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from ...sim.engine.settings import setting_error
+from ...sim.config.settings import setting_error
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seed

@@ -15,9 +15,9 @@ from rich.table import Table
 from ... import __version__
 from ...gpu.check.parts import Part, every_part
 from ...gpu.devices.probe import probe
+from ...sim.config.settings import settings
 from ...sim.engine.core import compiled
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import settings
 from ...sim.metrics.summary import summary
 from ...sim.types.errors import install
 from ...sim.workload.workload import Workload

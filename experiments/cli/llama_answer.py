@@ -7,10 +7,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...sim.config.settings import settings
+from ...sim.config.unread import only_read
 from ...sim.cost import default_cost
 from ...sim.engine.replica import build
-from ...sim.engine.settings import settings
-from ...sim.engine.unread import only_read
 from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
 from ..llama_server.line import LlamaLine

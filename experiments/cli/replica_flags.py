@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter
 from docstring_parser.google import parse
 
+from ...sim.config.settings import SHARED, Settings, default_of, settings
 from ...sim.cost import COST_NAMES
-from ...sim.engine.settings import SHARED, Settings, default_of, settings
 from ...sim.policy.options import help_of, type_of
 from ...sim.policy.registry import declaring, options_by_policy, policies, policy
 from ...sim.spec import gpu_names, model_names

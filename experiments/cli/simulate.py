@@ -18,7 +18,6 @@ from rich.table import Table
 
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
-from ...sim.engine.run import Run
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.result import check_target
@@ -37,6 +36,7 @@ from ...sim.metrics.views import (
     nine_buckets,
 )
 from ...sim.output.files import require_apart, require_writable_file, write_whole
+from ...sim.runs.run import Run
 from ...sim.spec import gpu
 from ...sim.types.columns import spilling
 from ...sim.types.errors import SettingError, UserError

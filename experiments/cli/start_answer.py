@@ -9,10 +9,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...sim.config.settings import Settings
+from ...sim.config.unread import only_read
 from ...sim.cost import default_cost
 from ...sim.engine.replica import build
-from ...sim.engine.settings import Settings
-from ...sim.engine.unread import only_read
 from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import KV_CACHE, StageMemory, capacity, longest_model_len, users
 from ...sim.spec.startup.estimate import Estimate

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate
+from ...sim.config.unread import only_read
 from ...sim.cost import StepCost
-from ...sim.engine.run import Run
-from ...sim.engine.unread import only_read
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.work import work as work_of
+from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
 from ..capacity.detail import waiting_shares
 from ..runs.pool_use import pool_use, use_while_arriving

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...sim import Settings
+from ...sim.config.settings import settings
 from ...sim.cost import default_cost, prices_kv
-from ...sim.engine.settings import settings
 from ...sim.spec.startup.capacity import Capacity, capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError, UserError

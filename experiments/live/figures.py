@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 from ...reports.style.labels import Numbers, metric_label
 from ...reports.style.look import blank, fill, hatched
 from ...reports.style.palette import BUCKETS, INK, colour
-from ...sim.engine.run import Run
-from ...sim.memory.accounting.growth import growth_moments
 from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.recording.probe import ProbedStep
+from ...sim.runs.growth import growth_moments
+from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
 
 #: Spans of time over which both sides are averaged, and moments of each.

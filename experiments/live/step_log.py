@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...sim.engine.observer import Observed, Observer
-from ...sim.engine.run import Run
 from ...sim.memory import PagedMemory
 from ...sim.memory.accounting.ledger import LEAP, Leap
 from ...sim.metrics.requests import preemptions
 from ...sim.recording.probe import blocks_digest
+from ...sim.runs.run import Run
 from ...sim.types.errors import SimulationFault
 from ...sim.types.sequence import Sequence, StepPlan
 

@@ -13,10 +13,10 @@ from math import expm1, isfinite, log
 from typing import Any, NamedTuple, cast, get_args
 
 from ...sim import Settings, simulate
+from ...sim.config.unread import only_read
 from ...sim.cost import ServedCost, Server, ServerConstants, ServerFit
 from ...sim.cost.server import Metric, OperationCost
 from ...sim.engine.replica import build, server_settings
-from ...sim.engine.unread import only_read
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none

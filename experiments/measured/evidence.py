@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...sim.config.settings import Settings
+from ...sim.config.settings import settings as settings_of
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
 from ...sim.cost.gemms import unpacking_kernel
 from ...sim.engine.replica import deployment_of
-from ...sim.engine.settings import Settings
-from ...sim.engine.settings import settings as settings_of
 from ...sim.policy.api_times import MEASURED
 from ...sim.policy.options import VllmServeOptions
 from ...sim.policy.registry import POLICIES

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from ...sim import Settings, Workload, simulate
+from ...sim.config.unread import only_read
 from ...sim.cost import ScaledCost
 from ...sim.engine.replica import build
-from ...sim.engine.run import Run
-from ...sim.engine.unread import only_read
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.runs.run import Run
 from ...sim.types import ticks
 from ...sim.types.optional import not_none
 from ...sim.workload.users import Users

@@ -6,11 +6,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...sim.engine.run import Run, simulate, simulate_window
+from ...sim.engine.run import simulate, simulate_window
 from ...sim.metrics.result import memory_table
 from ...sim.metrics.summary import waste
 from ...sim.metrics.views import nine_buckets
 from ...sim.output import frames as pd
+from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.workload import Workload
 from ..runs.output import track

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...sim.config.settings import Settings, settings
 from ...sim.cost import PaperCost
-from ...sim.engine.settings import Settings, settings
 from ...sim.spec import gpu, model
 
 

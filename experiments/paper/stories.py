@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import Settings
-from ...sim.memory.accounting.run_log import RunLog
+from ...sim.config.settings import Settings
+from ...sim.engine.run import simulate
+from ...sim.runs.run import Run
+from ...sim.runs.run_log import RunLog
 from ...sim.types.sequence import SWAPPED_IN
 from ...sim.types.ticks import PER_SECOND, from_seconds
 from ...sim.workload.workload import Workload

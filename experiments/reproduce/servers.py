@@ -25,15 +25,15 @@ from rich.table import Table
 
 from ...sim import Settings, Workload, settings, simulate
 from ...sim.cluster import Cluster, ClusterRun, simulate_cluster
+from ...sim.config.unread import only_read
 from ...sim.cost import ServerConstants
 from ...sim.engine.replica import build
-from ...sim.engine.run import Run
-from ...sim.engine.unread import only_read
 from ...sim.metrics.requests import RequestTimes, end_of_answers
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import OutputFolder
 from ...sim.policy.options import OUTSIDE_MS
+from ...sim.runs.run import Run
 from ...sim.types import ticks
 from ...sim.types.errors import SettingError, UserError
 from ...traces import Measured, Trace

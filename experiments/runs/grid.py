@@ -9,7 +9,7 @@ from itertools import product
 
 from pydantic import ValidationError
 
-from ...sim.engine.settings import SHARED, setting_error
+from ...sim.config.settings import SHARED, setting_error
 from ...sim.policy.registry import options_by_policy
 from ...sim.types.errors import SettingError
 from .inputs import Inputs

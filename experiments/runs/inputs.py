@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.output.files import as_utf8
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, UserError

@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...sim.cluster import ClusterRun, cluster_times
-from ...sim.engine.run import Run
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
+from ...sim.runs.run import Run
 from ...sim.types.bounds import LEAST_SCALE, MOST_SCALE
 from ...sim.types.ticks import PER_MS
 from ...sim.workload.workload import Workload

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from ...sim.config.settings import Settings, settings
 from ...sim.engine.run import simulate
-from ...sim.engine.settings import Settings, settings
 from ...sim.policy.options import option_names
 from ...sim.policy.registry import policy
 from ...sim.types.errors import PluginError, SettingError

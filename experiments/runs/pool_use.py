@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...sim.engine.run import Run
-from ...sim.memory.accounting.growth import growth_moments
 from ...sim.metrics.prefix_cache import hits_and_evictions
+from ...sim.runs.growth import growth_moments
+from ...sim.runs.run import Run
 from ...sim.types.sums import dot, total
 
 #: Buckets of slots that a new request can use; all others are in use.

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...sim.engine.run import Run, simulate
-from ...sim.engine.settings import Settings
-from ...sim.engine.unread import only_read
+from ...sim.config.settings import Settings
+from ...sim.config.unread import only_read
+from ...sim.engine.run import simulate
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.summary import summary
+from ...sim.runs.run import Run
 from ...sim.types.errors import SettingError, SimulationFault, UserError
 from ...sim.workload.workload import Workload
 from .grid import Point

@@ -1,6 +1,6 @@
 """Refusal of flags that no run of a command reads, before anything runs.
 
-``sim.engine.unread`` covers the settings of a replica. This module covers the other parts of a command line: the
+``sim.config.unread`` covers the settings of a replica. This module covers the other parts of a command line: the
 reading of a trace, the arrivals, and the clients' declarations. In a sweep or a comparison one run that reads the flag
 is enough, so a sweep over policies may have an axis that some of them do not read.
 """
@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...sim.engine.unread import is_given, why_unread
+from ...sim.config.unread import is_given, why_unread
 from ...sim.policy.options import LEAVE_OUT, either
 from ...sim.policy.registry import POLICIES, policy
 from ...sim.types.errors import SettingError

@@ -38,7 +38,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from ...sim.engine.settings import Settings, settings
+from ...sim.config.settings import Settings, settings
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.user_files import text_of, toml_value
 from .source import Source

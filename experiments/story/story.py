@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...reports.story.cast import Cast
 from ...reports.story.frames import Frame, frames_of
-from ...sim.engine.settings import Settings
+from ...sim.config.settings import Settings
 from ...sim.recording.steps import record
 from ...sim.types.errors import UserError
 from ...sim.types.ticks import from_seconds

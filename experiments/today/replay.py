@@ -32,12 +32,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...sim.engine.observer import Observed, Observer
-from ...sim.engine.run import Run
 from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.memory.accounting.ledger import Leap
 from ...sim.memory.paged.paged import PagedMemory
 from ...sim.memory.paged.skipped import SkippedBlocks
 from ...sim.metrics.kv_groups import group_buckets_at_rows
+from ...sim.runs.run import Run
 from ...sim.types.errors import SimulationFault
 from ...sim.types.sequence import Sequence, StepPlan
 from .pools import PageKind, Part, TwoLevelPool, separate_pools

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import fsum
 
-from ...sim.engine.run import Run
-from ...sim.engine.settings import Settings, settings
+from ...sim.config.settings import Settings, settings
+from ...sim.runs.run import Run
 from ...sim.spec import Deployment, cache_layers, gpu, model
 from ...sim.spec.startup.capacity import StageMemory, stage_memories
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, checked_block_size, resolved_kv_dtype

@@ -14,9 +14,9 @@ from ...reports.figures import figures
 from ...reports.figures.memory import KV_DEFINITIONS, kv_definitions
 from ...reports.page.page import Section
 from ...sim import simulate
-from ...sim.engine.run import Run
 from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.metrics.views import definition_lines
+from ...sim.runs.run import Run
 from ...sim.types.errors import SimulationFault
 from ..paper.bench import Bench
 from ..paper.comparison import Payload

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...sim.engine.settings import Settings, settings
+from ...sim.config.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
 from ...sim.spec.releases import (

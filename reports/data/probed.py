@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.memory.accounting.integrals import BUCKETS, Window
 from ...sim.memory.accounting.kv_groups import STATE
+from ...sim.memory.accounting.ledger import BUCKETS
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
@@ -24,6 +24,7 @@ from ...sim.metrics.views import nine_buckets
 from ...sim.output import frames as pd
 from ...sim.output.files import as_utf8
 from ...sim.recording.probe import ProbedRequest, ProbedRun, read_probe
+from ...sim.runs.integrals import Window
 from ...sim.types.errors import UserError
 from ...sim.workload.workload import Workload
 from .results import Result

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .config import Cluster, cluster
+from ..config.cluster import Cluster, cluster
+from ..config.schedule import FleetSchedule, Lifetime
+from ..runs.cluster_run import ClusterRun
 from .result import cluster_requests_table, cluster_table_of, write_cluster
-from .run import ClusterRun, simulate_cluster
-from .schedule import FleetSchedule, Lifetime
+from .run import simulate_cluster
 from .summary import cluster_summary, cluster_times
 
 __all__ = [

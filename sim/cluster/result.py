@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
 from ..metrics.prefix_cache import cached_tokens
 from ..metrics.residencies import preemptions_columns, residencies_columns, with_names
 from ..metrics.result import (
@@ -31,7 +30,8 @@ from ..metrics.result import (
 )
 from ..metrics.time_columns import with_time_columns
 from ..output import frames as pd
-from .run import ClusterRun
+from ..runs.cluster_run import ClusterRun
+from ..runs.run import Run
 from .summary import cluster_gaps, cluster_summary, cluster_times
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import simpy
 
 from ..engine.core import FOREVER, RESTS, compiled, raise_fault, started
-from ..engine.replica import Replica
 from ..memory.accounting.ledger import Ledger
+from ..runs.replica import Replica
 from ..types.sequence import Sequence
 from ..workload.source import NEVER
 from .routed import ignored

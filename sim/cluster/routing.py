@@ -37,7 +37,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .config import Cluster
+from ..config.cluster import Cluster
 
 
 class Seen(Protocol):

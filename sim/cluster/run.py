@@ -13,7 +13,7 @@ of a single replica with these requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,30 +21,32 @@ import numpy as np
 import simpy
 from simpy.events import URGENT
 
+from ..config.cluster import Cluster
+from ..config.schedule import FleetSchedule, Lifetime
+from ..config.settings import Settings
+from ..config.unread import refuse_unread, refuse_unread_in_cluster
 from ..cost import StepCost
 from ..engine.core import CoreEngine, serves
 from ..engine.engine import Alarm, Engine
 from ..engine.grouping import is_grouped, smallest_pools
 from ..engine.guard import of_plugins
 from ..engine.leap_check import NONE, leaps_to_check, require_same
-from ..engine.replica import Replica, build
+from ..engine.replica import build
 from ..engine.run import (
-    Run,
     as_delivered,
     check_fits,
-    edges,
     finished,
     milestones,
     no_cycle_collection,
     require_served,
     with_leaps,
 )
-from ..engine.settings import Settings
-from ..engine.unread import refuse_unread
 from ..memory.accounting.ledger import Table
 from ..memory.prefix import Chains
 from ..policy.options import either
 from ..policy.registry import POLICIES, policy
+from ..runs.cluster_run import ClusterRun
+from ..runs.replica import Replica
 from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
 from ..types.errors import SettingError
@@ -54,15 +56,12 @@ from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.content import TokenRuns
 from ..workload.source import OpenLoop
 from ..workload.workload import Workload
-from .config import Cluster
 from .disaggregated import TRANSFER, KVTransfers, Link, PrefillEngine
 from .lock_step import Barrier, LockStepEngine, LockStepPrefillEngine
 from .routed import Mailbox, RoutedEngine
 from .routed_core import Boundaries, RoutedCoreEngine
 from .routing import Router, decode_router, router
-from .schedule import FleetSchedule, Lifetime
 from .sent import Lengths, Sent, part_of
-from .unread import refuse_unread_in_cluster
 from .users import AnsweredMailbox, UserRequests, thinking
 
 #: Engines that a router sends requests to.
@@ -113,7 +112,7 @@ class Fleet:
         engines: Engines
         if self._by_core:
             self._boundaries = boundaries = Boundaries()
-            parts, count = (edges(settings), boundaries), int(workload.num_sequences[rows].sum())
+            parts, count = (settings.edges, boundaries), int(workload.num_sequences[rows].sum())
             engines = [RoutedCoreEngine(self.env, replica, *parts, count) for replica in replicas]
         elif cluster.disaggregated:
             engines = self._disaggregated(cluster)
@@ -126,7 +125,7 @@ class Fleet:
         """Arguments of an engine."""
         replica = self._replicas[number]
         leaps = self._settings.leap, self._check_leaps
-        return replica.policy, replica.memory, replica.cost, edges(self._settings), *leaps
+        return replica.policy, replica.memory, replica.cost, self._settings.edges, *leaps
 
     def _lock_steps(self) -> list[Barrier]:
         """The barrier of each replica, one for all engines that share experts; none where engines share nothing."""
@@ -158,7 +157,7 @@ class Fleet:
             env, own = simpy.Environment(initial_time=0), part_of(sequences, np.array(part.rows, dtype=np.int64))
             refused = np.zeros(len(own), dtype=bool)
             if self._by_core:
-                engines.append(CoreEngine(env, own, refused, replica, edges(self._settings)))
+                engines.append(CoreEngine(env, own, refused, replica, self._settings.edges))
             else:
                 engines.append(Engine(env, OpenLoop(own, refused, replica.max_model_len), *self._parts(number)))
         return engines
@@ -294,68 +293,6 @@ class Fleet:
 
 #: Tokens of the blocks that a router compares prompts by, where a replica's own hold fewer.
 LEAST_NAMED_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class ClusterRun:
-    """A finished run of a cluster.
-
-    Attributes:
-        settings, cluster, workload: The inputs.
-        runs: The run of each replica, by its number, with its requests in order of arrival. All end together.
-            Prefill replicas come first. On these every request has one output token; on decode replicas a request
-            arrives with its KV.
-        rows: The rows of the workload of each replica's requests, int64 [requests of the replica] each.
-        smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
-        transfers: int64 columns with the names of ``disaggregated.TRANSFER``: a row for each prompt with transferred
-            KV.
-        schedule: The sizes of the fleet over time; None if it is constant. Every replica that ever joins has a number,
-            and its pool counts for the whole run.
-    """
-
-    settings: Settings
-    cluster: Cluster
-    workload: Workload
-    runs: tuple[Run, ...]
-    rows: tuple[np.ndarray, ...]
-    smallest_pool_blocks: np.ndarray
-    transfers: dict[str, np.ndarray]
-    schedule: FleetSchedule | None = None
-
-    @property
-    def refused(self) -> np.ndarray:
-        """bool [n]: requests that no replica's pool can ever hold; they were turned away before the router."""
-        return self.smallest_pool_blocks > self.runs[0].replica.num_blocks
-
-    @property
-    def num_arriving(self) -> int:
-        """Replicas at which requests arrive: those that prefill."""
-        return self.cluster.num_arriving if self.schedule is None else len(self.schedule.lifetimes)
-
-    def only_decodes(self, number: int) -> bool:
-        """Whether a replica only decodes."""
-        return number >= self.num_arriving
-
-    def role(self, number: int) -> str:
-        """Role of a replica: "prefill", "decode" or "both"."""
-        if not self.cluster.disaggregated:
-            return "both"
-        return "decode" if self.only_decodes(number) else "prefill"
-
-    def sequence_rows(self, number: int) -> np.ndarray:
-        """Rows of the sequences of a replica's requests, in the workload's ``sequences``, int64."""
-        rows = self.rows[number]
-        if not self.workload.shares:
-            return rows
-        counts = self.workload.num_sequences[rows]
-        return np.repeat(self.workload.first_sequences[rows] - (np.cumsum(counts) - counts), counts) + np.arange(
-            counts.sum()
-        )
-
-    @property
-    def end_ticks(self) -> int:
-        """Finish of the last request."""
-        return self.runs[0].log.end_ticks
 
 
 @of_plugins

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
-from ..memory.accounting.integrals import Window
 from ..metrics.gaps import Gaps
 from ..metrics.kv_offloading import kv_offloading
 from ..metrics.prefix_cache import hits_and_evictions
@@ -17,9 +15,11 @@ from ..metrics.requests import RequestTimes, preemptions, request_times
 from ..metrics.speculative_decoding import most_drafts, speculative_decoding
 from ..metrics.summary import refused_requests, serving, waste, work_summary
 from ..metrics.work import Work, work
+from ..runs.cluster_run import ClusterRun
+from ..runs.integrals import Window
+from ..runs.run import Run
 from ..types.sums import total
 from ..types.ticks import PER_MS
-from .run import ClusterRun
 
 #: What is known where a request begins, where it ends, and what of that is counted on both.
 _BEGIN = ("first_scheduled_ticks", "first_token_ticks")

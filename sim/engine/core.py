@@ -27,6 +27,7 @@ from typing import TypeAlias
 import numpy as np
 import simpy
 
+from ..config.settings import Settings
 from ..cost import PaperCost, StepCost, step_parts
 from ..cost.base import effective_context, saved_ticks
 from ..memory import Memory
@@ -37,11 +38,10 @@ from ..memory.prefix import CoreResidency, FreeKVCacheBlockQueue, LeastRecentlyU
 from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
+from ..runs.replica import Replica
 from ..types.errors import Overdrawn, SimulationFault
 from ..workload.workload import Workload
 from .core_header import PAGED_METER, PART_NUMBERS, STATUSES, CoreLimits, header
-from .replica import Replica
-from .settings import Settings
 
 _FOLDER = Path(__file__).parent
 #: Leaps that a buffer holds.

@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from ..config.settings import Settings
+from ..config.unread import is_required, refuse_lacking
 from ..memory import Memory
 from ..policy.base import AnyPolicy
 from ..policy.registry import policy, serves_groups
@@ -14,8 +16,6 @@ from ..types.plugins import broken, is_plugin
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.groups import Ancestry, Grouping, GroupLoop, GroupState
 from ..workload.workload import Workload
-from .settings import Settings
-from .unread import is_required, refuse_lacking
 
 
 def is_grouped(settings: Settings, workload: Workload) -> bool:

@@ -21,6 +21,7 @@ from typing import NoReturn, SupportsIndex, TypeVar, cast
 
 import simpy
 
+from ..config.settings import Settings
 from ..cost.base import StepCost, among, draft_ticks, outside_ticks
 from ..memory import Memory, Transaction
 from ..memory.accounting.ledger import Meter
@@ -31,7 +32,6 @@ from ..types.plugins import blamed, broken, failed, is_plugin, know, plugin_code
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..types.ticks import PER_SECOND
-from .settings import Settings
 
 #: Decisions without a decode step, beyond two for each sequence on the device or in a queue, after which a policy stands still.
 _MOST_DECISIONS = 1000

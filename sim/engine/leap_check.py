@@ -22,18 +22,18 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from ..config.settings import Settings
 from ..cost.base import StepCost, effective_context
 from ..memory import Memory, Transaction
 from ..memory.accounting.ledger import LEAP
-from ..memory.accounting.run_log import RunLog
 from ..policy.base import PairedPolicy
 from ..policy.registry import plugin_of
 from ..policy.stamps import is_stamped
+from ..runs.run_log import RunLog
 from ..types.errors import SimulationFault
 from ..types.plugins import broken, is_plugin
 from ..types.sequence import CARRY_ON, StepPlan
 from ..types.state import State
-from .settings import Settings
 
 #: Which leaps an engine takes step by step.
 NONE, SOME, ALL = range(3)

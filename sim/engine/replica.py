@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
+from ..config.settings import Settings
 from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
-from ..memory.accounting.cache_log import CacheLog
 from ..policy import Limits, Pool, Server, policy
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import Options, option_names
 from ..policy.registry import allocator, serving
+from ..runs.api_server import ApiServer
+from ..runs.replica import Replica
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
 from ..spec.context_parallel import require_context_parallel
 from ..spec.hybrid import formed_layout, require_one_block_size
@@ -26,67 +28,12 @@ from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
 from ..workload.content import PromptSource
 from ..workload.dialogue import Dialogue
-from .api_server import ApiServer
 from .guard import checked_cost, of_plugins, whole_numbers
-from .settings import Settings
 
 #: What every memory has, for the engine.
 MEMORY_METHODS = ("transaction", "admit", "release", "advance", "meter", "capacity_slots")
 #: Factor on the paper's step time, fitted on the vLLM value of its Fig 13a (`fragmeter reproduce fig13a`).
 FITTED_STEP_SCALE = 1.125
-
-
-@dataclass(frozen=True)
-class Replica:
-    """The policy, memory and cost model of one engine.
-
-    Attributes:
-        policy, memory, cost: New objects for one run.
-        num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens on all ranks that divide them.
-        max_model_len: Longest prompt + output in tokens.
-        layout: The KV groups that share the pool; None if all layers keep every token.
-        page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
-        caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
-        enforce_eager: Whether it runs without CUDA graphs.
-        outside_ticks: Time of a request outside of the engine.
-        api_server: The event loops in front of it; None where they take no time.
-        sources: Where each value of ``describe`` comes from.
-    """
-
-    policy: PairedPolicy
-    memory: Memory
-    cost: StepCost
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    layout: HybridLayout | None = None
-    page_bytes: int = 0
-    caches_prefixes: bool = False
-    enforce_eager: bool = True
-    outside_ticks: int = 0
-    api_server: ApiServer | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def host_blocks(self) -> int:
-        """Blocks of the swap space; 0 where the memory has none."""
-        return self.memory.host_blocks
-
-    @property
-    def cache_log(self) -> CacheLog | None:
-        """Log of the memory's prefix cache, if it has one."""
-        return self.memory.cache_log
-
-    def describe(self) -> dict[str, object]:
-        """The resolved settings, defaults included, for ``run.json``."""
-        return {
-            "num_gpu_blocks": self.num_blocks,
-            "block_size": self.block_size,
-            "enable_prefix_caching": self.caches_prefixes,
-            "enforce_eager": self.enforce_eager,
-            **asdict(self.policy.limits),
-            "sources": dict(self.sources),
-        }
 
 
 # What shapes, pools and costs call their arguments, and what the user calls them.

@@ -5,18 +5,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import simpy
 
+from ..config.settings import Settings
+from ..config.unread import refuse_unread
 from ..cost import StepCost
 from ..memory import Memory
-from ..memory.accounting.integrals import Accounts, Window
 from ..memory.accounting.ledger import Ledger
-from ..memory.accounting.run_log import RunLog
+from ..runs.integrals import Accounts
+from ..runs.replica import Replica
+from ..runs.run import Run
+from ..runs.run_log import RunLog
 from ..types import ticks
 from ..types.errors import NotSimulated, SimulationFault, UserError
 from ..types.state import State
@@ -30,9 +33,7 @@ from .guard import of_plugins, suspect
 from .leap_check import NONE, leaps_to_check, require_same
 from .observer import Observer
 from .queue_limits import LimitedLoop
-from .replica import Replica, build
-from .settings import Settings
-from .unread import refuse_unread
+from .replica import build
 
 #: Slices of the workload; progress is reported after each.
 _SLICES = 200
@@ -40,44 +41,6 @@ _SLICES = 200
 Watch = Callable[[Engine | CoreEngine], bool]
 #: How far a run goes on, at a time, when all that was asked for lies behind it.
 _PAST_TICKS = ticks.PER_SECOND
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        settings, workload: The inputs.
-        replica: The replica in its final state.
-        log: Rows and residencies of the whole run.
-        smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
-        rejected: bool [n], requests that exceeded ``max_num_queued_reqs`` or ``max_num_queued_tokens`` and were not served;
-            None without these limits.
-    """
-
-    settings: Settings
-    workload: Workload
-    replica: Replica
-    log: RunLog
-    smallest_pool_blocks: np.ndarray
-    rejected: np.ndarray | None = None
-
-    @property
-    def refused(self) -> np.ndarray:
-        """bool [n]: requests that the pool can never hold; they were not served."""
-        return self.smallest_pool_blocks > self.replica.num_blocks
-
-    @cached_property
-    def accounts(self) -> Accounts:
-        """The ledger's integrals."""
-        return Accounts(self.log)
-
-    @cached_property
-    def window(self) -> Window:
-        """The ledger over the settings' window, or over the whole run."""
-        if self.settings.window is None:
-            return self.accounts.window()
-        return self.accounts.window(*edges(self.settings))
 
 
 @of_plugins
@@ -239,7 +202,7 @@ def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost 
         UserError, SimulationFault: as ``simulate``.
     """
     grouped = is_grouped(settings, workload)
-    _, end_ticks = edges(settings)
+    _, end_ticks = settings.edges
     serve_checked(settings, workload, step_cost, end_ticks)
     with no_cycle_collection():
         replica, engine, _, needed = _start(settings, workload, grouped, step_cost)
@@ -320,7 +283,7 @@ def _start(
     observers = tuple(observers)
     if not grouped and workload.users is None and not observers and serves(settings, replica):
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        core = CoreEngine(env, sequences, sequence_refused, replica, edges(settings), looks)
+        core = CoreEngine(env, sequences, sequence_refused, replica, settings.edges, looks)
         return _Started(replica, core, core, needed)
     source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None
@@ -335,7 +298,7 @@ def _start(
         if limits != (None, None):
             source = LimitedLoop(loop, workload.num_sequences, *limits)
             observers = (source, *observers)
-    parts = replica.policy, replica.memory, replica.cost, edges(settings), settings.leap, check_leaps, state
+    parts = replica.policy, replica.memory, replica.cost, settings.edges, settings.leap, check_leaps, state
     engine = Engine(env, source, *parts, observers)
     for observer in observers:
         observer.run_started(engine, refused)
@@ -375,11 +338,6 @@ def check_fits(workload: Workload, max_model_len: int) -> None:
             f"{workload.name}: request {first} has prompt + output = {int(lengths[first])} tokens, more than"
             f" max_model_len = {max_model_len}; drop it or take a longer model"
         )
-
-
-def edges(settings: Settings) -> tuple[int, ...]:
-    """Ticks at which the measured window begins and ends, if there is one."""
-    return tuple(ticks.from_seconds(edge) for edge in settings.window or ())
 
 
 def _run(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .accounting.integrals import BUCKETS, Window
 from .accounting.kv_groups import PageGroups, most_prompt_blocks
+from .accounting.ledger import BUCKETS
 from .base import Memory, Transaction
 from .contiguous.buddy import BuddyArena
 from .contiguous.contiguous import BatchMemory, ContiguousMemory
@@ -38,6 +38,5 @@ __all__ = [
     "SharingMemory",
     "SlotRadixMemory",
     "Transaction",
-    "Window",
     "most_prompt_blocks",
 ]

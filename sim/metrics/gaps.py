@@ -15,8 +15,8 @@ from math import floor, prod, sqrt
 
 import numpy as np
 
-from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
+from ..runs.run_log import RunLog
 from ..types.columns import column_of, columns_of, slices
 from ..types.once import once
 from ..types.sequence import SWAPPED_IN

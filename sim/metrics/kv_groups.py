@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
-from ..memory import Window
-from ..memory.accounting.integrals import Accounts
 from ..memory.accounting.kv_groups import RING, STATE
+from ..runs.integrals import Accounts, Window
+from ..runs.run import Run
 from ..types.once import once
 
 #: The buckets of slots that a group holds.

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
 from ..memory.prefix.host_tier import HostTier
+from ..runs.run import Run
 from ..types.sums import dot, total
 from ..types.ticks import PER_SECOND
 from .prefix_cache import first_look_ups, last_to_end

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..engine.run import Run
-from ..memory.accounting.growth import growth_moments
+from ..runs.growth import growth_moments
+from ..runs.run import Run
 from ..types.ticks import PER_MS, PER_SECOND
 from .prefix_cache import first_look_ups
 from .requests import RequestTimes, preemptions, request_times

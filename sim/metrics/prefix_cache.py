@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
 from ..memory.accounting.cache_log import CacheLog
-from ..memory.accounting.moments import ticks_of
 from ..memory.prefix.residency import Observed
+from ..runs.moments import ticks_of
+from ..runs.run import Run
 from ..types.columns import slices
 from ..types.once import once
 from ..types.sums import dot, total

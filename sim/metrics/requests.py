@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..engine.api_server import Steps
-from ..engine.run import Run
 from ..memory.accounting.ledger import STALLED, SWAP
-from ..memory.accounting.run_log import RunLog
+from ..runs.api_server import Steps
+from ..runs.run import Run
+from ..runs.run_log import RunLog
 from ..types.columns import column_by_slices, column_of, slices
 from ..types.once import once
 from ..types.sequence import RECOMPUTED, SWAPPED_IN

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..engine.run import Run
 from ..memory.accounting.ledger import STALLED
-from ..memory.accounting.run_log import RunLog
 from ..output import frames as pd
+from ..runs.run import Run
+from ..runs.run_log import RunLog
 from ..types.once import once
 from .requests import preemptions
 

@@ -25,12 +25,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..engine.replica import Replica
-from ..engine.run import Run
-from ..engine.settings import Settings
+from ..config.settings import Settings
 from ..output import frames as pd
 from ..output.files import as_json, write_whole
 from ..output.folders import Claim, FolderKind, check_folder, claim_beside, replace_folder
+from ..runs.replica import Replica
+from ..runs.run import Run
 from ..types.columns import column_of, slices
 from ..types.once import once
 from ..workload.workload import Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..engine.run import Run
+from ..runs.run import Run
 from ..types.sums import dot
 
 _NOT_HELD = ("free", "cached")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
+from ..runs.run import Run
 from ..types.sums import total
 
 

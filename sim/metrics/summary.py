@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.run import Run
-from ..memory.accounting.integrals import BUCKETS, OPTIONAL_BUCKETS, Window
+from ..memory.accounting.ledger import BUCKETS, OPTIONAL_BUCKETS
+from ..runs.integrals import Window
+from ..runs.run import Run
 from ..types.ticks import PER_SECOND
 from ..workload.workload import Workload
 from .gaps import Gaps

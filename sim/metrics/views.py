@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
-from ..memory.accounting.integrals import BUCKETS
+from ..memory.accounting.ledger import BUCKETS
 
 ViewName = Literal["paper", "slots"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..memory.accounting.run_log import RunLog
+from ..runs.run_log import RunLog
 from ..types.columns import slices
 from ..types.once import once
 from ..types.sums import total

@@ -12,10 +12,10 @@ import pytest
 
 from fragmeter.experiments.measured.evidence import evidence
 from fragmeter.gpu.calibrate import fit_profiles
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import cost, default_cost
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, model
 
 SHEET = {

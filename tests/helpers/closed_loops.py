@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from engine_runs import settings_of, times_of, workload_of
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.config.unread import only_read
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.requests import RequestTimes, request_times
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.content import NO_SESSION
 from fragmeter.sim.workload.users import Users
 from fragmeter.sim.workload.workload import Workload

@@ -19,15 +19,16 @@ import pytest
 
 from calibrations import calibration
 from engine_runs import LONG_MODEL, seconds_of
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import CalibratedCost, PaperCost, Server, ServerConstants, StepCost, cost
 from fragmeter.sim.cost.server import ServedCost
 from fragmeter.sim.engine import core
 from fragmeter.sim.engine import run as run_module
 from fragmeter.sim.engine.engine import Engine
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import settings
-from fragmeter.sim.memory.accounting.moments import ticks_of
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.prefix_cache import prefix_cache
+from fragmeter.sim.runs.moments import ticks_of
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.ticks import PER_MS
 from fragmeter.sim.workload.content import PromptContent

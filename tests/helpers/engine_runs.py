@@ -9,15 +9,16 @@ from unittest import mock
 import numpy as np
 import simpy
 
+from fragmeter.sim.config.settings import Settings, settings
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.cost import StepCost
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import Settings, settings
-from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.policy.static import FasterTransformer
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.spec import block_bytes, model
 from fragmeter.sim.types.ticks import PER_SECOND, from_seconds
 from fragmeter.sim.workload.content import PromptContent

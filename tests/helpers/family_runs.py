@@ -11,9 +11,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engine_runs import evictions_of, residencies_of, settings_of, times_of
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.config.settings import Settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.host_pool import host_held_at_rows
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.workload.groups import Ancestry
 from fragmeter.sim.workload.workload import Workload

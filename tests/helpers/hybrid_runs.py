@@ -11,11 +11,12 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from engine_runs import settings_of, workload_of
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.config.settings import Settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory import BUCKETS
-from fragmeter.sim.memory.accounting.integrals import Accounts
 from fragmeter.sim.memory.accounting.kv_groups import FULL, SLIDING
+from fragmeter.sim.runs.integrals import Accounts
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.spec import model
 from fragmeter.sim.spec.pool import block_bytes
 from oracle import Limits, Pool, Request

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.work import work
+from fragmeter.sim.runs.run import Run
 from oracle import Outcome, simulate
 from strategies import Case, LineCost
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine_runs import buckets_at_rows, evictions_of, residencies_of, steps_of, times_of
-from fragmeter.sim.engine.run import Run
-from fragmeter.sim.memory.accounting.integrals import Window
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.integrals import Window
+from fragmeter.sim.runs.run import Run
 
 
 def same(leapt: Run, stepped: Run) -> None:

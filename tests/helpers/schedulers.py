@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, serve, times_of
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.metrics.gaps import Gaps
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.runs.run import Run
 from oracle import Outcome, Pool, simulate
 from oracle.story import swap_in_ticks, swap_out_ticks
 from strategies import Case, LineCost, crowded_cases, small_cases

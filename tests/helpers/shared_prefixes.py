@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engine_runs import settings_of, workload_of
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.config.settings import Settings
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import Outcome, Pool, Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fragmeter.experiments.measured.evidence import evidence
 from fragmeter.experiments.measured.servers_like import Served
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from paths import ROOT
 
 PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")

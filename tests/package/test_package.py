@@ -146,7 +146,7 @@ def test_the_interfaces_of_engine_policy_and_memory_are_typed():
         for path in (ROOT / "sim" / folder).rglob("*.py")
         if re.search(r"\bAny\b", path.read_text())
     }
-    assert found == {"sim/engine/settings.py", "sim/memory/accounting/run_log.py"}
+    assert found == {"sim/config/settings.py", "sim/runs/run_log.py"}
 
 
 def test_mypy_is_overruled_in_the_listed_lines_alone():

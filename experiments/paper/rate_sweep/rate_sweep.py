@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from ....sim.config.settings import Settings
 from ....sim.cost import StepCost
 from ....sim.engine.core import CoreEngine
 from ....sim.engine.engine import Engine
 from ....sim.engine.run import simulate
-from ....sim.engine.settings import Settings
 from ....sim.memory.accounting.ledger import Ledger
 from ....sim.metrics.requests import request_times
 from ....sim.types.ticks import PER_SECOND

@@ -42,12 +42,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from ...config.settings import Settings
 from ...cost.base import StepCost
 from ...engine.observer import Observed, Observer
-from ...engine.run import Run, simulate
-from ...engine.settings import Settings
+from ...engine.run import simulate
 from ...memory import Memory
 from ...memory.accounting.ledger import STALLED, SWAP, Leap
+from ...runs.run import Run
 from ...types.errors import SettingError
 from ...types.sequence import StepPlan
 from ...types.sums import ticks_of, whole_steps

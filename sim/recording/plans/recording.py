@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...config.settings import Settings
 from ...cost.base import StepCost
 from ...engine.observer import Observed, Observer
-from ...engine.run import Run, simulate
-from ...engine.settings import Settings
+from ...engine.run import simulate
 from ...memory.accounting.ledger import Leap
 from ...memory.accounting.moves import Moves
+from ...runs.run import Run
 from ...spec import gpu, model
 from ...spec.startup.launch import resolved_kv_dtype
 from ...types.errors import SettingError

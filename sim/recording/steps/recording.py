@@ -22,12 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...config.settings import Settings
 from ...cost.base import StepCost
 from ...engine.observer import Observed, Observer
-from ...engine.run import Run, simulate
-from ...engine.settings import Settings
+from ...engine.run import simulate
 from ...memory import BUCKETS, Memory
 from ...memory.accounting.ledger import Leap
+from ...runs.run import Run
 from ...types.errors import SettingError
 from ...types.sequence import CARRY_ON, Group, Lineage, Replaced, Sequence, StepPlan
 from ...workload.workload import Workload

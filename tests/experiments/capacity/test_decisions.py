@@ -18,7 +18,7 @@ from fragmeter.experiments.capacity.service_checks import Checked, Service
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types import ticks
 from fragmeter.sim.workload.workload import Workload

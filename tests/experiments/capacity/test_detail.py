@@ -15,7 +15,7 @@ from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck, check_slo
 from fragmeter.sim import simulate
 from fragmeter.sim.cluster import Cluster
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.workload.workload import Workload

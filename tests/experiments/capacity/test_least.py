@@ -15,8 +15,8 @@ from fragmeter.experiments.capacity.least import fewest, ideal_replica
 from fragmeter.experiments.cli.app import DONE, MISSED, status
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import Workload, simulate
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.cost.ideal import _attended
-from fragmeter.sim.engine.unread import only_read
 from fragmeter.sim.spec import Span, model
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent

@@ -17,7 +17,7 @@ from fragmeter.experiments.capacity.fleet import FINE, FleetSearch, RateSearch, 
 from fragmeter.experiments.capacity.max_rate import STEP, go_ahead
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.optional import not_none
 

@@ -39,8 +39,8 @@ from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim.cluster import Cluster
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.types.errors import SettingError

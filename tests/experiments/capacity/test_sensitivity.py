@@ -32,7 +32,7 @@ from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.near_saturation import with_steps
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 
 GOAL = Goal(Objectives(ttft=500, tpot=60))

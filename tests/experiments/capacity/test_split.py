@@ -16,7 +16,7 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.slo_check import Goal, saturated_rate
 from fragmeter.sim.cluster import Cluster
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.errors import SettingError
 

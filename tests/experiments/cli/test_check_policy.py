@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine import leap_check
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.policy.registry import policy
 from fragmeter.sim.policy.stamps import is_stamped
 from paths import ROOT

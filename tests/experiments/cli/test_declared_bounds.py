@@ -16,7 +16,7 @@ import pytest
 from cyclopts import Argument
 
 from fragmeter.experiments.cli.app import MISSED, VERBS, app, status
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.config.settings import Settings
 from fragmeter.sim.policy.registry import declaring, options_by_policy
 
 #: A line of each command that is served in milliseconds, with ``trace.csv`` beside it; flags that are tested replace its own.

@@ -15,7 +15,7 @@ from fragmeter.experiments.runs.grid import Point
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.experiments.runs.sweeping import Outcome, Swept, run_point
 from fragmeter.experiments.sweep.searching import ROUND, Axis, Wanted, search_axes
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.config.settings import Settings
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
 from killing import count, kill_when

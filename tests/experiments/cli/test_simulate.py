@@ -16,7 +16,7 @@ from fragmeter.experiments.cli.app import DONE, NO_READER, status
 from fragmeter.experiments.cli.replica_flags import SettingsFlags
 from fragmeter.experiments.runs import serving
 from fragmeter.experiments.runs.inputs import DATASETS
-from fragmeter.sim.engine.settings import SHARED, Settings, settings
+from fragmeter.sim.config.settings import SHARED, Settings, settings
 from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"

@@ -16,7 +16,7 @@ from fragmeter.experiments.cli.app import DONE, FAULT, MISTAKE, status
 from fragmeter.experiments.runs.grid import axes, points
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.experiments.runs.sweeping import Outcome, run_point
-from fragmeter.sim.engine.settings import Settings
+from fragmeter.sim.config.settings import Settings
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
 from killing import count, kill_when

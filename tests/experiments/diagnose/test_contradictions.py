@@ -20,7 +20,7 @@ from fragmeter.experiments.measured.server_metrics import Histogram, ServerMetri
 from fragmeter.experiments.runs.slo_check import Goal
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim import simulate
-from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.metrics.objectives import objectives
 from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.traces import Trace, workload

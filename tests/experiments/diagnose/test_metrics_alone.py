@@ -13,9 +13,9 @@ from fragmeter.experiments.diagnose.run import observation, step_cost
 from fragmeter.experiments.diagnose.server import server_of
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.sim import Workload, simulate
-from fragmeter.sim.engine.run import Run
-from fragmeter.sim.engine.unread import only_read
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.metrics.openmetrics import openmetrics
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.users import Users
 from fragmeter.traces import Trace, workload
 

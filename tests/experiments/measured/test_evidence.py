@@ -10,8 +10,8 @@ import pytest
 from fragmeter.experiments.measured.evidence import evidence, evidence_lines, recorded_text
 from fragmeter.experiments.measured.servers_like import Served, stored_rows
 from fragmeter.experiments.reproduce.servers import facts
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import cost, default_cost, profile
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import Deployment, gpu, model
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -13,8 +13,8 @@ import pytest
 from bench_files import benchmark
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.measured.evidence import evidence
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import read_server
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.types.errors import UserError
 
 MODEL, GPU = "llama-3.1-8b", "h100-80gb"

@@ -21,8 +21,8 @@ from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
     latency_s,
     mean_latency_s,
 )
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload
 

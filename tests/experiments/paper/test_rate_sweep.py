@@ -33,7 +33,7 @@ from fragmeter.experiments.paper.rate_sweep.rate_sweep import (
 )
 from fragmeter.experiments.paper.rows import as_finding, ordered, passed
 from fragmeter.experiments.runs.crossing import crossing
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.types.errors import UserError
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload

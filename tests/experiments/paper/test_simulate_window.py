@@ -10,8 +10,8 @@ import pytest
 from fragmeter.experiments.paper import bench
 from fragmeter.experiments.paper.bench import Bench, Case
 from fragmeter.experiments.paper.paper import FIG2, Source
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate, simulate_window
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.workload.workload import Workload
 
 SHORT = replace(FIG2, duration_s=120, window_s=(30, 120))

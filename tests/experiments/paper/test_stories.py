@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fragmeter.experiments.paper.stories import OneSecondStep, Scene, Story, all_stories, run_scene, scenes
 from fragmeter.reports.figures.figures import story as draw
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.workload.workload import Workload
 

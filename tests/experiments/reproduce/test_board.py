@@ -24,7 +24,7 @@ from fragmeter.experiments.reproduce.board import (
 )
 from fragmeter.experiments.reproduce.server_loads import random, sharegpt
 from fragmeter.experiments.reproduce.servers import board_rows, facts
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 
 MINE = {
     "name": "mine",

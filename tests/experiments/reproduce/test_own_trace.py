@@ -17,8 +17,8 @@ from fragmeter.experiments.paper.paper import SERIES
 from fragmeter.experiments.reproduce import own_page
 from fragmeter.experiments.reproduce import own_trace as own
 from fragmeter.experiments.reproduce.reproduction import Traces
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import waste
 from fragmeter.sim.output.interrupts import INTERRUPTED

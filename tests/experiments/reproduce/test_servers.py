@@ -15,8 +15,8 @@ from fragmeter.experiments.reproduce.server_loads import closed_loop, poisson, s
 from fragmeter.experiments.reproduce.servers import TARGETS, ServerRun, facts, fit_constants
 from fragmeter.experiments.runs.output import Report
 from fragmeter.sim import simulate
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.cost import ServerConstants
-from fragmeter.sim.engine.unread import only_read
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.summary import summary
 from paths import ROOT

@@ -16,7 +16,7 @@ from fragmeter.experiments.runs.serving import prepare, serve
 from fragmeter.experiments.sweep.report import read_sweep
 from fragmeter.sim import simulate
 from fragmeter.sim.cluster import Cluster
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload

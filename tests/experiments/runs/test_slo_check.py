@@ -22,8 +22,8 @@ from fragmeter.experiments.runs.slo_check import (
     judged,
     saturated_rate,
 )
+from fragmeter.sim.config.settings import Settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.metrics.objectives import Objectives, objectives
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.policy import POLICIES

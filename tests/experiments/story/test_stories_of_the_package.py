@@ -16,7 +16,7 @@ from fragmeter.experiments.paper.stories import OneSecondStep, scenes
 from fragmeter.experiments.story.reading import story, story_names
 from fragmeter.experiments.story.story import Story, StoryRequest, run_story
 from fragmeter.reports.story.frames import frames_of
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.recording.steps import record
 from fragmeter.sim.types.errors import UserError

@@ -17,8 +17,8 @@ from fragmeter.experiments.capacity.max_num_seqs import (
 from fragmeter.experiments.vllm_serve.line import read_serve
 from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim import Workload, simulate
+from fragmeter.sim.config.settings import Settings
 from fragmeter.sim.cost import default_cost
-from fragmeter.sim.engine.settings import Settings
 from fragmeter.sim.metrics.requests import preemptions
 from fragmeter.sim.spec import gpu, gpu_names, model, model_names
 from fragmeter.sim.spec.releases import LATEST

@@ -13,8 +13,8 @@ from fragmeter.experiments.vllm_serve.checks import refusal, undivided
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.log import read_log
 from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec.speculative import UNKNOWN_RATES, parse_speculative
 from fragmeter.sim.spec.startup.capacity import capacity, longest_model_len, users
 from fragmeter.sim.types.errors import NotSimulated, SettingError, UserError

@@ -14,8 +14,8 @@ from fragmeter.experiments.measured.start import Server, replica, started_line
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import Started, started
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, gpu_names
 from fragmeter.sim.spec.pool import GIB
 from fragmeter.sim.spec.releases import release

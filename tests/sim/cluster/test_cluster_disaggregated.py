@@ -20,7 +20,7 @@ from fragmeter.sim.cluster import (
     cluster_times,
     simulate_cluster,
 )
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.spec import model
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload

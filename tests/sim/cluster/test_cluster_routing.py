@@ -12,7 +12,7 @@ import pytest
 
 from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cluster.routing import Router, router
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.traces import Pacing, Reading, paced, read_with_content, workload
 
 

@@ -15,8 +15,8 @@ from cluster_runs import ROUTERS, same_cluster
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from same_runs import same

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, calibration, document
 from fragmeter.sim.cluster.lock_step import RecordedCost
+from fragmeter.sim.config.settings import settings as replica
 from fragmeter.sim.cost import (
     CalibratedCost,
     Calibration,
@@ -33,7 +34,6 @@ from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings as replica
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.types.errors import SettingError

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fragmeter.sim.config.settings import settings as replica_settings
 from fragmeter.sim.cost import PipelinedCost, RooflineCost, ScaledCost, ServedCost, Server, ServerConstants
 from fragmeter.sim.cost.base import among
 from fragmeter.sim.cost.envelope import stretches
@@ -18,7 +19,6 @@ from fragmeter.sim.cost.links import Links
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings as replica_settings
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.ticks import PER_SECOND, PER_US

@@ -15,11 +15,11 @@ import pytest
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import Cluster, simulate_cluster
 from fragmeter.sim.cost import outside_ticks
-from fragmeter.sim.engine.api_server import ApiServer, Steps
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.metrics.requests import end_of_answers, request_times
 from fragmeter.sim.policy.api_times import PARTS, api_server_us, measured_us
 from fragmeter.sim.policy.options import CHAT_OUTSIDE_MS, OUTSIDE_MS
+from fragmeter.sim.runs.api_server import ApiServer, Steps
 from fragmeter.sim.types import ticks
 from fragmeter.sim.types.errors import NotSimulated, SettingError, UserError
 from fragmeter.sim.workload.users import Users

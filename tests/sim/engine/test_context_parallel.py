@@ -12,10 +12,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fragmeter.sim.cluster import cluster, simulate_cluster
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload

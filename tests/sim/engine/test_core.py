@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from core_loads import POLICIES, Load, changed_core, columns, needs_core, sources_in, spied
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import PaperCost
 from fragmeter.sim.engine import core
 from fragmeter.sim.engine.observer import Observer
-from fragmeter.sim.engine.run import Run, simulate, simulate_window
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.engine.run import simulate, simulate_window
 from fragmeter.sim.memory.paged.cached import CachedMemory
 from fragmeter.sim.metrics.result import write
 from fragmeter.sim.policy.vllm_v1 import VllmV1
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import PluginError
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent

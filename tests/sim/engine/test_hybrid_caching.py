@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import same_runs as leaps
 import schedulers
 from engine_runs import engine_to_step, settings_of
-from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
+from fragmeter.sim.runs.run import Run
 from hybrid_runs import COUNTS, model_of
 from oracle import Limits, Pool
 from oracle.hybrid import Groups

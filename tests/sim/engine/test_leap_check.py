@@ -11,14 +11,15 @@ import pytest
 from core_loads import columns
 from fragmeter.experiments.runs.policy_check import check_policy
 from fragmeter.sim.cluster import Cluster, simulate_cluster
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine import leap_check
-from fragmeter.sim.engine.run import Run, serve_checked, simulate
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.engine.run import serve_checked, simulate
 from fragmeter.sim.memory.paged.paged import PagedMemory
 from fragmeter.sim.policy.options import option_names
 from fragmeter.sim.policy.registry import POLICIES
 from fragmeter.sim.policy.sarathi import Sarathi
 from fragmeter.sim.policy.vllm_v1 import VllmV1
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import PluginError, SimulationFault
 from fragmeter.sim.workload.workload import Workload
 from paths import ROOT

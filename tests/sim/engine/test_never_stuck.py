@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from engine_runs import serve, times_of
 from fragmeter.experiments.cli.app import status
+from fragmeter.sim.config.settings import settings as sim_settings
+from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings as sim_settings
-from fragmeter.sim.engine.unread import only_read
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.metrics.work import work as work_of
 from fragmeter.sim.policy import POLICIES

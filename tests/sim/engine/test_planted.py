@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, times_of
-from fragmeter.sim.engine.run import Run
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import CARRY_ON
 from oracle import Limits, Pool, Request
@@ -156,7 +156,7 @@ def test_rows_that_are_integrated_a_few_at_a_time_give_the_same_sums(rows):
     not grow."""
     run = serve(PAGED, CHUNKY, (600, 6200))
     whole = [run.accounts.window(*edges) for edges in ((), (600, 6200))]
-    with mock.patch("fragmeter.sim.memory.accounting.integrals._CHUNK_ROWS", rows):
+    with mock.patch("fragmeter.sim.runs.integrals._CHUNK_ROWS", rows):
         assert [run.accounts.window(*edges) for edges in ((), (600, 6200))] == whole
 
 

@@ -19,11 +19,12 @@ import schedulers
 from engine_runs import engine_to_step, settings_of
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.engine.engine import Engine
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.memory.accounting.moments import ticks_of
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, LeastRecentlyUsed
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.moments import ticks_of
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
 from oracle import Limits, Pool
 from oracle.slots import BUCKETS, CACHED, FREE, SlotMap, classify_slot

@@ -18,10 +18,10 @@ from fragmeter.reports.data.results import read_result
 from fragmeter.sim import Settings, Workload, settings, simulate, summary, write
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.memory.accounting.kv_groups import STATE
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SettingError
 from state_runs import PAGE_BYTES, STATE_BYTES, model_of, workload, workloads
 from strategies import LineCost

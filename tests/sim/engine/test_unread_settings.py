@@ -16,13 +16,14 @@ from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.unread import Unread
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster, cluster_summary, simulate_cluster
-from fragmeter.sim.cluster.unread import refuse_unread_in_cluster, why_unread_in_cluster
-from fragmeter.sim.engine.settings import SHARED
-from fragmeter.sim.engine.unread import (
+from fragmeter.sim.config.settings import SHARED
+from fragmeter.sim.config.unread import (
     EXEMPT,
     is_required,
     only_read,
+    refuse_unread_in_cluster,
     why_unread,
+    why_unread_in_cluster,
 )
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.policy.options import option_names

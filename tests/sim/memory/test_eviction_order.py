@@ -9,8 +9,8 @@ from importlib import import_module
 import numpy as np
 import pytest
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue
 from fragmeter.sim.metrics.prefix_cache import prefix_cache
 from fragmeter.sim.workload.content import PromptContent

@@ -12,7 +12,6 @@ from engine_runs import settings_of
 from fragmeter.sim import simulate
 from fragmeter.sim.memory import PagedMemory, PageGroups
 from fragmeter.sim.memory.accounting.drafts import Speculation
-from fragmeter.sim.memory.accounting.integrals import Accounts
 from fragmeter.sim.memory.accounting.kv_groups import FULL, RING, SLIDING, STATE
 from fragmeter.sim.memory.accounting.ledger import Ledger
 from fragmeter.sim.memory.accounting.moves import Moves
@@ -21,6 +20,7 @@ from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransacti
 from fragmeter.sim.memory.paged.speculative import SpeculativeMemory
 from fragmeter.sim.memory.prefix import Chains, FreeKVCacheBlockQueue
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.integrals import Accounts
 from fragmeter.sim.spec.speculative import SpeculativeConfig
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena, arena
 from fragmeter.sim.memory.contiguous.buddy import BuddyArena
 from fragmeter.sim.metrics.requests import request_times

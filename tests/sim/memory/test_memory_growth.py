@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine_runs import serve
 from fragmeter.sim.memory import PagedMemory
-from fragmeter.sim.memory.accounting.growth import growth_moments
-from fragmeter.sim.memory.accounting.run_log import RunLog
+from fragmeter.sim.runs.growth import growth_moments
+from fragmeter.sim.runs.run_log import RunLog
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from strategies import crowded_cases, long_cases
@@ -36,7 +36,7 @@ def taken_by_step(run_log: RunLog) -> list[int]:
 def test_growth_moments_are_what_counting_gives(chunk_steps, case, leap):
     """However many steps are laid out at a time."""
     run_log = serve("vllm-sosp23", case, leap=leap).log
-    with mock.patch("fragmeter.sim.memory.accounting.growth._CHUNK_STEPS", chunk_steps):
+    with mock.patch("fragmeter.sim.runs.growth._CHUNK_STEPS", chunk_steps):
         moments = [column.tolist() for column in growth_moments(run_log)]
     taken, expected = taken_by_step(run_log), ([], [], [])
     for decode_step, steps in zip(run_log.row_step.tolist(), run_log.rows["steps"].tolist()):

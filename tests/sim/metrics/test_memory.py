@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine import core
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting import growth, integrals, run_log
 from fragmeter.sim.memory.prefix import residency
 from fragmeter.sim.metrics import gaps, prefix_cache, result

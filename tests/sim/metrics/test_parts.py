@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting import growth, integrals, run_log
 from fragmeter.sim.memory.prefix import residency
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types import columns
 from fragmeter.traces import synthetic_pairs, workload
 

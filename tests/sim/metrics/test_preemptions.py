@@ -16,15 +16,16 @@ from engine_runs import cached_if_known, settings_of, workload_of
 from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.cluster.result import cluster_table_of
 from fragmeter.sim.cluster.summary import cluster_summary
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.ledger import COMPLETE
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.residencies import preemptions_table, residencies_table
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.sequence import StepPlan, leads
 from strategies import Case, LineCost, crowded_cases
 

@@ -11,9 +11,9 @@ import pytest
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory.accounting.ledger import Leap
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.workload.users import Users
 from paths import DATA

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fragmeter.sim.cluster import Cluster, simulate_cluster
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.accounting.kv_groups import SLIDING, STATE
 from fragmeter.sim.policy.registry import POLICIES
 from fragmeter.sim.recording.blocks import record

@@ -14,8 +14,8 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from family_runs import CopyCost
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.policy.registry import POLICIES
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent

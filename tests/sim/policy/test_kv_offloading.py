@@ -15,15 +15,16 @@ from hypothesis import given
 
 from engine_runs import LONG_MODEL
 from fragmeter.sim.cluster import cluster, cluster_summary, simulate_cluster
+from fragmeter.sim.config.settings import Settings, settings
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.engine.observer import Observer
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import Settings, settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.ledger import Leap
 from fragmeter.sim.memory.paged.offload import OffloadedMemory
 from fragmeter.sim.memory.prefix.host_tier import HostTier
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.workload.content import PromptContent

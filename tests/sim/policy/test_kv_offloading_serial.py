@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from engine_runs import LONG_MODEL
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.workload.content import PromptContent

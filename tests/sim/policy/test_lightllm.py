@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.policy.lightllm import FOREVER, _steps_above
+from fragmeter.sim.runs.run import Run
 from fragmeter.traces import synthetic_pairs, workload
 
 SLOTS = 12_000

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import schedulers
 from engine_runs import serve, times_of
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent

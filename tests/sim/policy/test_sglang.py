@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from engine_runs import serve
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory import RadixMemory
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.policy import sglang

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from engine_runs import LONG_MODEL
 from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.cluster.summary import cluster_summary
+from fragmeter.sim.config.settings import Settings, settings
 from fragmeter.sim.cost import cost as cost_of
 from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import Settings, settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.drafts import Speculation
 from fragmeter.sim.memory.accounting.ledger import DRAFT, Leap
 from fragmeter.sim.memory.paged.speculative import SpeculativeMemory
@@ -28,6 +28,7 @@ from fragmeter.sim.metrics.result import memory_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.recording.blocks.recording import BlockRecording
 from fragmeter.sim.recording.plans.recording import PlanRecording
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.speculative import one_layer, parse_speculative
 from fragmeter.sim.spec.startup.capacity import capacity

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
 from fragmeter.experiments.paper.stories import OneSecondStep, Scene, run_scene
-from fragmeter.sim.engine.run import Run, simulate
-from fragmeter.sim.engine.settings import settings
+from fragmeter.sim.config.settings import settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory import DeferredMemory
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.state import State
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload

@@ -10,9 +10,9 @@ import pytest
 
 from engine_runs import buckets_at_rows
 from fragmeter.experiments.paper.stories import OneSecondStep
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.policy import server
 from fragmeter.sim.policy.vattention import page_group

@@ -19,13 +19,13 @@ from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
 from fragmeter.sim.engine.observer import Observer
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.memory import BUCKETS
 from fragmeter.sim.metrics.result import requests_table, steps_table
 from fragmeter.sim.policy.static import FasterTransformer
 from fragmeter.sim.recording.blocks import GIVEN_UP, MOST_ROWS, NO_SEQUENCE, BlockMap, load, record, recording
 from fragmeter.sim.recording.plans import record as record_plan
 from fragmeter.sim.recording.plans.layouts import layout_of
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SettingError, UserError
 from plan_cases import caching_case, swapping_case
 from radix_cases import shared_cases as radix_cases

@@ -15,11 +15,11 @@ from engine_runs import evictions_of, residencies_of, settings_of, steps_of, tim
 from family_runs import group_cases, settings_for, tree_cases
 from family_runs import workload_of as family_workload
 from fragmeter.sim import Settings, Workload, simulate, summary
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.metrics.result import requests_table, steps_table
 from fragmeter.sim.metrics.work import work
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.recording.plans import Plan, load, record
+from fragmeter.sim.runs.run import Run
 from plan_cases import caching_case, caching_plan, copying_plan, swapping_case, swapping_plan
 from plan_replay import replay
 from radix_cases import shared_cases as radix_cases

@@ -13,9 +13,9 @@ import pytest
 
 from fragmeter.reports.data.probed import read_probed
 from fragmeter.sim import simulate
-from fragmeter.sim.engine.run import Run
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.recording.probe import read_probe
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import TraceError, UserError
 from paths import ROOT
 from real_vllm import ours

@@ -11,11 +11,11 @@ import pytest
 from fragmeter.experiments.capacity.prices import prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.measured.evidence import evidence
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import default_cost
 from fragmeter.sim.cost.calibration import PROFILES
 from fragmeter.sim.cost.shares import ASSUMED_SHARES, SHARES, origin, shares_of, speedup
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.spec.gpu import gpu_names
 from fragmeter.sim.types.errors import SettingError, UserError

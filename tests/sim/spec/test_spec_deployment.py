@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fragmeter.experiments.paper.settings import paper_settings
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import RooflineCost
 from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.spec import Deployment, gpu, host_blocks, model, padded_batch, paper_num_blocks, stage_bytes
 from fragmeter.sim.types.errors import SettingError

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.engine.settings import settings
 from fragmeter.sim.spec import Deployment, Span, gpu, hybrid_layout, model, page_bytes, paper_num_blocks
 from fragmeter.sim.spec.shape import ModelSpec
 from fragmeter.sim.workload.workload import Workload

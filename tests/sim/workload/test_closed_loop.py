@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from closed_loops import COST, ROOMY, check_replayed, check_sent, sent_and_done, served
 from engine_runs import settings_of, times_of, workload_of
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.prefix_cache import cached_tokens
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.policy import POLICIES
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 from fragmeter.sim.workload.dialogue import Dialogue

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from closed_loops import ROOMY, check_replayed, check_sent, sent_and_done
 from engine_runs import settings_of, workload_of
 from family_runs import CopyCost
-from fragmeter.sim.engine.run import Run, simulate
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.content import NO_SESSION
 from fragmeter.sim.workload.users import Users
 from oracle import Limits, Pool, Request

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from ..engine.settings import setting_error
 from ..types.bounds import Replicas
 from ..types.errors import SettingError
+from .settings import setting_error
 
 ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")
 

@@ -16,6 +16,7 @@ from ..policy.registry import declaring, policy, readers
 from ..spec import gpu, model
 from ..types.errors import SettingError
 from ..workload.workload import Workload
+from .cluster import Cluster
 from .settings import SHARED, Settings, default_of
 
 #: Settings that are refused in no run, and why.
@@ -31,6 +32,10 @@ EXEMPT = {
     "server": "names what is simulated; refused where it is another server's",
     "seed": "results name their seed, even if nothing is drawn",
 }
+
+
+#: Fields of a cluster that one router reads.
+OF_PREFIX_AFFINE = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 
 
 def why_unread(field: str, settings: Settings, workload: Workload | None = None) -> str | None:
@@ -140,3 +145,26 @@ def only_read(settings: Settings, workload: Workload | None = None) -> Settings:
         if is_given(field, value) and why_unread(field, settings, workload) is not None:
             settings = replace(settings, **{field: default_of(field)})
     return settings
+
+
+def why_unread_in_cluster(field: str, cluster: Cluster, workload: Workload | None = None) -> str | None:
+    """As ``why_unread``, of a field of ``Cluster``; those of prefill and decode are checked there."""
+    arriving = cluster.prefill_replicas or cluster.num_replicas
+    if field == "decode_router" and cluster.decode_replicas == 1:
+        return f"only one replica decodes; use more --decode-replicas, {LEAVE_OUT}"
+    if field in ("router", *OF_PREFIX_AFFINE) and arriving == 1:
+        return f"all requests arrive at one replica; use --num-replicas or more --prefill-replicas, {LEAVE_OUT}"
+    if field in OF_PREFIX_AFFINE and cluster.router != "prefix-affine":
+        return f"{cluster.router} does not read it; use --router prefix-affine, {LEAVE_OUT}"
+    if field == "cache_threshold" and workload is not None and not workload.may_share_prefixes:
+        return f"no prompts are known to share a prefix; use a trace with hash_ids or session_id, {LEAVE_OUT}"
+    return None
+
+
+def refuse_unread_in_cluster(cluster: Cluster, workload: Workload) -> None:
+    """As ``refuse_unread``, of the fields of a cluster."""
+    for field, value in vars(cluster).items():
+        given = value != getattr(type(cluster), field)
+        why = why_unread_in_cluster(field, cluster, workload) if given else None
+        if why is not None:
+            raise SettingError(field, value, why)

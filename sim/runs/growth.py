@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...types.columns import column_by_slices, column_of, columns_of, release, slices
+from ..types.columns import column_by_slices, column_of, columns_of, release, slices
 from .run_log import RunLog
 
 #: Steps that are laid out at a time.

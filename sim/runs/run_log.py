@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...types.columns import column_by_slices, column_of, columns_of, slices
-from ...types.sequence import NOT_DECODING, SWAPPED_IN
-from .kv_groups import PageGroups
-from .ledger import CACHE_CHANGE, COMPLETE, DERIVED, LEAP, METER, Ledger, Table
+from ..memory.accounting.kv_groups import PageGroups
+from ..memory.accounting.ledger import CACHE_CHANGE, COMPLETE, DERIVED, LEAP, METER, Ledger, Table
+from ..types.columns import column_by_slices, column_of, columns_of, slices
+from ..types.sequence import NOT_DECODING, SWAPPED_IN
 
 if TYPE_CHECKING:
-    from .cache_log import CacheLog
+    from ..memory.accounting.cache_log import CacheLog
 
 #: Steps up to which a table finds the rows of steps, of a run (64 MiB) and of each row, which makes the table smaller than the log. A
 #: search takes several times as long.

@@ -21,9 +21,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..memory.accounting.run_log import RunLog
 from ..policy.api_times import PARTS
 from ..types import ticks
+from .run_log import RunLog
 
 #: One number, or one of each step.
 Number = TypeVar("Number", int, np.ndarray)

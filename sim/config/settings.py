@@ -13,6 +13,7 @@ from pydantic_core import ArgsKwargs
 from ..policy.base import AnyPolicy
 from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
+from ..types import ticks
 from ..types.bounds import Blocks, BlockSize, Count, Replicas, Scale, Seconds, Seed, Tokens
 from ..types.errors import SettingError
 from ..types.validation import requirement
@@ -123,6 +124,11 @@ class Settings:
         if self.window and self.window[0] >= self.window[1]:
             raise SettingError("window", self.window, "must end after it starts")
         return self
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Ticks at which the measured window begins and ends, if there is one."""
+        return tuple(ticks.from_seconds(edge) for edge in self.window or ())
 
     @property
     def policy_options(self) -> Options:

@@ -48,12 +48,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...types.columns import column_by_slices, column_of, slices
-from ...types.errors import SimulationFault
-from ...types.sums import dot, total
-from ...types.ticks import PER_SECOND
+from ..memory.accounting.kv_groups import SLIDING, STATE, PageGroups
+from ..types.columns import column_by_slices, column_of, slices
+from ..types.errors import SimulationFault
+from ..types.sums import dot, total
+from ..types.ticks import PER_SECOND
 from .growth import Moments, growth_moments, skip_moments
-from .kv_groups import SLIDING, STATE, PageGroups
 from .moments import first_row_of, iteration_of, ticks_of
 from .run_log import RunLog, Tails
 
@@ -100,14 +100,6 @@ def _left(at: np.ndarray, start: int, end: int) -> np.ndarray:
     """What is left of a span from each time on."""
     return np.maximum(end - np.maximum(at, start), 0)
 
-
-BUCKETS = (
-    "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
-)  # fmt: skip
-
-
-#: Buckets that only some runs have: states of fixed size, and slots of rejected drafts.
-OPTIONAL_BUCKETS = ("state", "rejected")
 
 #: Columns of a row that stay as they are through it, but for the growth of the first two.
 _LEVELS = (
