@@ -142,11 +142,11 @@ def test_the_interfaces_of_engine_policy_and_memory_are_typed():
     """``Any`` stands for values of options, which each policy declares, and for the fields of a ``RunLog``."""
     found = {
         path.relative_to(ROOT).as_posix()
-        for folder in ("engine", "policy", "memory")
+        for folder in ("config", "engine", "policy", "memory", "runs")
         for path in (ROOT / "sim" / folder).rglob("*.py")
         if re.search(r"\bAny\b", path.read_text())
     }
-    assert found == {"sim/config/settings.py", "sim/runs/run_log.py"}
+    assert found == {"sim/config/cluster.py", "sim/config/settings.py", "sim/runs/run_log.py"}
 
 
 def test_mypy_is_overruled_in_the_listed_lines_alone():
