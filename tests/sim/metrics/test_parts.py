@@ -12,11 +12,11 @@ import pytest
 
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
-from fragmeter.sim.runs import growth, integrals, run_log
 from fragmeter.sim.memory.prefix import residency
 from fragmeter.sim.metrics import gaps, prefix_cache, result
 from fragmeter.sim.metrics.result import TABLES, table_of, write
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.runs import growth, integrals, run_log
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types import columns
 from fragmeter.traces import synthetic_pairs, workload
