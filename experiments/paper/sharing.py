@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...sim.engine.run import ledger_until
-from ...sim.memory.accounting.ledger import Ledger
-from ...sim.types.ticks import from_seconds
+from ...sim.engine.run import simulate_window
+from ...sim.runs.run_log import RunLog
 from ...sim.workload.workload import Workload
 from ..runs.output import track
 from ..runs.parallel import in_parallel
@@ -72,21 +71,27 @@ def measure(workload: Workload, case: SharingCase) -> Saved:
     """Serve a workload up to the end of the window, step by step, and average over the window's steps."""
     beams = {} if case.survival is None else {"use_beam_search": True, "beam_survival": case.survival}
     chosen = paper_settings(
-        policy=SERIES["vLLM"], block_size=BLOCK_SIZE, leap=False, seed=case.seed, step_scale=case.step_scale, **beams
+        policy=SERIES["vLLM"],
+        block_size=BLOCK_SIZE,
+        leap=False,
+        seed=case.seed,
+        step_scale=case.step_scale,
+        window=case.experiment.window_s,
+        **beams,
     )
-    sampled = replace(workload, n=np.full(len(workload), case.n))
-    start_ticks, end_ticks = map(from_seconds, case.experiment.window_s)
-    ledger = ledger_until(chosen, sampled, end_ticks)
-    ratio, ticks = _sharing(ledger, start_ticks)
-    ran = _requests_from(ledger, start_ticks, case.n)
+    log = simulate_window(chosen, replace(workload, n=np.full(len(workload), case.n))).log
+    ratio, ticks = _sharing(log, *chosen.edges)
+    ran = _requests_in(log, case.n, *chosen.edges)
     closed = closed_form_pct(workload.prompt_tokens[ran], workload.output_tokens[ran], case.n)
     return Saved({SAVED: _saved_pct(ratio), CLOSED_FORM: closed}, {SAVED: _saved_pct(ratio, ticks)})
 
 
-def _sharing(ledger: Ledger, start_ticks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logical over physical blocks of each later step with held blocks, and the duration of the step."""
-    rows = ledger.rows.columns()
-    steps = (rows["start_ticks"] >= start_ticks) & (rows["held"] > 0)
+def _sharing(log: RunLog, start_ticks: int, end_ticks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logical over physical blocks of each step of a window with held blocks, and the duration of the step."""
+    rows = log.rows
+    steps = (
+        (rows["start_ticks"] >= start_ticks) & (rows["start_ticks"] + rows["ticks"] < end_ticks) & (rows["held"] > 0)
+    )
     held, saved = rows["held"][steps], rows["saved"][steps]
     return (held + saved) / held, rows["first_ticks"][steps]
 
@@ -95,10 +100,10 @@ def _saved_pct(ratio: np.ndarray, weights: np.ndarray | None = None) -> float:
     return float(100 * (1 - 1 / np.average(ratio, weights=weights)))
 
 
-def _requests_from(ledger: Ledger, start_ticks: int, n: int) -> np.ndarray:
-    """Requests with a sequence that became resident at or after that time."""
-    residencies = ledger.residencies.columns()
-    return np.unique(residencies["index"][residencies["start_ticks"] >= start_ticks] // n)
+def _requests_in(log: RunLog, n: int, start_ticks: int, end_ticks: int) -> np.ndarray:
+    """Requests with a sequence that became resident in a window."""
+    begun = log.residencies["start_ticks"]
+    return np.unique(log.residencies["index"][(begun >= start_ticks) & (begun < end_ticks)] // n)
 
 
 def closed_form_pct(

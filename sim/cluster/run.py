@@ -23,7 +23,7 @@ from simpy.events import URGENT
 
 from ..config.cluster import Cluster
 from ..config.schedule import FleetSchedule, Lifetime
-from ..config.settings import Settings
+from ..config.settings import Settings, default_of
 from ..config.unread import refuse_unread, refuse_unread_in_cluster
 from ..cost import StepCost
 from ..engine.core import CoreEngine, serves
@@ -44,7 +44,7 @@ from ..engine.run import (
 from ..memory.accounting.ledger import Table
 from ..memory.prefix import Chains
 from ..policy.options import either
-from ..policy.registry import POLICIES, policy
+from ..policy.registry import POLICIES
 from ..runs.cluster_run import ClusterRun
 from ..runs.replica import Replica
 from ..spec import gpu, model
@@ -407,25 +407,24 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
 
 def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workload) -> None:
     """Refuse what cannot continue a prefill on another replica."""
-    if cluster.disaggregated and workload.shares:
+    if not cluster.disaggregated:
+        return
+    if workload.shares:
         remedy = "cannot be combined with prefill_replicas and decode_replicas; leave it out"
         raise SettingError("n", int(workload.num_sequences.max()), remedy)
-    if cluster.disaggregated and settings.value("kv_offloading_size"):
-        remedy = "is not simulated where replicas only prefill or only decode; leave out one of them"
-        raise SettingError("kv_offloading_size", settings.value("kv_offloading_size"), remedy)
-    if cluster.disaggregated and not policy(settings.policy).disaggregates:
+    if not settings.kind.disaggregates:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
-    speculative = settings.value("speculative_config")
-    if cluster.disaggregated and speculative is not None:
-        remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
-        raise SettingError("speculative_config", speculative, remedy)
-
-    ranks = settings.value("decode_context_parallel_size")
-    if cluster.disaggregated and ranks > 1:
-        remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
-        raise SettingError("decode_context_parallel_size", ranks, remedy)
+    elsewhere = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
+    refused = {
+        "kv_offloading_size": "is not simulated where replicas only prefill or only decode; leave out one of them",
+        "speculative_config": elsewhere,
+        "decode_context_parallel_size": elsewhere,
+    }
+    for name, remedy in refused.items():
+        if (value := settings.value(name)) != default_of(name):
+            raise SettingError(name, value, remedy)
 
 
 def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:

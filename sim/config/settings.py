@@ -117,13 +117,18 @@ class Settings:
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.enable_prefix_caching and not policy(self.policy).caches_prefixes:
+        if self.enable_prefix_caching and not self.kind.caches_prefixes:
             able = [name for name, kind in POLICIES.items() if kind.caches_prefixes]
             remedy = f"{self.policy} keeps no prefixes; use {either(able)}"
             raise SettingError("enable_prefix_caching", True, remedy)
         if self.window and self.window[0] >= self.window[1]:
             raise SettingError("window", self.window, "must end after it starts")
         return self
+
+    @property
+    def kind(self) -> type[AnyPolicy]:
+        """The class of the policy."""
+        return policy(self.policy)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -133,9 +138,9 @@ class Settings:
     @property
     def policy_options(self) -> Options:
         """The options that this policy declares: the given values, and the defaults of the others."""
-        kind = policy(self.policy).options_type
-        names = option_names(kind)
-        return kind(**{name: value for name, value in self.options if name in names})
+        declared = self.kind.options_type
+        names = option_names(declared)
+        return declared(**{name: value for name, value in self.options if name in names})
 
     def value(self, name: str) -> Any:
         """The value of a setting or option by its name, also of an option of another policy.
@@ -145,7 +150,7 @@ class Settings:
         """
         if name in SHARED:
             return getattr(self, name)
-        return dict(self.options).get(name, default_of(name, policy(self.policy)))
+        return dict(self.options).get(name, default_of(name, self.kind))
 
     def given(self) -> dict[str, Any]:
         """Settings with another value than the default, those of all policies included."""

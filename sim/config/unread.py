@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..cost import default_cost
 from ..policy.options import LEAVE_OUT, either, option_names
-from ..policy.registry import declaring, policy, readers
+from ..policy.registry import declaring, readers
 from ..spec import gpu, model
 from ..types.errors import SettingError
 from ..workload.workload import Workload
@@ -47,7 +47,7 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
     Raises:
         SettingError: A model that is not known.
     """
-    kind = policy(settings.policy)
+    kind = settings.kind
     if field in ("data_parallel_size", "enable_expert_parallel"):
         return _why_unshared(field, settings)
     if field in SHARED:
@@ -111,7 +111,7 @@ def refuse_lacking(settings: Settings) -> None:
     Raises:
         SettingError: Names it, and the policies that have it.
     """
-    own = option_names(policy(settings.policy).options_type)
+    own = option_names(settings.kind.options_type)
     for name, value in settings.options:
         if name not in own and is_required(name):
             instead = _INSTEAD.get(name, "")

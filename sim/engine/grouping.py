@@ -10,7 +10,7 @@ from ..config.settings import Settings
 from ..config.unread import is_required, refuse_lacking
 from ..memory import Memory
 from ..policy.base import AnyPolicy
-from ..policy.registry import policy, serves_groups
+from ..policy.registry import serves_groups
 from ..types.errors import SettingError
 from ..types.plugins import broken, is_plugin
 from ..workload.closed_loop import ClosedLoop, Maker
@@ -30,7 +30,7 @@ def is_grouped(settings: Settings, workload: Workload) -> bool:
     prefix = settings.policy_options.pinned_tokens
     if prefix:
         _check_prefix(prefix, workload)
-    groups = serves_groups(policy(settings.policy))
+    groups = serves_groups(settings.kind)
     if not groups:
         for name, value in settings.options:
             if is_required(name):

@@ -10,7 +10,7 @@ from typing import cast
 from ..config.settings import Settings
 from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks, read_server
 from ..memory import Memory, PageGroups, most_prompt_blocks
-from ..policy import Limits, Pool, Server, policy
+from ..policy import Limits, Pool, Server
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import Options, option_names
 from ..policy.registry import allocator, serving
@@ -80,7 +80,7 @@ def build(
     options, caches = settings.policy_options, _caches_prefixes(settings, workload)
     server = _server(settings, caches, grouped)
     _refuse_beside(settings, grouped, server.layout)
-    kind = serving(policy(settings.policy), options, grouped)
+    kind = serving(settings.kind, options, grouped)
     num_blocks, size = _pool_size(settings, kind, server)
     limits = _limits(kind, server, options, num_blocks, size)
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
@@ -224,7 +224,7 @@ def _caches_prefixes(settings: Settings, workload: PromptSource | None) -> bool:
     """
     if settings.enable_prefix_caching is not None:
         return settings.enable_prefix_caching
-    kind = policy(settings.policy)
+    kind = settings.kind
     of_use = workload is not None and workload.may_share_prefixes
     return kind.caches_prefixes and bool(model(settings.model).attention_layers) and (kind.caches_by_default or of_use)
 
@@ -241,10 +241,9 @@ def _layout(
     settings: Settings, shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
 ) -> HybridLayout | None:
     """The model's KV groups, if the policy supports them and layers do not all keep the same."""
-    kind, options = policy(settings.policy), settings.policy_options
     if shape.mixer:
-        _require_states(settings, kind, shape)
-    elif not (kind.serves_kv_groups and options.groups_layers):
+        _require_states(settings, shape)
+    elif not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
         return None
     elif not shape.window_heads:
         return hybrid_layout(shape, max_model_len)
@@ -262,9 +261,9 @@ def _layout(
     return layout
 
 
-def _require_states(settings: Settings, kind: type[AnyPolicy], shape: ModelSpec) -> None:
+def _require_states(settings: Settings, shape: ModelSpec) -> None:
     """Raise SettingError for a policy or an option that does not serve a model with states."""
-    if not kind.serves_states:
+    if not settings.kind.serves_states:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
     if not settings.policy_options.groups_layers:
@@ -292,7 +291,7 @@ def _page_groups(
 
 
 def _eager(settings: Settings) -> bool:
-    return policy(settings.policy).default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
+    return settings.kind.default_enforce_eager if settings.enforce_eager is None else settings.enforce_eager
 
 
 def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
@@ -347,6 +346,6 @@ def server_settings(settings: Settings) -> dict[str, object]:
         "kv_cache_dtype": settings.kv_cache_dtype,
         "enforce_eager": _eager(settings),
     }
-    options = option_names(policy(settings.policy).options_type)
+    options = option_names(settings.kind.options_type)
     found |= {name: settings.value(name) for name in ("async_scheduling", "vllm_release") if name in options}
     return found | ({"cost": settings.cost} if settings.cost else {})

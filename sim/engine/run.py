@@ -16,7 +16,6 @@ from ..config.unread import refuse_unread
 from ..cost import StepCost
 from ..memory import Memory
 from ..memory.accounting.ledger import Ledger
-from ..runs.integrals import Accounts
 from ..runs.replica import Replica
 from ..runs.run import Run
 from ..runs.run_log import RunLog
@@ -216,25 +215,6 @@ def _run_past(engine: Engine | CoreEngine, end_ticks: int) -> None:
     while engine.process.is_alive and (engine.ledger.rows.last("start_ticks") or 0) < end_ticks:
         until += _PAST_TICKS
         engine.env.run(until=until)
-
-
-@of_plugins
-def ledger_until(settings: Settings, workload: Workload, end_ticks: int) -> Ledger:
-    """The ledger of ``simulate`` at a time: rows of finished leaps, residencies that have begun.
-
-    For callers that need nothing more of a load under which the last request is served much later.
-
-    Raises:
-        UserError, SimulationFault: as ``simulate``.
-    """
-    # The ledger of the core may be ahead of the clock.
-    grouped = is_grouped(settings, workload)
-    serve_checked(settings, workload, until=end_ticks)
-    engine = _start(replace(settings, core=False), workload, grouped).engine
-    with no_cycle_collection():
-        engine.env.run(until=end_ticks)
-    Accounts(run_log_of(engine.ledger, engine.memory, workload, grouped, end_ticks)).require_conserved()
-    return engine.ledger
 
 
 class _Started(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.paged import PagedMemory
 from ..types.sequence import StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -47,12 +46,9 @@ class Policy(Generic[MemoryT, TransactionT]):
         default_enforce_eager: Default of ``enforce_eager``.
         reads_max_tokens: Whether reservations, or steps, depend on the ``max_tokens`` that a client declares.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
-        needs_sharing_variant: Whether only a variant in ``registry.SHARING`` serves such requests. Subclasses inherit
-            this, and serve the sequences as separate requests unless they have a variant.
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it schedules over several KV groups.
         serves_states: Whether some of them may keep fixed-size states.
-        admits_first: Whether a step checks waiting sequences before the running ones give blocks back.
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
@@ -74,11 +70,9 @@ class Policy(Generic[MemoryT, TransactionT]):
     default_enforce_eager: ClassVar[bool] = True
     reads_max_tokens: ClassVar[bool] = False
     groups_sequences: ClassVar[bool] = False
-    needs_sharing_variant: ClassVar[bool] = False
     disaggregates: ClassVar[bool] = False
     serves_kv_groups: ClassVar[bool] = False
     serves_states: ClassVar[bool] = False
-    admits_first: ClassVar[bool] = False
     default_max_num_seqs: ClassVar[int | None] = 256
     default_max_num_batched_tokens: ClassVar[int] = 2048
     has_token_budget: ClassVar[bool] = True
@@ -174,28 +168,6 @@ class Policy(Generic[MemoryT, TransactionT]):
         held = 2 + groups.exports_states + (groups.ahead and block_size == 1) if groups.states_by_block else 1
         states = groups.states * np.minimum(blocks, held) + groups.rings * np.minimum(blocks, 1)
         return groups.full * blocks + windows + states + self.null_blocks
-
-    def steps_until_head_fits(self, state: State, memory: PagedMemory, limit: int) -> int:
-        """Steps, at most ``limit``, in which the first swapped or waiting sequence finds too few blocks, although running
-        sequences give blocks back."""
-        if state.batch_size == self.limits.max_num_seqs or not memory.giving:
-            return limit
-        if state.swapped:
-            wanted = memory.pages_for(state.swapped[0].start_tokens - 1) + memory.growing
-        elif state.waiting:
-            if memory.cache_log:
-                # Its cached prefix and the free blocks may change with every step.
-                return 1
-            wanted = memory.groups.wanted_blocks(-(-state.waiting[0].start_tokens // memory.block_size))
-        else:
-            return limit
-        step = memory.step_that_frees(state.decode_step, wanted + self.limits.watermark_blocks)
-        if step is None:
-            return limit
-        if self.admits_first and not state.swapped:
-            return step
-        # If the blocks were already free in this step, the head waits for another reason.
-        return limit if step == 1 else step - 1
 
 
 #: A policy over any kind of memory: what all have in common may be called, ``schedule`` and ``horizon`` may not.

@@ -68,8 +68,8 @@ def policy(name: str) -> type[AnyPolicy]:
 
 
 def serves_groups(kind: type[AnyPolicy]) -> bool:
-    """Whether a policy admits the sequences of a request together; see ``Policy.needs_sharing_variant``."""
-    return kind.groups_sequences and (kind in SHARING or not kind.needs_sharing_variant)
+    """Whether a policy, or its class in ``SHARING``, admits the sequences of a request together; others serve them as separate requests."""
+    return kind.groups_sequences or kind in SHARING
 
 
 def serving(kind: type[AnyPolicy], options: Options, grouped: bool) -> type[AnyPolicy]:

@@ -70,7 +70,7 @@ class VAttention(VllmV0):
     name = "vattention"
     system = "vAttention, ASPLOS'25"
     options_type = VAttentionOptions
-    groups_sequences = serves_kv_groups = False
+    serves_kv_groups = False
 
     @classmethod
     def pool_size(

@@ -11,7 +11,7 @@ from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from .base import Policy
 from .options import Options, VllmV0Options
-from .server import Pool
+from .server import Limits, Pool
 
 _arrival = attrgetter("order")
 #: Preempted sequences: those to recompute, and those to swap out.
@@ -42,9 +42,9 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
     system = "vLLM, SOSP'23"
     options_type: ClassVar[type[Options]] = VllmV0Options
     options: VllmV0Options
-    groups_sequences = True
-    needs_sharing_variant = True
     serves_kv_groups = True
+    #: Whether a step checks waiting sequences before the running ones give blocks back.
+    admits_first: ClassVar[bool] = False
     default_max_num_seqs = 2048
     default_max_num_batched_tokens = 2560
 
@@ -195,5 +195,34 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
         """Steps until a running sequence could find no free block, or until the head of a queue may find its blocks."""
         if memory.is_plain:
             return max(1, memory.steps_with(state, memory.free - 1, limit))
-        limit = self.steps_until_head_fits(state, memory, limit)
+        limit = steps_until_head_fits(state, memory, self.limits, limit, self.admits_first)
         return max(1, min(limit, memory.steps_with(state, memory.free - memory.growing, limit)))
+
+
+def steps_until_head_fits(
+    state: State, memory: PagedMemory, limits: Limits, limit: int, admits_first: bool = False
+) -> int:
+    """Steps, at most ``limit``, in which the first swapped or waiting sequence finds too few blocks, although running
+    sequences give blocks back.
+
+    Args:
+        admits_first: Whether a step checks the head before the running sequences give blocks back.
+    """
+    if state.batch_size == limits.max_num_seqs or not memory.giving:
+        return limit
+    if state.swapped:
+        wanted = memory.pages_for(state.swapped[0].start_tokens - 1) + memory.growing
+    elif state.waiting:
+        if memory.cache_log:
+            # Its cached prefix and the free blocks may change with every step.
+            return 1
+        wanted = memory.groups.wanted_blocks(-(-state.waiting[0].start_tokens // memory.block_size))
+    else:
+        return limit
+    step = memory.step_that_frees(state.decode_step, wanted + limits.watermark_blocks)
+    if step is None:
+        return limit
+    if admits_first and not state.swapped:
+        return step
+    # If the blocks were already free in this step, the head waits for another reason.
+    return limit if step == 1 else step - 1

@@ -30,6 +30,7 @@ from .base import blocks_of
 from .options import Options, VllmServeOptions, VllmV1Options, minor_version
 from .server import Limits, Pool, Server
 from .token_budget import TokenBudget
+from .vllm_sosp23 import steps_until_head_fits
 
 #: More steps than in any leap.
 _FOR_EVER = 1 << 40
@@ -463,7 +464,7 @@ class VllmV1(TokenBudget):
             return super().horizon(state, memory, limit)
         if state.waiting and memory.cache and not memory.giving:
             return 1
-        limit = self.steps_until_head_fits(state, memory, limit)
+        limit = steps_until_head_fits(state, memory, self.limits, limit)
         return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
 
 

@@ -31,8 +31,7 @@ from fragmeter.experiments.paper.sharing import (
     measure,
     measure_sharing,
 )
-from fragmeter.sim import Workload, settings, simulate
-from fragmeter.sim.engine.run import ledger_until
+from fragmeter.sim import Workload
 from fragmeter.sim.policy.options import FITTED_BEAM_SURVIVAL
 from fragmeter.traces import read
 
@@ -76,19 +75,6 @@ def test_the_closed_form_is_what_adding_up_step_by_step_gives(rows, n, size):
             logical += n * -(-tokens // size)
     prompts, outputs = np.array(rows).T
     assert closed_form_pct(prompts, outputs, n, size) == pytest.approx(100 * saved / logical)
-
-
-def test_a_ledger_up_to_a_time_is_the_beginning_of_the_whole_one():
-    work = replace(served((40, 30), (20, 60), (700, 9)), n=np.array([2, 1, 3]))
-    chosen = settings(num_gpu_blocks_override=60, leap=False)
-    whole = simulate(chosen, work).log
-    until = int(whole.rows["start_ticks"][25]) + 5
-    part = ledger_until(chosen, work, until)
-    for name, table in (("rows", part.rows), ("residencies", part.residencies)):
-        columns = table.columns()
-        assert all((getattr(whole, name)[key][: len(column)] == column).all() for key, column in columns.items())
-    assert len(part.rows.columns()["start_ticks"]) == 25
-    assert len(part.residencies.columns()["index"]) == (whole.residencies["start_ticks"] <= until).sum()
 
 
 @needs_traces

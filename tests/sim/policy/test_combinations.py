@@ -14,7 +14,7 @@ from fragmeter.sim.cluster import Cluster, simulate_cluster
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.kv_groups import SLIDING, STATE
-from fragmeter.sim.policy.registry import POLICIES
+from fragmeter.sim.policy.registry import POLICIES, serves_groups
 from fragmeter.sim.recording.blocks import record
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent
@@ -77,7 +77,7 @@ def outcome(policy: str, *asked: str) -> str:
     assert ("states" not in asked or STATE in kinds) and ("prefix caching" not in asked or memory.cache_log)
     if "parents" in asked and memory.cache_log is None and run.replica.policy.name not in KEEPING:
         return "computed anew"
-    if "samples" in asked and not POLICIES[policy].groups_sequences:
+    if "samples" in asked and not serves_groups(POLICIES[policy]):
         return "apart"
     return "yes"
 
