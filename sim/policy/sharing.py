@@ -15,6 +15,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from ..memory.paged.counts import BlockCounts
 from ..memory.paged.dialogue import DialogueMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.sharing import SharingMemory
@@ -75,7 +76,7 @@ class _Sharing(VllmSosp23):
                 preempted += reversed(present(victim))
         return tuple(preempted), tuple(swapped_out)
 
-    def _goes_to_host(self, victim: Sequence, blocks: int, host_free: int, memory: PagedMemory) -> bool:
+    def _goes_to_host(self, victim: Sequence, blocks: int, host_free: int, memory: BlockCounts) -> bool:
         usable = memory.num_blocks - memory.prefix_blocks
         if num_seqs_of(victim) == 1:
             return self._swaps(blocks, host_free, usable)
@@ -253,7 +254,7 @@ def _need(leader: Sequence, state: State, transaction: PagedTransaction) -> int:
     return len(group.members) if opens else group.due_copies
 
 
-def _need_on_return(leader: Sequence, memory: PagedMemory) -> int:
+def _need_on_return(leader: Sequence, memory: BlockCounts) -> int:
     """Blocks that a group takes in the step in which it comes back, beside those that it brings."""
     opens, group = not (leader.start_tokens - 1) % memory.block_size, leader.group
     if group is None or opens:

@@ -13,6 +13,7 @@ from ..memory import Memory
 from ..memory.accounting.drafts import Speculation
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
+from ..memory.paged.counts import BlockCounts
 from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import SpeculativeMemory, SpeculativeTransaction
@@ -475,7 +476,7 @@ def _computed(state: State, plan: StepPlan) -> set[Sequence]:
     return computed.difference(stalls, plan.preempted)
 
 
-def _in_flight(sequence: Sequence, state: State, memory: PagedMemory) -> bool:
+def _in_flight(sequence: Sequence, state: State, memory: BlockCounts) -> bool:
     """Whether the step that runs while the next one is decided computes a sequence. With a connector vLLM preempts none of these,
     as a load could then write blocks that the step still writes (``Scheduler._request_blocks_can_be_freed``)."""
     if sequence in state.prefilling:

@@ -98,7 +98,12 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "sim/engine/test_leaps.py",
         "sim/policy/test_compositions.py",
     ),
-    "sim/memory/paged/block_tables.py": ("sim/memory/test_known_answers.py", "sim/recording/test_plan.py"),
+    "sim/memory/paged/block_tables.py": (
+        "sim/memory/test_known_answers.py",
+        "sim/memory/test_sharing.py",
+        "sim/recording/test_plan.py",
+        "sim/policy/test_llama_cpp.py",
+    ),
     "sim/memory/paged/cached.py": ("sim/engine/test_prefix_caching.py", "sim/engine/test_core.py"),
     "sim/memory/paged/cells.py": ("sim/policy/test_llama_cpp.py",),
     "sim/memory/paged/deferred.py": ("sim/policy/test_vattention.py", "sim/policy/test_vattention_pages.py"),
@@ -111,6 +116,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ),
     "sim/memory/prefix/host_tier.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
     "sim/memory/paged/offload.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
+    "sim/memory/paged/counts.py": ("sim/memory/test_known_answers.py", "sim/memory/test_memory_growth.py"),
+    "sim/memory/paged/phases.py": ("sim/memory/test_memory_growth.py", "sim/engine/test_hybrid.py"),
     "sim/memory/paged/paged.py": ("sim/memory/test_known_answers.py", "sim/policy/test_compositions.py"),
     "sim/memory/paged/radix": (
         "sim/policy/test_sglang.py",

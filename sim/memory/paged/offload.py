@@ -34,9 +34,10 @@ from ..accounting.kv_groups import FULL, PageGroups
 from ..accounting.moments import after_step
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.host_tier import HostTier, Offer
+from .counts import Partial
 from .group_cache import Found
 from .group_cache import Table as GroupTable
-from .paged import PagedMemory, Partial
+from .paged import PagedMemory
 from .transaction import PagedTransaction
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
 
 from ...types.sequence import NOT_DECODING, Sequence
+from .counts import BlockCounts
 from .group_cache import Found
 from .skipped import known_tokens
-
-if TYPE_CHECKING:
-    from .paged import PagedMemory
 
 
 class PagedTransaction:
@@ -31,7 +28,7 @@ class PagedTransaction:
     """
 
     __slots__ = ("block_size", "decode_step", "free", "gave", "group_found", "groups", "memory", "need", "takes")
-    memory: PagedMemory
+    memory: BlockCounts
     block_size: int
     free: int
     takes: int
@@ -42,7 +39,7 @@ class PagedTransaction:
     #: The running sequence that gave blocks back last in a pass over all of them, and how many.
     gave: tuple[Sequence | None, int]
 
-    def __init__(self, memory: PagedMemory) -> None:
+    def __init__(self, memory: BlockCounts) -> None:
         self.memory = memory
         self.block_size, self.groups = memory.block_size, memory.growing
         self.gave = None, 0

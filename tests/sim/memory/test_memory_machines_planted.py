@@ -30,11 +30,11 @@ from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.block_tables import BlockTables
 from fragmeter.sim.memory.paged.cells import CellTransaction
+from fragmeter.sim.memory.paged.counts import Partial
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
 from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.paged.group_tables import GroupTables
-from fragmeter.sim.memory.paged.paged import Partial
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
