@@ -161,6 +161,9 @@ def _start(
         data["answers"] = answers(questions, *about, report)
     else:
         data = print_refusal(answer, refused, log, report, judged.is_sure)
+        if questions:
+            report.line(f"Not answered, as it does not start: --ask {','.join(questions)}")
+            data["answers"] = {}
     print_flags(answer, report)
     report.data(
         facts(answer)

@@ -19,7 +19,7 @@ from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError
 from ..runs.output import Report
-from ..vllm_serve.checks import Outcome, Refusal, gib
+from ..vllm_serve.checks import Outcome, Refusal, gib, undivided
 from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.remedies import Remedy, remedies
@@ -117,7 +117,8 @@ def print_start(
     lengths = [launch.max_model_len] if mean_tokens is None else [launch.max_model_len, mean_tokens]
     held = {tokens: users(launch, found.num_blocks, tokens) for tokens in lengths}
     settings = answer.settings()
-    source = "by vLLM's own log" if log and log.has_kv_cache else "an estimate; --startup-log has vLLM's own"
+    estimate = "an estimate" if launch.gpu.compute_capability is not None else "an estimate by logs of NVIDIA's cards"
+    source = "by vLLM's own log" if log and log.has_kv_cache else f"{estimate}; --startup-log has vLLM's own"
     by_memory = log is not None and log.num_blocks is None and log.memory_bytes is not None
     if log and by_memory and not answer.uncounted and log.disagreeing(launch):
         source = "by the GiB of vLLM's own log, which its tokens or its concurrency contradict"
@@ -185,7 +186,7 @@ def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) ->
     uncounted = encoder is not None and not encoder.is_known
     logged = {} if log is None else _logged(log)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    one = "of the GPU with the least room" if launch.gpus else "of the GPU"
+    one = f"of the {stage.gpu_name}, with the least KV cache" if launch.gpus else "of the GPU"
     table.add_column("of each GPU" if launch.num_gpus > 1 and not launch.gpus else one)
     table.add_column("GiB, computed" if log else "GiB", justify="right")
     table.add_column("8 of 10 servers", justify="right")
@@ -265,7 +266,7 @@ def print_refusal(
     """Print vLLM's refusal, the memory, and single changes with which the line starts; the same as data."""
     # A change is named that starts with the least memory that is likely.
     found = [] if refused.kind == "log" else remedies(replace(answer.launch, outlook="low"), answer.fits_length)
-    stage = None if refused.kind == "parallel" else capacity(answer.launch).stage
+    stage = None if undivided(answer.launch) is not None else capacity(answer.launch).stage
     report.print_line(f"{_subject(answer)} does not start: {_where(answer)}. {refused.text}")
     report.print_line()
     if stage is not None:

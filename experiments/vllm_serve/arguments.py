@@ -3,6 +3,7 @@
     LoRA        ranks of ``MaxLoRARanks``, and at least as many adapters on the host as on a GPU (``LoRAConfig``)
     blocks      the sizes of ``BlockSize`` up to 0.17; then, and of these, multiples of 16, which all backends of softmax attention ask for on NVIDIA's
                 cards (``supports_block_size``)
+    graphs      sizes of CUDA graphs that do not end at their given maximum (``_set_cudagraph_sizes``)
     scheduler   ``SchedulerConfig.verify_max_model_len``: a token budget below the longest sequence without chunked prefill, or below
                 max_num_seqs, active sequences since 0.31, the threshold of long prompts since 0.27 (before, only beside partial prefills)
 
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch
+from ...sim.types.errors import SettingError
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: First releases with a rank of 1, with blocks of 256 tokens, and without a list of blocks.
@@ -37,6 +39,10 @@ def refused_argument(launch: Launch) -> str | None:
     blocks = _BLOCKS if minor >= _FIRST_OF_256 else _BLOCKS[:-1]
     if minor < _FIRST_UNLISTED and size not in blocks:
         return f"argument --block-size: invalid choice: {size} (choose from {_listed(blocks)})"
+    try:
+        launch.captures  # noqa: B018
+    except SettingError as error:
+        return error.remedy
     is_softmax = launch.model.latent is None and launch.model.attention_layers and launch.gpu.compute_capability
     if is_softmax and size % _MULTIPLE:
         return f"No valid attention backend found for cuda with block_size={size}. Reasons: block_size not supported."
@@ -71,6 +77,10 @@ def corrections(launch: Launch) -> Iterator[tuple[str, object, Launch]]:
     if launch.long_prefill_token_threshold > launch.max_model_len:
         length = launch.max_model_len
         yield "--long-prefill-token-threshold", length, replace(launch, long_prefill_token_threshold=length)
+    graphs, tokens = launch.graphs, launch.max_num_batched_tokens
+    end = max((size for size in graphs.sizes or () if size <= tokens), default=None)
+    if end is not None and graphs.largest not in (None, end):
+        yield "--max-cudagraph-capture-size", end, replace(launch, graphs=replace(graphs, largest=end))
     if lora is not None:
         rank = next((rank for rank in _RANKS[minor < _FIRST_OF_ONE :] if rank >= lora.max_lora_rank), _RANKS[-1])
         if rank != lora.max_lora_rank:

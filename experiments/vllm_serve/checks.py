@@ -295,7 +295,8 @@ def _too_heavy(launch: Launch) -> Refusal | None:
     used = used_at_start(launch)
     free = memory.total_bytes - {"low": used.high, "likely": used.likely, "high": used.low}[launch.outlook]
     if memory.weights.likely > free:
-        weights = f"the weights take {gib(memory.weights.likely)} GiB of each GPU and {gib(free)} GiB are free"
+        of_gpu = f"GiB of {_one_of(launch, memory.gpu_name)} and {gib(free)} GiB are free"
+        weights = f"the weights take {gib(memory.weights.likely)} {of_gpu}"
         return Refusal("weights", f"torch.OutOfMemoryError: CUDA out of memory; {weights}.")
     if memory.requested_bytes > free:
         share = f"{launch.gpu_memory_utilization}, {gib(memory.requested_bytes)} GiB"
@@ -312,13 +313,13 @@ def _too_large_cache(launch: Launch) -> Refusal | None:
         return None
     given = launch.kv_cache_memory_bytes or 0
     sizes = (
-        (override * stage.block_bytes if override else given, stage.total_bytes - used - stage.weights.low)
+        (override * stage.block_bytes if override else given, stage.total_bytes - used - stage.weights.low, stage)
         for stage in stage_memories(launch)
     )
-    asked, left = max(sizes, key=lambda each: each[0] - each[1])
+    asked, left, stage = max(sizes, key=lambda each: each[0] - each[1])
     if not asked or asked <= left:
         return None
-    text = f"the KV cache takes {gib(asked)} GiB of each GPU and the weights leave {gib(left)} GiB"
+    text = f"the KV cache takes {gib(asked)} GiB of {_one_of(launch, stage.gpu_name)} and the weights leave {gib(left)} GiB"
     return Refusal("KV memory", f"torch.OutOfMemoryError: CUDA out of memory; {text}.")
 
 
@@ -335,7 +336,8 @@ def _too_little_to_profile(launch: Launch) -> Refusal | None:
     found = profile(launch)
     if getattr(found.room, launch.outlook) >= 0:
         return None
-    text = f"the profiled step takes {gib(found.peak.likely)} GiB of each GPU and {gib(found.free.likely)} GiB are free"
+    of_gpu = f"GiB of {_one_of(launch, found.gpu_name)} and {gib(found.free.likely)} GiB are free"
+    text = f"the profiled step takes {gib(found.peak.likely)} {of_gpu}"
     return Refusal(_PROFILE, f"torch.OutOfMemoryError: CUDA out of memory; {text}.")
 
 
@@ -380,10 +382,15 @@ def too_little_to_warm_up(launch: Launch) -> Refusal | None:
     if getattr(found.room, launch.outlook) >= 0:
         return None
     taken = (
-        f"CUDA graphs take {gib(found.graphs.likely)} GiB of each GPU, warming up the sampler with {launch.max_num_seqs} dummy requests"
+        f"CUDA graphs take {gib(found.graphs.likely)} GiB of {_one_of(launch, found.gpu_name)}, warming up the sampler with {launch.max_num_seqs} dummy requests"
         f" {gib(found.sampler)} GiB, and the KV cache leaves {gib(found.left.likely)} GiB"
     )
     return Refusal(_WARM_UP, f"torch.OutOfMemoryError: CUDA out of memory; {taken}.")
+
+
+def _one_of(launch: Launch, gpu_name: str) -> str:
+    """The GPU of a message, by its name where the cards differ."""
+    return f"the {gpu_name}" if launch.gpus else "each GPU"
 
 
 def gib(count_bytes: int) -> str:

@@ -69,7 +69,7 @@ _CHANGES_TIMES = {
     "ranks that divide a sequence gather queries and add up outputs, as by default": "dcp-comm-backend dcp-q-replicate",
     "the facts are those of the preset, or of the repository's main branch": "revision",
     "adapters take time": "lora-modules max-cpu-loras",
-    "other CUDA graphs": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
+    "steps take the time of vLLM's own CUDA graphs; their memory is counted": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
         optimization-level""",
     "two batches at once": "enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
     "kernels are those that vLLM chooses": """kernel-config moe-backend

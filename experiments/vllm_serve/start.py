@@ -65,6 +65,10 @@ _FIRST_BOUNDED = (0, 12)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
+#: Of a card that is not NVIDIA's: where the sizes are from that no formula gives.
+_OTHER_VENDOR = (
+    "{} (its memory outside of torch and its graphs are by logs of NVIDIA's cards, and its kernels are theirs)"
+)
 _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
 #: MiB of a buffer of DeepEP, and GPUs of a node.
 _TARGETS = "lora-target-modules"
@@ -121,7 +125,8 @@ class Started:
         """Raise NotSimulated for states of which ``settings`` would have other blocks."""
         launch = self.launch
         if launch.gpus:
-            raise NotSimulated("gpu", launch.gpu_text, "is not simulated", "name one GPU for all ranks")
+            reason = "are different cards, and steps are simulated on equal ones"
+            raise NotSimulated("gpu", launch.gpu_text, reason, "name one GPU for all ranks")
         require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
 
     def settings(self) -> Settings:
@@ -200,13 +205,16 @@ def started(
     shape = with_formats(line, shape, vllm)
     caches, state_chunk_tokens = caching(line, shape, vllm, line.switch("enable-prefix-caching", _caches(shape, vllm)))
     speculative, uncounted = _drafter(line, shape)
+    card, *others = _cards(line, gpu_name)
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
     limits = [text for text in (uncounted_limits(line, shape), _uncounted_targets(line, shape)) if text is not None]
+    vendors = [] if card.compute_capability is not None else [_OTHER_VENDOR.format(card.name)]
     line = replace(
-        line, not_simulated=[*line.not_simulated, *left_out, *limits], uncounted=[*drafts, *line.uncounted, *limits]
+        line,
+        not_simulated=[*line.not_simulated, *left_out, *limits, *vendors],
+        uncounted=[*drafts, *line.uncounted, *limits],
     )
-    card, *others = _cards(line, gpu_name)
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
     longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)

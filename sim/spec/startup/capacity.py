@@ -34,6 +34,7 @@ class StageMemory:
     """Memory of each GPU of a pipeline stage.
 
     Attributes:
+        gpu_name: The card.
         total_bytes, requested_bytes: Of the GPU, and the share that vLLM requests.
         weights, activations, non_torch, cuda_graphs: Parts of the request that are not KV cache.
         kv_cache: What they leave; a size that a log or the user gives is exact.
@@ -41,6 +42,7 @@ class StageMemory:
         block_bytes: Bytes of a block.
     """
 
+    gpu_name: str
     total_bytes: int
     requested_bytes: int
     weights: Estimate
@@ -113,6 +115,7 @@ def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> Stag
     if KV_CACHE in more:
         kv_cache = exactly(kv_cache.likely + more[KV_CACHE])
     return StageMemory(
+        gpu_name=launch.gpu.name,
         total_bytes=launch.gpu.memory_bytes,
         requested_bytes=requested,
         **parts,
@@ -139,11 +142,13 @@ class Profile:
     """Memory of a GPU at the peak of the profiled step, before the KV cache is allocated; a size of it that is given changes nothing.
 
     Attributes:
+        gpu_name: The card.
         free: What is not in use when the worker starts.
         peak: Weights, memory outside of torch and activations.
         room: What is left then; an estimate below 0 is out of memory.
     """
 
+    gpu_name: str
     free: Estimate
     peak: Estimate
     room: Estimate
@@ -160,7 +165,8 @@ def profile(launch: Launch) -> Profile:
         parts = [stage.weights, stage.non_torch, stage.activations]
         taken = rest(0, parts)
         peak = Estimate(-taken.high, -taken.likely, -taken.low)
-        found.append(Profile(rest(stage.total_bytes, [used]), peak, rest(stage.total_bytes, [used, *parts])))
+        free, room = rest(stage.total_bytes, [used]), rest(stage.total_bytes, [used, *parts])
+        found.append(Profile(stage.gpu_name, free, peak, room))
     return min(found, key=lambda each: each.room.likely)
 
 
@@ -170,12 +176,14 @@ class WarmUp:
     (``compile_or_warm_up_model`` of its gpu_worker.py).
 
     Attributes:
+        gpu_name: The card.
         left: What is free: neither in use by others nor weights, memory outside of torch and KV cache. The profiled step's tensors are gone.
         graphs: What capture takes.
         sampler: Bytes of the tensors of the sampler.
         room: What is left then; an estimate below 0 is out of memory.
     """
 
+    gpu_name: str
     left: Estimate
     graphs: Estimate
     sampler: int
@@ -208,7 +216,7 @@ def warm_up(launch: Launch) -> WarmUp:
         if WARM_UP in more:
             # It lacked that much or more.
             room = Estimate(room.low - more[WARM_UP], *[room.likely - more[WARM_UP]] * 2)
-        found.append(WarmUp(rest(left, parts), graphs, sampler, room))
+        found.append(WarmUp(stage.gpu_name, rest(left, parts), graphs, sampler, room))
     return min(found, key=lambda each: each.room.likely)
 
 

@@ -69,6 +69,7 @@ MODES = (NONE, PIECEWISE, FULL, DECODES, BOTH)
 _BY_LEVEL = (NONE, PIECEWISE, BOTH, BOTH)
 _LARGEST, _LARGEST_BLACKWELL, _LARGEST_GPT_OSS = 512, 1024, 1024
 _INTERACTIVE = 32
+_SIZES = "cudagraph_capture_sizes"
 
 
 class Support(Enum):
@@ -228,15 +229,18 @@ def capture_sizes(settings: GraphSettings, batch: GraphBatch) -> tuple[int, ...]
     """``cudagraph_capture_sizes``, ascending, before they are rounded to whole sequences.
 
     Raises:
-        SettingError: vLLM refuses the sizes.
+        SettingError: vLLM refuses the sizes; its message is the remedy.
     """
     tokens = batch.max_num_batched_tokens
     if settings.sizes is not None:
         kept = tuple(sorted(size for size in set(settings.sizes) if size <= tokens))
         end = kept[-1] if kept else 0
-        if not settings.sizes or settings.largest not in (None, end):
-            remedy = f"must not be empty, and end at max_cudagraph_capture_size; the last size within a step is {end}"
-            raise SettingError("cudagraph_capture_sizes", list(settings.sizes), remedy)
+        if not settings.sizes:
+            raise SettingError(_SIZES, [], f"{_SIZES} should contain at least one element when using cuda graph.")
+        if settings.largest not in (None, end):
+            custom = f"customized max_cudagraph_capture_size(={settings.largest})"
+            remedy = f"{custom} should be consistent with the max value of {_SIZES}(={end})"
+            raise SettingError(_SIZES, list(settings.sizes), remedy)
         return kept
     query = batch.query_tokens if batch.minor >= 13 else 1
     ceiling = _LARGEST_BLACKWELL if batch.data_center_blackwell and batch.minor >= 28 else _LARGEST
@@ -285,7 +289,7 @@ def _whole_sequences(sizes: Sequence[int], query: int) -> tuple[int, ...]:
     rounded = {-(-size // query) * query for size in sizes}
     kept = tuple(sorted(size for size in rounded if size <= sizes[-1]))
     if not kept and query > sizes[-1]:
-        raise SettingError("cudagraph_capture_sizes", list(sizes), f"must hold a decode of {query} tokens")
+        raise SettingError(_SIZES, list(sizes), f"must hold a decode of {query} tokens")
     return kept or (query,)
 
 

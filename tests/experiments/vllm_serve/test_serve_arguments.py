@@ -34,6 +34,11 @@ def answer(flags: str, minor: int = 33):
         ("--block-size 7", 33, "No valid attention backend found", ("--block-size", "16")),
         ("--block-size 48", 17, "argument --block-size: invalid choice: 48", ("--block-size", "16")),
         ("--block-size 48", 33, None, None),
+        ("--cudagraph-capture-sizes 1 2 9000 8 --max-cudagraph-capture-size 64", 33,
+         "customized max_cudagraph_capture_size(=64) should be consistent with the max value of cudagraph_capture_sizes(=8)",
+         ("--max-cudagraph-capture-size", "8")),
+        ("--cudagraph-capture-sizes 1 2 9000 8 --max-cudagraph-capture-size 8", 33, None, None),
+        ("--cudagraph-capture-sizes 1 2 --max-cudagraph-capture-size 64 --enforce-eager", 33, None, None),
         ("--block-size 256", 11, "argument --block-size: invalid choice: 256", ("--block-size", "16")),
     ],
 )  # fmt: skip

@@ -56,9 +56,9 @@ def test_what_has_no_effect_and_what_is_not_simulated_is_named():
     )
     assert line.ignored == ["--port", "--served-model-name", "--enable-log-requests"]
     assert line.not_simulated == [
-        "--optimization-level (other CUDA graphs)",
+        "--optimization-level (steps take the time of vLLM's own CUDA graphs; their memory is counted)",
         "--enable-sleep-mode (an allocator of its own)",
-        "--compilation-config (other CUDA graphs)",
+        "--compilation-config (steps take the time of vLLM's own CUDA graphs; their memory is counted)",
     ]
     counted = f"--speculative-config ({UNKNOWN_RATES}; its memory is counted)"
     assert started(line, "h100-80gb").line.not_simulated == [*line.not_simulated, counted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,33 @@ from fragmeter.sim.types.errors import SettingError
 #: Llama 3.1 8B: bytes of a layer, and of a token in a layer's K and V.
 LAYER = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336 + 2 * 4096)
 SLOT = 2 * 8 * 128 * 2
+
+
+def printed(capsys: pytest.CaptureFixture, *tokens: str) -> str:
+    assert status(["plan", *tokens]) == DONE
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_of_different_cards_the_answer_and_its_table_name_the_one_that_lacks_memory(capsys):
+    partition = "VLLM_PP_LAYER_PARTITION={} vllm serve qwen3-32b -pp 2 --max-model-len 8192"
+    for layers, card, size in (("44,20", "rtx-5090", 41.42), ("16,48", "rtx-3090", 45.05)):
+        text = printed(capsys, "--gpu", "rtx-5090,rtx-3090", "--serve", partition.format(layers))
+        taken = re.search(r"the weights take ([\d.]+) GiB of the (\S+) and", text)
+        assert (float(taken[1]), taken[2]) == (pytest.approx(size, abs=0.5), card)
+        assert f"of the {card}, with the least KV cache" in text and f"weights {taken[1]}" in text
+
+
+def test_that_no_log_is_of_the_cards_vendor_is_said(capsys):
+    line = ("--serve", "vllm serve llama-3.1-8b --max-model-len 8192")
+    text = printed(capsys, "--gpu", "mi300x", *line)
+    assert "by logs of NVIDIA's cards;" in text and "Not simulated: mi300x" in text
+    assert "NVIDIA" not in printed(capsys, "--gpu", "h100-80gb", *line)
+
+
+def test_a_question_about_a_line_that_does_not_start_is_named(capsys):
+    line = ("--gpu", "rtx-3090", "--serve", "vllm serve qwen3-32b", "--mean-tokens", "900")
+    assert "--ask samples" in printed(capsys, *line, "--ask", "samples")
+    assert "--ask" not in printed(capsys, *line)
 
 
 def launched(line: str, card="rtx-3090", version: tuple[int, int] | None = None, name: str | None = None):
