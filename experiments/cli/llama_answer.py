@@ -13,7 +13,7 @@ from ...sim.cost import default_cost
 from ...sim.engine.replica import build
 from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
-from ..llama_server.line import LlamaLine
+from ..llama_server.line import LlamaLine, build_of_flags
 from ..llama_server.memory import PAD, LlamaServer, llama_server
 from ..runs.output import Report
 from ..vllm_serve.checks import gib
@@ -42,15 +42,29 @@ def print_llama(line: LlamaLine, gpu_name: str, model: str | None, report: Repor
         "does not fit": f"{subject} does not fit: {where} lacks {gib(-free.likely)} GiB; llama-server fails to allocate a buffer. {slots}.",
         "depends": f"{subject} may fit: {where} has {gib(free.low)} to {gib(free.high)} GiB left; {slots}.",
     }[kind]
+    if line.refused:
+        report.print_line(
+            f"It does not start: {line.refused[0]}. So says the llama-server of {build_of_flags()}. Leave that out; the rest is the answer without it."
+        )
+        report.print_line()
     report.print_line(text)
-    if not line.whole("ctx-size", 0):
+    if line.ctx_size == 0:
+        report.print_line(
+            f"--ctx-size 0 is the model's length, {server.ctx_size:,} tokens, which --fit does not lower."
+        )
+    elif line.ctx_size is None:
         report.print_line(
             f"--ctx-size is not given: {server.ctx_size:,} tokens, the model's length or what --fit leaves of it."
         )
     report.print_line()
     report.console.print(_table(server))
     command = _simulate(server, report)
-    for label, flags in (("Not counted", line.uncounted), ("Of no effect here", line.ignored)):
+    refused = line.refused[1:]
+    for label, flags in (
+        ("Refused, too", refused),
+        ("Not counted", line.uncounted),
+        ("Of no effect here", line.ignored),
+    ):
         if flags:
             report.line(f"{label}: {', '.join(flags)}")
     report.data(_data(server, kind, command))
@@ -99,7 +113,8 @@ def _simulate(server: LlamaServer, report: Report) -> str | None:
 def _data(server: LlamaServer, kind: str, command: str | None) -> dict[str, Any]:
     line = server.line
     return {
-        "outcome": kind,
+        "outcome": "does not start" if line.refused else kind,
+        "parser_error": line.refused[0] if line.refused else None,
         "model": server.model.name,
         "gpu": server.gpu.name,
         "quantization": line.quantization(),

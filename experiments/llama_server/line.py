@@ -1,9 +1,17 @@
-"""Parser of a pasted ``llama-server`` line, or of a container of its image; names and defaults are those of ``common/arg.cpp``."""
+"""Parser of a pasted ``llama-server`` line, or of a container of its image; names and defaults are those of ``common/arg.cpp``.
+
+``facts/flags.json`` has all arguments of one build by how many values follow them, as ``tests/real_llama_cpp/flags.py`` writes it. Other
+words are refused, as by that build (``common_params_parse_ex``); it knows no ``--flag=value``.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from ...sim.spec import ModelSpec, model, model_names
 from ...sim.spec.repositories import nearest
@@ -42,10 +50,16 @@ _UNCOUNTED = {
     "-mm": "the projector of images", "--mmproj": "the projector of images", "-md": "a drafter", "--model-draft": "a drafter",
     "-cmoe": "experts on the host", "--cpu-moe": "experts on the host", "-ncmoe": "experts on the host",
     "--n-cpu-moe": "experts on the host", "-ot": "tensors elsewhere", "--override-tensor": "tensors elsewhere",
-    "-ts": "several GPUs", "--tensor-split": "several GPUs", "--lora": "an adapter",
+    "-ts": "several GPUs", "--tensor-split": "several GPUs", "--lora": "an adapter", "--lora-scaled": "an adapter",
+    "--spec-draft-model": "a drafter", "-hfd": "a drafter", "--hf-repo-draft": "a drafter", "--spec-draft-hf": "a drafter",
+    "-mmu": "the projector of images", "--mmproj-url": "the projector of images", "-ncffn": "layers on the host",
+    "--n-cpu-ffn": "layers on the host", "--rpc": "other machines", "--kv-unified-per-slot": "another context",
+    "-fitt": "another margin of --fit", "--fit-target": "another margin of --fit", "-fitc": "another least context of --fit",
+    "--fit-ctx": "another least context of --fit",
 }  # fmt: skip
 _BY_KEY = {spelling: name for name, spellings in _READ.items() for spelling in spellings}
 _NUMBER = re.compile(r"-\d+")
+_FLAGS = Path(__file__).with_name("facts") / "flags.json"
 #: Of a file of several parts, and of a repository.
 _ENDINGS = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$|-gguf$", re.IGNORECASE)
 #: Slots where ``--parallel`` is not given; they share one cache.
@@ -62,6 +76,7 @@ class LlamaLine:
         switches: Switches that are given.
         uncounted: Flags that take or move memory and are not counted, each with the reason.
         ignored: All others.
+        refused: llama-server's error for each word that it does not take.
     """
 
     name: str
@@ -69,6 +84,7 @@ class LlamaLine:
     switches: dict[str, bool]
     uncounted: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
     def whole(self, name: str, default: int, least: int = 0) -> int:
         """A whole number; negative and ``auto`` are the default.
@@ -82,6 +98,11 @@ class LlamaLine:
         if not text.isascii() or not text.isdigit() or not least <= int(text) < 2**31:
             raise SettingError(f"--{name}", text, f"must be a whole number of at least {least}")
         return int(text)
+
+    @property
+    def ctx_size(self) -> int | None:
+        """Tokens of the context; 0 is the model's length, which ``--fit`` does not lower, as it does where nothing is given."""
+        return None if self.values.get("ctx-size", "-1") in ("auto", "-1") else self.whole("ctx-size", 0)
 
     @property
     def slots(self) -> int:
@@ -181,10 +202,15 @@ def read_llama(text: str) -> LlamaLine | None:
     switches: dict[str, bool] = {}
     uncounted: list[str] = []
     ignored: list[str] = []
+    refused: list[str] = []
     left = [filled(word, environment) for word in until_shell(words[start:])][::-1]
     while left:
-        flag, joined, value = left.pop().partition("=")
+        word = left.pop()
+        flag, joined, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
         follows = bool(left) and (not left[-1].startswith("-") or bool(_NUMBER.fullmatch(left[-1])))
+        if (error := _refused(flag, word)) is not None:
+            refused.append(error)
         if flag in _SWITCHES:
             name, on = _SWITCHES[flag]
             switches[name] = on
@@ -195,13 +221,40 @@ def read_llama(text: str) -> LlamaLine | None:
         elif flag.startswith("-"):
             if flag in _UNCOUNTED:
                 uncounted.append(f"{flag} ({_UNCOUNTED[flag]})")
-            else:
+            elif flag in _values():
                 ignored.append(flag)
-            if follows and not joined:
-                left.pop()
+            for _ in range(0 if joined else _values().get(flag, int(follows))):
+                left[-1:] = []
     named = values.get("model") or values.get("repository")
     if not named:
         raise SettingError(
             "serve", " ".join(text.split())[:60], "names no model; paste a line with llama-server -m FILE.gguf"
         )
-    return LlamaLine(named, values, switches, uncounted, ignored)
+    return LlamaLine(named, values, switches, uncounted, ignored, refused)
+
+
+@cache
+def _arguments() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_FLAGS.read_text("utf-8"))
+    return found
+
+
+@cache
+def _values() -> dict[str, int]:
+    """How many values follow each argument."""
+    return {name: int(number) for number, names in _arguments()["values"].items() for name in names.split()}
+
+
+def build_of_flags() -> str:
+    """The build of which the arguments are."""
+    return str(_arguments()["of"])
+
+
+def _refused(flag: str, word: str) -> str | None:
+    """llama-server's error for a word in place of an argument; None for one that it has."""
+    if (advice := _arguments()["removed"].get(flag)) is not None:
+        return f'error while handling argument "{flag}": the argument has been removed. {advice}'
+    if flag in _values() and "=" not in word:
+        return None
+    spaced = f"; write {flag} {word.partition('=')[2]}" if flag in _values() else ""
+    return f"error: invalid argument: {word}{spaced}"

@@ -156,12 +156,12 @@ def llama_server(line: LlamaLine, gpu: GpuSpec, given: str | None = None) -> Lla
         SettingError: A value is invalid, or the model is not known.
     """
     shape = line.model(given)
-    ctx = line.whole("ctx-size", 0) or shape.max_model_len
+    ctx = line.ctx_size or shape.max_model_len
     found = LlamaServer(line, shape, gpu, ctx, line.whole("gpu-layers", _ALL_LAYERS))
     if not line.fits or found.free.likely >= FIT_TARGET:
         return found
     whole = found
-    if not line.whole("ctx-size", 0):
+    if line.ctx_size is None:
         sizes = range(min(FIT_CTX, ctx), ctx + 1, PAD)
         fitting = bisect_left(sizes, True, key=lambda size: replace(whole, ctx_size=size).free.likely < FIT_TARGET)
         found = replace(found, ctx_size=sizes[max(0, fitting - 1)])

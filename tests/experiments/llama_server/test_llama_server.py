@@ -95,6 +95,7 @@ def test_states_are_those_of_a_log():
         ("-c 1024 -np 4", 4, False, 256, 1024),
         ("-c 5000 -np 1", 1, False, 5120, 5120),
         ("--ctx-size=4096 --parallel=2", 2, False, 2048, 4096),
+        ("--ctx_size 4096 -np 2", 2, False, 2048, 4096),
         ("-c 0 -np 1", 1, False, 131_072, 131_072),
     ],
 )
@@ -102,6 +103,31 @@ def test_slots_and_cells(arguments, slots, unified, slot_cells, cells):
     found = server(f"-m {LLAMA_8B} {arguments}")
     assert (found.line.slots, found.line.kv_unified) == (slots, unified)
     assert (found.slot_cells, found.cells) == (slot_cells, cells)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        ("--port 8080 -ngl 99 -fa on --temp 0.6 --jinja -ctk q8_0 --control-vector-layer-range 3 20 --mirostat 2", []),
+        ("--foo 3 -c 8192", ["error: invalid argument: --foo"]),
+        ("extra -c 8192 --no-mmap", ["error: invalid argument: extra", "error: invalid argument: --no-mmap"]),
+        ("--ctx-size=8192", ["error: invalid argument: --ctx-size=8192; write --ctx-size 8192"]),
+        ("--draft-max 8", ['error while handling argument "--draft-max": the argument has been removed.']),
+    ],
+)
+def test_words_that_llama_server_does_not_take(arguments, refused):
+    found = server(f"-m {LLAMA_8B} {arguments}").line
+    assert len(found.refused) == len(refused)
+    assert all(said.startswith(text) for said, text in zip(found.refused, refused, strict=True))
+    assert found.values.get("ctx-size", "8192") == "8192"
+
+
+def test_a_context_of_0_is_the_models_which_fit_does_not_lower():
+    given, free = server(f"-m {LLAMA_8B} -c 0", "rtx-4070-ti-super"), server(f"-m {LLAMA_8B}", "rtx-4070-ti-super")
+    assert given.ctx_size == 131_072 > free.ctx_size > FIT_CTX
+    assert given.gpu_layers < free.gpu_layers
+    # As it is without --fit, where all layers are on the GPU.
+    assert server(f"-m {LLAMA_8B} -c 0 -fit off", "rtx-4070-ti-super").free.high < 0
 
 
 def test_windows_have_cells_of_their_own():
