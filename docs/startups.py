@@ -20,8 +20,7 @@ from fragmeter.experiments.vllm_serve.checks import Outcome
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.spec import gpu
-from fragmeter.sim.spec.gpu import GpuSpec
-from fragmeter.sim.spec.pool import GIB
+from fragmeter.sim.spec.gpu import GIB, GpuSpec
 from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
 from fragmeter.sim.spec.startup.non_torch import link
 from fragmeter.sim.types.errors import UserError

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ...sim.cost import RooflineCost
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model, paper_num_blocks, stage_bytes
 from ...sim.spec.families import read_config
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
 from .claim import FAIL, Expected, Judged, Part, Probe, Values

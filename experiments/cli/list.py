@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ...sim.policy import policies
 from ...sim.spec import gpu, model
-from ...sim.spec.gpu import gpu_names
+from ...sim.spec.gpu import GIB, gpu_names
 from ...sim.spec.model import model_names
 from ...sim.spec.stored import stored_names
 from ..measured.evidence import basis_of
@@ -19,7 +19,7 @@ from ..runs.output import JsonTarget, Report
 from ..story.reading import story, story_names
 
 Kind = Literal["policies", "models", "gpus", "stories"]
-_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+_MIB, _KIB = 2**20, 2**10
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
@@ -81,7 +81,7 @@ def _gpus() -> Sequence[dict[str, Any]]:
     return [
         {
             "gpu": spec.name,
-            "memory_gib": round(spec.memory_bytes / _GIB, 2),
+            "memory_gib": round(spec.memory_bytes / GIB, 2),
             "memory_gb_per_s": spec.memory_bytes_per_s / 1e9,
             "fp16_tflops": spec.fp16_flops_per_s / 1e12,
             "basis": basis_of(spec),

@@ -13,7 +13,7 @@ from ...sim.config.settings import Settings
 from ...sim.config.unread import only_read
 from ...sim.cost import default_cost
 from ...sim.engine.replica import build
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import KV_CACHE, StageMemory, capacity, longest_model_len, users
 from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch

@@ -20,8 +20,8 @@ from functools import cached_property
 from math import prod
 
 from ...sim.spec import GpuSpec, ModelSpec
+from ...sim.spec.gpu import GIB
 from ...sim.spec.kv_layers import AttentionLayer, StateLayer, cache_layers, owners
-from ...sim.spec.pool import GIB
 from ...sim.spec.startup.estimate import Estimate, exactly, rest, within
 from .gguf import CACHE_BITS, weight_bytes
 from .line import LlamaLine

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ...sim.recording.probe import read_probe
 from ...sim.spec import gpu_names, model
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.releases import all_releases, release
 from ...sim.spec.startup.capacity import capacity, stage_memories
 from ...sim.spec.startup.launch import BLOCK_SIZE, batch_defaults

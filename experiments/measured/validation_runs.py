@@ -18,11 +18,11 @@ from ...gpu.validate import attention as validate_attention
 from ...sim import Workload
 from ...sim.cost.base import StepCost
 from ...sim.spec import model as model_spec
+from ...sim.spec.gpu import GIB
 from ...sim.workload.content import PromptContent
 from ...traces import stream, synthetic_pairs
 
 BLOCK_SIZE = 16
-GIB = 1 << 30
 PAGED = "vllm-sosp23"
 #: Policies that serve the same requests.
 SAME_REQUESTS = ("static", "orca-max", PAGED)

@@ -40,7 +40,7 @@ from ...sim.spec import (
 )
 from ...sim.spec.attention import FP8_DS_MLA
 from ...sim.spec.attention import FULL as EVERY_TOKEN
-from ...sim.spec.kv_cache import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.kv_layers import Layer
 from ...sim.spec.startup.capacity import stage_memories
 from ...sim.spec.startup.launch import Launch

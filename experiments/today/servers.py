@@ -9,6 +9,7 @@ from math import fsum
 from ...sim.config.settings import Settings, settings
 from ...sim.runs.run import Run
 from ...sim.spec import Deployment, cache_layers, gpu, model
+from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import StageMemory, stage_memories
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, checked_block_size, resolved_kv_dtype
 from .pools import PageKind, page_kinds
@@ -104,7 +105,6 @@ def hbm_gib(memory: StageMemory, buckets: Mapping[str, float]) -> dict[str, floa
         buckets: Bytes of the KV cache by bucket. What is left of the engine's share, a part of a block and the null
             block, counts as free.
     """
-    gib = 1 << 30
     parts = {
         "weights": memory.weights.likely,
         "activations": memory.activations.likely,
@@ -114,4 +114,4 @@ def hbm_gib(memory: StageMemory, buckets: Mapping[str, float]) -> dict[str, floa
     left = memory.requested_bytes - fsum((*parts.values(), *buckets.values()))
     kv_cache = dict(buckets) | {"free": buckets["free"] + left}
     never = {"never_used": memory.total_bytes - memory.requested_bytes}
-    return {name: value / gib for name, value in (parts | kv_cache | never).items()}
+    return {name: value / GIB for name, value in (parts | kv_cache | never).items()}

@@ -17,6 +17,7 @@ from ...sim import simulate
 from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.metrics.views import definition_lines
 from ...sim.runs.run import Run
+from ...sim.spec.gpu import GIB
 from ...sim.types.errors import SimulationFault
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
@@ -103,9 +104,7 @@ def measure(server: Server, load: Load, seed: int) -> dict[str, Any]:
             for account in accounts
         ],
         "slots": [named | _slots(run)],
-        "hbm": [
-            named | {"memory_gib": memory.total_bytes / (1 << 30)} | _rounded(hbm_gib(memory, accounts[0].buckets))
-        ],
+        "hbm": [named | {"memory_gib": memory.total_bytes / GIB} | _rounded(hbm_gib(memory, accounts[0].buckets))],
     }
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import broken_rule, has_windows
+from ...sim.spec.gpu import GIB
 from ...sim.spec.matrix import Matrix, format_of
-from ...sim.spec.pool import GIB
 from ...sim.spec.startup.capacity import (
     KV_CACHE,
     WARM_UP,

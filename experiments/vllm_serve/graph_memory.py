@@ -16,7 +16,7 @@ from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.cuda_graphs import (
     BOTH,
     FITTED,

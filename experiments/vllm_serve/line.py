@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import overload
 
 from ...sim.spec.attention_backends import named_backend
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError

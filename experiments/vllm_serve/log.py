@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import KV_CACHE, WARM_UP, capacity, warm_up
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.non_torch import used_at_start

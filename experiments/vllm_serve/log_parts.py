@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 
 #: A number of GiB, as a log writes it.
 _GIB = r"(-?\d{1,7}(?:\.\d*)?)\s?Gi?B"

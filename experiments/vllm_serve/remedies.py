@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...sim.spec.context_parallel import is_simulated
-from ...sim.spec.pool import GIB
+from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none

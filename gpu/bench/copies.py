@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ...sim.spec.gpu import GpuSpec, gpu
+from ...sim.spec.gpu import GIB, GpuSpec, gpu
 from ..devices import timing
 from ..devices.devices import Device
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 #: Bytes of a copy: larger than any cache, and large enough that launch time does not matter.
 COPY_BYTES = {"cpu": 64 * MIB, "cuda": 2 * GIB}
 ROUNDS = 9

@@ -25,8 +25,9 @@ from ..types.user_files import content_of
 from ..types.validation import complaint
 
 GB, TFLOPS = 10**9, 10**12
+GIB = 1 << 30
 #: Limits of the figures of a file: outside of them a figure is in another unit. No text, and no true or false.
-Memory = Annotated[int, Field(ge=2**30, le=2**44, strict=True)]
+Memory = Annotated[int, Field(ge=GIB, le=2**44, strict=True)]
 Bandwidth = Annotated[float, Field(ge=50, le=1e6, strict=True, allow_inf_nan=False)]
 Link = Annotated[float, Field(ge=1, le=1e5, strict=True, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=1, le=1e6, strict=True, allow_inf_nan=False)]

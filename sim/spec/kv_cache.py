@@ -35,6 +35,7 @@ from math import gcd, lcm
 
 from ..types.errors import SettingError
 from .attention import FULL, Span
+from .gpu import GIB
 from .kv_layers import AttentionLayer, Layer, RingLayer, StateLayer, require_positive
 from .packed_groups import packed_groups
 
@@ -43,7 +44,6 @@ BLOCK_SIZE = 16
 _MLA_ALIGNMENT_TOKENS = 128
 #: Keys that the kernels of an indexer read at once, at the most.
 _MOST_KERNEL_KEYS = 64
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

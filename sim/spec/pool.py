@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from ..types.errors import SettingError
 from .deployment import CUDA_GRAPH_BYTES, Deployment, stages
-from .gpu import GpuSpec
+from .gpu import GIB, GpuSpec
 from .hybrid import HybridLayout
 from .kv_layers import attention_layers
 from .shape import ModelSpec, refuse_states
 from .weights import stage_bytes
 
-GIB = 1 << 30
 MAX_BATCHED_TOKENS = 2560
 WORKSPACE_BYTES = GIB
 SWAP_BYTES_PER_GPU = 20 * GIB

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....sim.spec import block_bytes, gpu, model, paper_num_blocks
-from ....sim.spec.pool import GIB
+from ....sim.spec.gpu import GIB
 from ....sim.spec.weights import num_params
 from ..comparison import Payload
 from ..published import paper_figures

@@ -8,10 +8,9 @@ from typing import Literal
 from ...types.errors import SettingError
 from ..attention import FP8_DS_MLA
 from ..deployment import DTYPE_BITS, Deployment, ExpertRanks, stages
-from ..gpu import GpuSpec
+from ..gpu import GIB, GpuSpec
 from ..hybrid import HybridLayout, formed_layout, hybrid_layout
 from ..kv_cache import CacheSettings
-from ..pool import GIB
 from ..releases import LATEST, Release
 from ..shape import ModelSpec
 from ..speculative import SpeculativeConfig

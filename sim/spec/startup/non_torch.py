@@ -21,8 +21,7 @@ and ``gpu/spec_decode`` in the wheels of 0.27 to 0.33, ``gpu_model_runner.py`` i
 
 from __future__ import annotations
 
-from ..gpu import GpuSpec
-from ..pool import GIB
+from ..gpu import GIB, GpuSpec
 from .activations import Phases, copied_embedding_bytes, cublas_bytes, phases
 from .estimate import Estimate
 from .launch import Launch

@@ -19,7 +19,7 @@ from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.reports.page.page import write_page
 from fragmeter.reports.style.palette import MEMORY
-from fragmeter.sim.spec.pool import GIB
+from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
 from paths import ROOT
 

@@ -17,7 +17,7 @@ from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.spec import gpu, gpu_names
-from fragmeter.sim.spec.pool import GIB
+from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.releases import release
 from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.spec.startup.launch import batch_defaults
