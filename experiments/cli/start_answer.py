@@ -146,7 +146,7 @@ def print_start(
         report.line(f"Not simulated: {error}")
         refused.append(str(error))
     # What may start starts for sure with one of these.
-    found_remedies = [] if is_sure else remedies(replace(launch, outlook="low"), answer.fits_length)
+    found_remedies = [] if is_sure else _remedies(answer)
     _print_remedies(answer, found_remedies, "The start is sure with each of these alone:", report)
     return {
         "starts": True if is_sure else None,
@@ -265,7 +265,7 @@ def print_refusal(
 ) -> dict[str, Any]:
     """Print vLLM's refusal, the memory, and single changes with which the line starts; the same as data."""
     # A change is named that starts with the least memory that is likely.
-    found = [] if refused.kind == "log" else remedies(replace(answer.launch, outlook="low"), answer.fits_length)
+    found = [] if refused.kind == "log" else _remedies(answer)
     stage = None if undivided(answer.launch) is not None else capacity(answer.launch).stage
     report.print_line(f"{_subject(answer)} does not start: {_where(answer)}. {refused.text}")
     report.print_line()
@@ -288,6 +288,11 @@ def print_refusal(
         "memory": None if stage is None else _memory_data(answer.launch, stage, log),
         "remedies": [_remedy_data(answer, remedy) for remedy in found],
     }
+
+
+def _remedies(answer: Started) -> list[Remedy]:
+    """Changes with which the line starts with the least memory that is likely."""
+    return remedies(replace(answer.launch, outlook="low"), answer.fits_length, answer.allows_long)
 
 
 def _print_remedies(answer: Started, found: list[Remedy], title: str, report: Report) -> None:

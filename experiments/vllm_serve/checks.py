@@ -54,6 +54,21 @@ def refusal(launch: Launch, any_length: bool = False, allow_long: bool = False) 
         any_length: Whether the line takes the longest sequence that fits, even a single token.
         allow_long: Whether sequences longer than the model's limit are allowed (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1).
     """
+    found = _first(launch, any_length, allow_long)
+    if found is None or found.kind != _TOO_LITTLE:
+        return found
+    # The search takes longer than all checks, so that only an answer has it.
+    longest = longest_model_len(launch)
+    estimate = f" Based on the available memory, the estimated maximum model length is {longest}." if longest else ""
+    return replace(found, text=found.text + estimate)
+
+
+def starts(launch: Launch, any_length: bool = False, allow_long: bool = False) -> bool:
+    """Whether no check fails; the arguments are those of ``refusal``."""
+    return _first(launch, any_length, allow_long) is None
+
+
+def _first(launch: Launch, any_length: bool, allow_long: bool) -> Refusal | None:
     return next((found for found in _complaints(launch, any_length, allow_long) if found is not None), None)
 
 
@@ -95,9 +110,9 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     """Whether the line starts with the least, the likely and the most memory that its KV cache may get."""
 
     def refused(each: Launch) -> Refusal | None:
-        return refusal(each, any_length, allow_long)
+        return _first(each, any_length, allow_long)
 
-    likely = refused(launch)
+    likely = refusal(launch, any_length, allow_long)
     if undivided(launch) is not None:
         return Outcome(likely, True)
     stage = capacity(launch).stage
@@ -110,20 +125,20 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
     if worst is not None and worst.kind == _WARM_UP:
         return Outcome(likely, False, warm_up=warm_up(launch), kv_cache=kv_cache)
 
-    def starts(size: int) -> bool:
+    def starts_with(size: int) -> bool:
         more = dict(launch.corrections)
         more[KV_CACHE] = more.get(KV_CACHE, 0) + size - kv_cache.likely
         return refused(replace(sure, corrections=tuple(more.items()))) is None
 
     # The doubt of what is free is that of its own check.
     sure = replace(launch, used_at_start_bytes=0)
-    if starts(kv_cache.low):
+    if starts_with(kv_cache.low):
         memory = _tightest(launch)
         used = used_at_start(launch)
         free = Estimate(*(memory.total_bytes - size for size in (used.high, used.likely, used.low)))
         needed_free = max(memory.weights.likely, memory.requested_bytes)
         return Outcome(likely, False, needed_free_bytes=needed_free, free=free, kv_cache=kv_cache)
-    needed = least(starts, kv_cache.low, kv_cache.high)
+    needed = least(starts_with, kv_cache.low, kv_cache.high)
     name, part = max(stage.parts().items(), key=lambda item: item[1].high - item[1].low)
     return Outcome(likely, False, needed, kv_cache=kv_cache, open_part=(name, part))
 
@@ -148,8 +163,8 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield too_little_to_warm_up(launch)
 
 
-#: The kinds of the checks of memory that is not the KV cache's.
-_PROFILE, _WARM_UP = "profile", "warm-up"
+#: The kinds of the check of the longest sequence, and of those of memory that is not the KV cache's.
+_TOO_LITTLE, _PROFILE, _WARM_UP = "KV cache", "profile", "warm-up"
 
 
 def logged(judged: Outcome, failure: str) -> Outcome:
@@ -345,18 +360,17 @@ def _too_little_left(launch: Launch, any_length: bool) -> Refusal | None:
     check = length_check(replace(launch, max_model_len=1) if any_length else launch)
     if check.passes:
         return None
-    left, longest = check.available, longest_model_len(launch)
+    left = check.available
     if left <= 0 or any_length:
         return Refusal(
             "no KV cache",
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the"
             f" engine. (Available KV cache memory: {gib(left)} GiB)",
         )
-    estimate = f" Based on the available memory, the estimated maximum model length is {longest}." if longest else ""
     return Refusal(
-        "KV cache",
+        _TOO_LITTLE,
         f"To serve at least one request with the model's max seq len ({launch.max_model_len}), ({gib(check.needed)} GiB KV"
-        f" cache is needed, which is larger than the available KV cache memory ({gib(left)} GiB).{estimate}",
+        f" cache is needed, which is larger than the available KV cache memory ({gib(left)} GiB).",
     )
 
 

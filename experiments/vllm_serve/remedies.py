@@ -11,13 +11,14 @@ from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stag
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
 from .arguments import corrections
-from .checks import misscheduled, refusal, too_few_states, too_little_to_warm_up, undivided
+from .checks import misscheduled, starts, too_few_states, too_little_to_warm_up, undivided
 from .formats import is_in_float32
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
 #: Fewest tokens of a step that are tried.
 _FEWEST_TOKENS = 512
+Candidates = Iterator[tuple[object, Launch]]
 
 
 @dataclass(frozen=True)
@@ -29,35 +30,34 @@ class Remedy:
     launch: Launch
 
 
-def remedies(launch: Launch, any_length: bool = False) -> list[Remedy]:
-    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own (``refusal``)."""
+def remedies(launch: Launch, any_length: bool = False, allow_long: bool = False) -> list[Remedy]:
+    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own (``starts``)."""
+
+    def first(flag: str, candidates: Candidates) -> Remedy | None:
+        starting = (
+            Remedy(flag, str(value), each) for value, each in candidates if starts(each, any_length, allow_long)
+        )
+        return next(starting, None)
+
     found = [
-        *(_first(flag, iter([(value, changed)]), any_length) for flag, value, changed in corrections(launch)),
-        _first("--dtype", _dtypes(launch), any_length),
-        _first("--max-num-seqs", _sequences(launch), any_length),
-        _first("--kv-cache-memory-bytes", _own_bytes(launch), any_length),
-        _first("--num-gpu-blocks-override", _own_blocks(launch), any_length),
-        _first("--tensor-parallel-size", _ranks(launch), any_length),
-        _first("--eplb-config.num_redundant_experts", _copies(launch), any_length),
-        _first("--decode-context-parallel-size", _context_ranks(launch), any_length),
-        _first("--max-model-len", _lengths(launch), any_length),
-        _first("--kv-cache-dtype", _fp8_kv(launch), any_length),
-        _first("--quantization", _fp8_weights(launch), any_length),
-        _first("VLLM_PP_LAYER_PARTITION", _partitions(launch), any_length),
-        _first("--gpu-memory-utilization", _utilizations(launch), any_length),
-        _first("--max-num-batched-tokens", _tokens(launch), any_length),
-        _first("-cc.cudagraph_mode", _graphs(launch), any_length),
-        _first("--enforce-eager", _no_graphs(launch), any_length),
+        *(first(flag, iter([(value, changed)])) for flag, value, changed in corrections(launch)),
+        first("--dtype", _dtypes(launch)),
+        first("--max-num-seqs", _sequences(launch)),
+        first("--kv-cache-memory-bytes", _own_bytes(launch)),
+        first("--num-gpu-blocks-override", _own_blocks(launch)),
+        first("--tensor-parallel-size", _ranks(launch)),
+        first("--eplb-config.num_redundant_experts", _copies(launch)),
+        first("--decode-context-parallel-size", _context_ranks(launch)),
+        first("--max-model-len", _lengths(launch)),
+        first("--kv-cache-dtype", _fp8_kv(launch)),
+        first("--quantization", _fp8_weights(launch)),
+        first("VLLM_PP_LAYER_PARTITION", _partitions(launch)),
+        first("--gpu-memory-utilization", _utilizations(launch)),
+        first("--max-num-batched-tokens", _tokens(launch)),
+        first("-cc.cudagraph_mode", _graphs(launch)),
+        first("--enforce-eager", _no_graphs(launch)),
     ]
     return [remedy for remedy in found if remedy is not None]
-
-
-Candidates = Iterator[tuple[object, Launch]]
-
-
-def _first(flag: str, candidates: Candidates, any_length: bool) -> Remedy | None:
-    starting = (Remedy(flag, str(value), launch) for value, launch in candidates if not refusal(launch, any_length))
-    return next(starting, None)
 
 
 def _dtypes(launch: Launch) -> Candidates:

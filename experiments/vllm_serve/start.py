@@ -102,15 +102,16 @@ class Started:
         """vLLM's refusal to start with the likely memory; None if it starts."""
         if self.failure is not None:
             return self.outcome().refusal
-        return refusal(self.launch, self.fits_length, self._allows_long)
+        return refusal(self.launch, self.fits_length, self.allows_long)
 
     def outcome(self) -> Outcome:
         """Whether it starts, over the interval of its memory, and by its log."""
-        judged = outcome(self.launch, self.fits_length, self._allows_long)
+        judged = outcome(self.launch, self.fits_length, self.allows_long)
         return judged if self.failure is None else logged(judged, self.failure)
 
     @property
-    def _allows_long(self) -> bool:
+    def allows_long(self) -> bool:
+        """Whether sequences may be longer than the model's limit."""
         return self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
 
     def with_max_num_seqs(self, number: int) -> Started:

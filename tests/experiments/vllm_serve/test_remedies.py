@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
+from fragmeter.experiments.vllm_serve import checks
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
@@ -68,3 +69,18 @@ def test_data_say_starts_only_of_a_sure_start(length, outcome, starts, capsys):
     data = json.loads(capsys.readouterr().out)
     assert (data["outcome"], data["starts"]) == (outcome, starts)
     assert (data["remedies"] == []) == (outcome == "starts")
+
+
+def test_changes_are_judged_without_the_search_for_a_length_and_by_the_lines_own_limit(monkeypatch):
+    line = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve llama-3.1-8b --max-model-len 200000"
+    found = started(parse_serve(line), "rtx-4090")
+    assert "the estimated maximum model length is" in found.refusal().text
+
+    def no_search(launch):
+        raise AssertionError
+
+    monkeypatch.setattr(checks, "longest_model_len", no_search)
+    flags = {each.flag: each.value for each in remedies(found.launch, allow_long=found.allows_long)}
+    assert {"--tensor-parallel-size", "--max-model-len"} <= set(flags)
+    # Without the variable no change helps but a length of the model's.
+    assert [each.flag for each in remedies(found.launch)] == ["--max-model-len"]
