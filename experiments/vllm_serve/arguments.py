@@ -70,6 +70,9 @@ def refused_scheduling(launch: Launch, longest: int) -> str | None:
 def corrections(launch: Launch) -> Iterator[tuple[str, object, Launch]]:
     """For each value that may be refused the flag, the nearest value that is taken, and the launch with it."""
     lora, minor = launch.lora, launch.release.since[1]
+    needed = launch.max_num_seqs if launch.chunked_prefill else max(launch.max_num_seqs, launch.max_model_len)
+    if launch.max_num_batched_tokens < needed:
+        yield "--max-num-batched-tokens", needed, replace(launch, max_num_batched_tokens=needed)
     if not launch.chunked_prefill:
         yield "--enable-chunked-prefill", "", replace(launch, chunked_prefill=True)
     if launch.max_num_active_seqs is not None and launch.max_num_active_seqs > launch.max_num_seqs:

@@ -11,6 +11,9 @@ A checkpoint's method is not stored with its format: of those that have a format
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import formats_by_part
 from ...sim.spec.startup.launch import Launch
@@ -92,6 +95,12 @@ def is_in_float32(launch: Launch) -> bool:
     """Whether vLLM takes float32 for a model that has no other format on this card."""
     capability = min(card.compute_capability or _FIRST_BFLOAT16 for card in launch.gpus or (launch.gpu,))
     return capability < _FIRST_BFLOAT16 and launch.model.model_type in _NOT_IN_FLOAT16
+
+
+def corrections(launch: Launch) -> Iterator[tuple[str, object, Launch]]:
+    """The flag, the value and the launch with the number format that vLLM takes by itself, unless that has 32 bits."""
+    if launch.dtype != "auto" and not is_in_float32(launch):
+        yield "--dtype", "auto", replace(launch, dtype="auto")
 
 
 def _refused_card(card: GpuSpec, minor: int) -> str | None:

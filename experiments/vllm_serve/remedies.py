@@ -10,9 +10,8 @@ from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
-from .arguments import corrections
-from .checks import misscheduled, starts, too_few_states, too_little_to_warm_up, undivided
-from .formats import is_in_float32
+from . import arguments, formats
+from .checks import starts, too_few_states, too_little_to_warm_up, undivided
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -40,8 +39,11 @@ def remedies(launch: Launch, any_length: bool = False, allow_long: bool = False)
         return next(starting, None)
 
     found = [
-        *(first(flag, iter([(value, changed)])) for flag, value, changed in corrections(launch)),
-        first("--dtype", _dtypes(launch)),
+        *(
+            first(flag, iter([(value, changed)]))
+            for corrections in (arguments.corrections, formats.corrections)
+            for flag, value, changed in corrections(launch)
+        ),
         first("--max-num-seqs", _sequences(launch)),
         first("--kv-cache-memory-bytes", _own_bytes(launch)),
         first("--num-gpu-blocks-override", _own_blocks(launch)),
@@ -58,12 +60,6 @@ def remedies(launch: Launch, any_length: bool = False, allow_long: bool = False)
         first("--enforce-eager", _no_graphs(launch)),
     ]
     return [remedy for remedy in found if remedy is not None]
-
-
-def _dtypes(launch: Launch) -> Candidates:
-    """The number format that vLLM takes by itself, unless that has 32 bits."""
-    if launch.dtype != "auto" and not is_in_float32(launch):
-        yield "auto", replace(launch, dtype="auto")
 
 
 def _ranks(launch: Launch) -> Candidates:
@@ -168,11 +164,8 @@ def _own_blocks(launch: Launch) -> Candidates:
 
 
 def _tokens(launch: Launch) -> Candidates:
-    """As many tokens as a step needs, or halves of the given ones."""
+    """Halves of the given tokens."""
     given, seqs = launch.max_num_batched_tokens, launch.max_num_seqs
-    if misscheduled(launch):
-        needed = seqs if launch.chunked_prefill else max(seqs, launch.max_model_len)
-        yield needed, replace(launch, max_num_batched_tokens=needed)
     while (given := given // 2) >= max(seqs, _FEWEST_TOKENS):
         yield given, replace(launch, max_num_batched_tokens=given)
 

@@ -28,6 +28,7 @@ from ...sim.spec.startup.capacity import capacity, longest_model_len
 from ...sim.spec.startup.eplb import WINDOW_SIZE, Eplb
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
+from ...sim.spec.startup.shards import split_group
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, logged, outcome, refusal, undivided
@@ -65,6 +66,8 @@ _FIRST_BOUNDED = (0, 12)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
+#: Of gptq, which some kernels take so.
+_SPLIT_GROUPS = "--tensor-parallel-size (splits groups of gptq, {} inputs of a rank in groups of {}: vLLM starts with Exllama's or Machete's kernels alone)"
 #: Of a card that is not NVIDIA's: where the sizes are from that no formula gives.
 _OTHER_VENDOR = (
     "{} (its memory outside of torch and its graphs are by logs of NVIDIA's cards, and its kernels are theirs)"
@@ -256,6 +259,8 @@ def started(
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
     launch = _with_length(launch, fits_length)
+    if (split := split_group(launch)) is not None:
+        line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
     return Started(
         line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None
     )

@@ -8,7 +8,8 @@
     w4a16           the same, of ``CompressedTensorsWNA16``, where an assertion fails
 
 as the wheels of 0.10 to 0.33 say, of which 0.15, 0.21, 0.23, 0.25, 0.29, 0.31 and 0.32 were not read: their neighbours are taken, the earlier. Not
-checked are outputs, which have no such group in these formats, and gptq, for which releases and number formats differ.
+checked are outputs, which have no such group in these formats, and gptq: Marlin's and Triton's kernels refuse a split group, Exllama's (float16 alone) and
+Machete's (compute capability 9.0) take it (``can_implement`` in the wheel of 0.33), and a checkpoint's dtype is not stored. ``split_group`` names it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,19 @@ def _broken(
                 text = None
             if text is not None:
                 return text
+    return None
+
+
+def split_group(launch: Launch) -> tuple[int, int] | None:
+    """Inputs of a rank, and of a group, of a matrix in gptq with groups that ranks split; None where they do not."""
+    form, ranks = launch.deployment.quantization, launch.tensor_parallel
+    for layer in range(launch.model.num_layers) if form is not None and ranks > 1 else ():
+        for matrix in layer_matrices(launch.model, layer, ranks, launch.expert_ranks):
+            inputs = matrix.inputs // matrix.ranks
+            if matrix.by_inputs and matrix.part != "expert" and format_of(matrix, form) == "gptq":
+                group = QUANTIZATIONS["gptq"].group
+                if matrix.ranks > 1 and inputs % group:
+                    return inputs, group
     return None
 
 

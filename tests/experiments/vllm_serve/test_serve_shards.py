@@ -50,3 +50,13 @@ def test_the_remedy_has_ranks_that_divide_the_blocks():
     # On 80 GB cards two are too few.
     found, _ = answer("Qwen/Qwen3-235B-A22B-FP8 -tp 8", 28, "h100-80gb")
     assert {each.flag: each.value for each in remedies(found.launch)}["--tensor-parallel-size"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "split"), [("-q gptq -tp 8", True), ("-q gptq -tp 4", False), ("-q awq -tp 4", False)]
+)
+def test_split_groups_of_gptq_are_named_as_kernels_decide(flags, split):
+    # 13,824 / 8 = 1,728 is 13.5 groups of 128.
+    found, refused = answer(f"qwen2.5-14b {flags}")
+    assert refused is None
+    assert any("1728 inputs of a rank in groups of 128" in text for text in found.line.not_simulated) == split
