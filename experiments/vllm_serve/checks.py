@@ -30,7 +30,7 @@ from ...sim.spec.startup.non_torch import used_at_start
 from ...sim.spec.startup.shards import broken_shard
 from ...sim.types.errors import NotSimulated, SettingError
 from .arguments import refused_argument, refused_scheduling
-from .formats import refused_format, refused_model
+from .formats import refused_format, refused_kv_format, refused_model
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _no_argument(launch: Launch) -> Refusal | None:
 
 def _no_format(launch: Launch) -> Refusal | None:
     """The failed check of the card's number formats."""
-    text = refused_format(launch)
+    text = refused_format(launch) or refused_kv_format(launch)
     return None if text is None else Refusal("format", text)
 
 

@@ -4,6 +4,7 @@
     wheels    compute capability 7.0; since 0.20, which are built with CUDA 13, 7.5 (the code of the wheels of 0.19.1, 0.20, 0.22 and 0.30)
     --dtype   bfloat16 from 8.0 on (``check_if_supports_dtype`` of ``platforms/cuda.py``); "auto" is then float16, or float32 for models that
               do not take that (``_resolve_auto_dtype`` of ``config/model.py``)
+    KV cache  nvfp4 (``refused_kv_format``)
     methods   ``get_min_capability`` in the wheels of 0.10 to 0.33, and of schemes of compressed-tensors where a format is its own alone
 
 A checkpoint's method is not stored with its format: of those that have a format, the one with the least capability is taken.
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...sim.spec.deployment import NVFP4
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import formats_by_part
-from ...sim.spec.startup.launch import Launch
+from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.errors import NotSimulated
 
 #: First releases of each least capability of the wheels.
@@ -97,8 +99,43 @@ def is_in_float32(launch: Launch) -> bool:
     return capability < _FIRST_BFLOAT16 and launch.model.model_type in _NOT_IN_FLOAT16
 
 
+#: First minor releases with the KV cache in nvfp4 among the parser's choices, with kernels for compute capability 10, and with FlashAttention 2's.
+_FIRST_NVFP4, _FIRST_TRTLLM, _FIRST_FA2 = 20, 21, 32
+#: The first one in which the choice of a backend refuses it, not the backend.
+_FIRST_ORDERED_NVFP4 = 29
+
+
+def refused_kv_format(launch: Launch) -> str | None:
+    """vLLM's message where a release or a card has no kernels for a KV cache in nvfp4; None if it has, and for other formats.
+
+    ``supports_kv_cache_dtype`` and ``supports_combination`` of its flashinfer.py, in the wheels of 0.20 to 0.33.
+    """
+    minor, model = launch.release.since[1], launch.model
+    if launch.deployment.kv_dtype != NVFP4:
+        return None
+    if minor < _FIRST_NVFP4:
+        return f"argument --kv-cache-dtype: invalid choice: '{NVFP4}'"
+    if minor < _FIRST_TRTLLM:
+        return f"{NVFP4} KV cache is not yet supported"
+    has_trtllm = launch.gpu.is_blackwell
+    has_fa2 = (
+        minor >= _FIRST_FA2 and launch.gpu.major in (8, 9, 12) and model.head_dim != 64 and not model.attention_sinks
+    )
+    if model.latent is None and (has_trtllm or has_fa2):
+        return None
+    if minor < _FIRST_ORDERED_NVFP4:
+        return f"--kv-cache-dtype {NVFP4} requires sm100f, please try a different dtype or remove"
+    return (
+        f"No valid attention backend found for cuda with kv_cache_dtype={NVFP4}. Reasons: kv_cache_dtype not supported."
+    )
+
+
 def corrections(launch: Launch) -> Iterator[tuple[str, object, Launch]]:
-    """The flag, the value and the launch with the number format that vLLM takes by itself, unless that has 32 bits."""
+    """For each number format that may be refused the flag, the value and the launch with another: the dtype that vLLM takes by itself, unless
+    that has 32 bits, and a KV cache in fp8 for one in nvfp4."""
+    if launch.deployment.kv_dtype == NVFP4:
+        kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
+        yield "--kv-cache-dtype", "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
     if launch.dtype != "auto" and not is_in_float32(launch):
         yield "--dtype", "auto", replace(launch, dtype="auto")
 

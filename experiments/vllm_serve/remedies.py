@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ...sim.spec import dtype_bits
 from ...sim.spec.context_parallel import is_simulated
 from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
@@ -103,7 +104,7 @@ def _lengths(launch: Launch) -> Candidates:
 
 
 def _fp8_kv(launch: Launch) -> Candidates:
-    if not launch.deployment.kv_dtype.startswith("fp8"):
+    if dtype_bits(launch.deployment.kv_dtype) == 16:
         kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
         yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from ...sim.config.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
+from ...sim.spec.attention_backends import FLASHINFER
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
+from ...sim.spec.deployment import NVFP4
 from ...sim.spec.releases import (
     FIRST_ORDERED,
     FIRST_V1,
@@ -46,10 +48,10 @@ _WEIGHTS = {
 }  # fmt: skip
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")
-_KV_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+_KV_DTYPES = {"nvfp4_4over6": NVFP4, "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 #: Formats of the KV cache with a scale for each token, group or head (``CacheDType``).
 _UNCOUNTED_KV = (
-    "nvfp4",
+    "nvfp4_ds_mla",
     "turboquant",
     "octave",
     "ultraquant",
@@ -126,11 +128,13 @@ class Started:
         return replace(self, line=line, launch=_with_length(launch, self.fits_length))
 
     def require_simulated(self) -> None:
-        """Raise NotSimulated for states of which ``settings`` would have other blocks."""
+        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, and a KV cache with scales."""
         launch = self.launch
         if launch.gpus:
             reason = "are different cards, and steps are simulated on equal ones"
             raise NotSimulated("gpu", launch.gpu_text, reason, "name one GPU for all ranks")
+        if launch.deployment.kv_dtype == NVFP4:
+            raise NotSimulated("--kv-cache-dtype", NVFP4, "is counted, and its steps are not simulated", "take fp8")
         require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
 
     def settings(self) -> Settings:
@@ -407,7 +411,8 @@ def _kv_setting(launch: Launch) -> str:
     kv_dtype = launch.deployment.kv_dtype
     if kv_dtype == resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16"):
         return "auto"
-    return kv_dtype.removesuffix("_ds_mla")
+    # Steps with scales are not simulated (``Started.require_simulated``).
+    return "int4" if kv_dtype == NVFP4 else kv_dtype.removesuffix("_ds_mla")
 
 
 def _release(line: ServeLine) -> Release:
@@ -491,7 +496,9 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
     kv = _KV_DTYPES.get(kv, kv)
     if kv.startswith(_UNCOUNTED_KV):
         raise NotSimulated("--kv-cache-dtype", kv, "is vLLM's, and its scales are not counted", "auto, bfloat16 or fp8")
-    if kv not in ("auto", "fp16", "bf16", "fp8"):
+    if kv == "auto" and shape.kv_dtype == NVFP4:
+        kv = NVFP4
+    if kv not in ("auto", "fp16", "bf16", "fp8", NVFP4):
         raise SettingError("--kv-cache-dtype", kv, "is no format of vLLM's; auto, bfloat16 or fp8")
     weights = _weights(line, shape)
     engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
@@ -504,5 +511,6 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
         quantization=weights,
         cuda_graphs=not line.switch("enforce-eager"),
         decode_context_parallel=line.whole(_DIVIDED, 1),
-        attention_backend=line.text("attention-backend", "") or None,
+        # No other backend has it.
+        attention_backend=line.text("attention-backend", "") or (FLASHINFER if kv == NVFP4 else None),
     )

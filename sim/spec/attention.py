@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .deployment import dtype_bits
+from .deployment import stored_bytes
 from .matrix import Matrix
 
 #: The KV cache format of vLLM's FlashMLA kernels for sparse attention: 512 bytes of fp8, 16 of scales and 64 rotary elements in 16 bits.
@@ -129,7 +129,7 @@ class HeadAttention(NamedTuple):
 
     def slot_bytes(self, layers: int, dtype: str) -> int:
         """Bytes kept per token in ``layers`` layers."""
-        return layers * self.slot_elements * dtype_bits(dtype) // 8
+        return stored_bytes(layers * self.slot_elements, dtype)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -286,7 +286,7 @@ class LatentAttention(NamedTuple):
         """Bytes kept per token in ``layers`` layers, without the keys of indexers."""
         if dtype == FP8_DS_MLA:
             return layers * FP8_DS_MLA_BYTES
-        return layers * self.slot_elements * dtype_bits(dtype) // 8
+        return stored_bytes(layers * self.slot_elements, dtype)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

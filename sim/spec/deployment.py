@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from ..types.errors import SettingError
 
-DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "fp8_ds_mla": 8}
+DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "fp8_ds_mla": 8, "nvfp4": 4}
+#: vLLM's KV cache in 4 bits, with a scale of 8 bits for each 16 elements of a head.
+NVFP4 = "nvfp4"
 
 
 def dtype_bits(dtype: str) -> int:
@@ -25,6 +27,11 @@ def dtype_bits(dtype: str) -> int:
     if dtype not in DTYPE_BITS:
         raise SettingError("dtype", dtype, f"one of {', '.join(DTYPE_BITS)}")
     return DTYPE_BITS[dtype]
+
+
+def stored_bytes(elements: int, dtype: str) -> int:
+    """Bytes of elements in a KV cache, with their scales (``nvfp4_kv_cache_full_dim`` of vLLM's torch_utils.py)."""
+    return elements * 9 // 16 if dtype == NVFP4 else elements * dtype_bits(dtype) // 8
 
 
 class ExpertRanks(NamedTuple):

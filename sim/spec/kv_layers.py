@@ -7,7 +7,7 @@ from math import prod
 
 from ..types.errors import NotSimulated, SettingError
 from .attention import FP8_DS_MLA, FP8_DS_MLA_BYTES, FULL, NONE, Span
-from .deployment import dtype_bits
+from .deployment import dtype_bits, stored_bytes
 from .shape import ModelSpec, refuse_states
 
 
@@ -49,7 +49,7 @@ class AttentionLayer:
         if self.dtype == FP8_DS_MLA:
             return block_size * FP8_DS_MLA_BYTES
         value = 0 if self.latent else self.head_size if self.head_size_v is None else self.head_size_v
-        return block_size * self.num_kv_heads * (self.head_size + value) * dtype_bits(self.dtype) // 8
+        return stored_bytes(block_size * self.num_kv_heads * (self.head_size + value), self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ Since 0.24 (pull request 42656) blocks without a hash go to the head; with prefi
 
 Kernels export states from within a prefill (``StateMixer.export_tokens``) since 0.29 in Kimi K3, 0.32 in Mamba-2 and 0.33 in
 gated delta nets, as the wheels of 0.28 to 0.33 say. Entries without a change are there for it, for the list of CUDA graphs
-(``startup.cuda_graphs``), for the modes of states (``experiments.vllm_serve.states``), and for its models (``experiments.vllm_serve.formats``).
+(``startup.cuda_graphs``), for the modes of states (``experiments.vllm_serve.states``), and for its models and formats (``experiments.vllm_serve.formats``).
 
 A model with states does not start since 0.20 where max_num_seqs exceeds the blocks of the pool (pull request 38270): the wheels of 0.20
 to 0.33 have the check, and those of 0.18 to 0.19.1 capture smaller graphs instead. Prefixes of such models are cached by default since
@@ -162,6 +162,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (18, {}),
     (19, {}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True, "checks_override": True}),
+    (21, {}),
     (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_hopper": (1, 64)}),
     (23, {"v2_model_types": _DENSE}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),

@@ -20,7 +20,7 @@ Sources: the wheels of 0.10 to 0.30; torch's ``CUDACachingAllocator.cpp``.
 from __future__ import annotations
 
 from ...types.errors import SettingError
-from ..deployment import Deployment
+from ..deployment import NVFP4, Deployment
 from ..matrix import WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes, value_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
@@ -99,8 +99,18 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
         moved, buffers = _offloaded(launch, layers), kept_bytes(launch, model, layers)
         if launch.lora is not None:
             buffers += launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
+        buffers += _output_bytes(launch, layers)
         found.append(Estimate(*(size - off + buffers for size, off in zip(kept, reversed(moved), strict=True))))
     return found
+
+
+def _output_bytes(launch: Launch, layers: range) -> int:
+    """Outputs in 8 bits of a step's tokens, which each layer of TensorRT-LLM's kernels allocates beside a KV cache in nvfp4 (``_nvfp4_fp8_out``
+    of vLLM's flashinfer.py, since 0.21)."""
+    if launch.deployment.kv_dtype != NVFP4 or not launch.gpu.is_blackwell:
+        return 0
+    heads, kept = launch.model.heads_per_rank(launch.tensor_parallel), launch.model.attention_layers
+    return len(set(layers) & set(kept)) * launch.max_num_batched_tokens * heads * launch.model.head_dim
 
 
 def _file_share(launch: Launch) -> float:

@@ -7,6 +7,7 @@ import pytest
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
 from fragmeter.sim.types.errors import NotSimulated
 
 
@@ -68,3 +69,51 @@ def test_a_release_without_the_model(model, last):
     assert before.kind == "model"
     _, since = answer(f"{model} -tp 8", "h200", (0, last + 1))
     assert since is None or since.kind != "model"
+
+
+def test_a_kv_cache_in_nvfp4_has_nine_sixteenths_of_a_byte_a_number():
+    line = "vllm serve qwen3-8b --max-model-len 8192 --max-num-batched-tokens 4096"
+    found, plain = (started(parse_serve(f"{line} --kv-cache-dtype {form}"), "b200").launch for form in ("nvfp4", "fp8"))
+    # 36 layers of 8 heads with 64 + 8 bytes of K and as many of V; 32 heads write 128 numbers of a token in 8 bits.
+    assert stage_memories(found)[0].block_bytes == 16 * 36 * 8 * 2 * (64 + 8)
+    outputs = 36 * 4096 * 32 * 128
+    weights = [stage_memories(each)[0].weights.likely for each in (found, plain)]
+    assert weights[0] - weights[1] == outputs
+    # Kernels of FlashAttention 2 allocate none.
+    others = [started(parse_serve(f"{line} --kv-cache-dtype {form}"), "rtx-5090").launch for form in ("nvfp4", "fp8")]
+    assert stage_memories(others[0])[0].weights == stage_memories(others[1])[0].weights
+    # A hybrid has blocks as large as a state, of more tokens.
+    hybrid, wide = (
+        started(parse_serve(f"vllm serve qwen3.5-35b-a3b --kv-cache-dtype {form}"), "b200").launch
+        for form in ("nvfp4", "fp8")
+    )
+    assert hybrid.block_tokens == pytest.approx(wide.block_tokens * 16 / 9, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("card", "model", "minor", "said"),
+    [
+        ("b200", "qwen3-8b", 19, "argument --kv-cache-dtype: invalid choice: 'nvfp4'"),
+        ("b200", "qwen3-8b", 20, "nvfp4 KV cache is not yet supported"),
+        ("b200", "qwen3-8b", 21, None),
+        ("h100-80gb", "qwen3-8b", 28, "--kv-cache-dtype nvfp4 requires sm100f"),
+        ("h100-80gb", "qwen3-8b", 31, "No valid attention backend found"),
+        ("h100-80gb", "qwen3-8b", 32, None),
+        ("h100-80gb", "gpt-oss-20b", 33, "No valid attention backend found"),
+        ("b200", "deepseek-v3", 33, "No valid attention backend found"),
+    ],
+)
+def test_releases_and_cards_with_kernels_for_nvfp4(card, model, minor, said):
+    line = f"vllm serve {model} --kv-cache-dtype nvfp4 --max-model-len 4096 -tp 8"
+    found = started(parse_serve(line, (0, minor)), card)
+    refused = found.refusal()
+    if said is None:
+        assert refused is None
+        assert found.settings().num_gpu_blocks_override == capacity(found.launch).num_blocks
+        with pytest.raises(NotSimulated, match="nvfp4"):
+            found.require_simulated()
+    else:
+        assert refused.kind == "format" and refused.text.startswith(said)
+        others = {each.flag: each.value for each in remedies(found.launch)}
+        # Of a model with latent vectors 16 cards are too few in 16 bits, and eight have room for none.
+        assert others.get("--kv-cache-dtype") == "fp8"
