@@ -18,7 +18,6 @@ from ..runs.api_server import ApiServer
 from ..runs.replica import Replica
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
 from ..spec.context_parallel import require_context_parallel
-from ..spec.gpu import GIB
 from ..spec.hybrid import formed_layout, require_one_block_size
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
