@@ -18,18 +18,17 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic import ValidationError
 
 from ...reports.figures.waste_bars import WasteBars
+from ...sim import Run, Settings, Workload
 from ...sim.cluster import Cluster, ClusterRun, cluster_table_of
-from ...sim.config.settings import Settings, default_of, setting_error
+from ...sim.config.settings import default_of, setting_error
 from ...sim.metrics.result import table_of
 from ...sim.metrics.views import PAPER_VIEW, WASTE, amount, nine_buckets
 from ...sim.output import frames as pd
 from ...sim.policy.registry import declaring, options_by_policy, policy
 from ...sim.recording.blocks import BlockMap, BlockRecording
-from ...sim.runs.run import Run
 from ...sim.spec import gpu
 from ...sim.types.errors import SettingError
 from ...sim.types.plugins import plugin_code
-from ...sim.workload.workload import Workload
 from ...traces import Pacing, Reading, Trace, is_frame, trace_of_frame
 from ..measured.evidence import Evidence, evidence
 from ..measured.servers_like import Served

@@ -16,12 +16,8 @@ from dataclasses import asdict, replace
 from math import fsum, inf
 from typing import Any
 
+from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster
-from ...sim.config.settings import Settings
-from ...sim.engine.run import simulate
-from ...sim.metrics.summary import summary
-from ...sim.runs.run import Run
-from ...sim.workload.workload import Workload
 from ..runs.near_saturation import MOST_REQUESTS, Saturation, ServedLoad, saturation
 from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
 from .fleet import Served, serve

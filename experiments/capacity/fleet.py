@@ -29,16 +29,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, cluster_times, simulate_cluster
 from ...sim.cluster.sent import part_of
-from ...sim.config.settings import Settings
 from ...sim.engine.grouping import is_grouped
-from ...sim.engine.run import simulate
 from ...sim.metrics.requests import RequestTimes, request_times
-from ...sim.metrics.summary import summary
-from ...sim.runs.run import Run
 from ...sim.types import ticks
-from ...sim.workload.workload import Workload
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
 from .confidence import NUM_SEEDS, Decision, Kind, Limit, decide, lower_limit, mean_rate
 from .load import TURNOVERS, Load

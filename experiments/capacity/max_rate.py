@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from math import inf, log
 from statistics import stdev
 
-from ...sim.config.settings import Settings
+from ...sim import Settings, simulate
 from ...sim.cost import StepCost
-from ...sim.engine.run import simulate
 from ...sim.metrics.requests import request_times
 from ...sim.types import ticks
 from ...sim.types.optional import not_none

@@ -33,11 +33,10 @@ from hashlib import sha256
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
+from ...sim import Settings, Workload
 from ...sim.cluster import Cluster
-from ...sim.config.settings import Settings
 from ...sim.types.errors import SimulationFault, UserError
 from ...sim.types.optional import not_none
-from ...sim.workload.workload import Workload
 from ..runs.inputs import Inputs
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish

@@ -14,12 +14,10 @@ from math import isqrt, log
 
 import numpy as np
 
-from ...sim.engine.run import simulate
+from ...sim import Run, Workload, simulate
 from ...sim.metrics.requests import request_times
-from ...sim.runs.run import Run
 from ...sim.spec import model
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.settings import paper_settings
 from ..paper.sharing import blocks_up_to

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ...sim import Run, Workload, simulate
 from ...sim.engine.replica import FITTED_STEP_SCALE
-from ...sim.engine.run import simulate
 from ...sim.metrics.requests import request_times
 from ...sim.metrics.views import SLOTS_VIEW
-from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ...traces import sample, stream
 from ..paper.paper import FIG2, MAX_MODEL_LEN, Source
 from ..paper.settings import paper_settings

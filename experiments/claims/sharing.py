@@ -12,12 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...sim.engine.run import simulate
+from ...sim import Workload, simulate
 from ...sim.policy.options import FITTED_BEAM_SURVIVAL
 from ...sim.recording.plans import Plan, record
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.dialogue import NO_PARENT, Dialogue
-from ...sim.workload.workload import Workload
 from ..paper.figures import fig14
 from ..paper.paper import ALPACA_SET, FIG15, Source
 from ..paper.rate_sweep.panels import ORACLE, VLLM

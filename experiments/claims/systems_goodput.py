@@ -24,13 +24,11 @@ from math import inf
 
 import numpy as np
 
-from ...sim.engine.run import simulate
+from ...sim import Run, Workload, simulate
 from ...sim.metrics.requests import request_times
 from ...sim.output import frames as pd
-from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
 from ...sim.workload.users import Users
-from ...sim.workload.workload import Workload
 from ...traces import stream
 from ..paper.settings import paper_settings
 from ..runs.crossing import crossing

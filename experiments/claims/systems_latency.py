@@ -25,15 +25,13 @@ from statistics import NormalDist
 
 import numpy as np
 
+from ...sim import Run, Workload, simulate
 from ...sim.cost import RooflineCost
-from ...sim.engine.run import simulate
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import request_times
-from ...sim.runs.run import Run
 from ...sim.spec import Deployment, ModelSpec, gpu, model, paper_num_blocks
 from ...sim.spec.families import read_config
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ...traces import poisson, stream
 from ..paper.settings import paper_settings
 from ..paper.static_batches import fastertransformer_ticks, finishes

@@ -13,10 +13,9 @@ from importlib import resources
 from math import inf
 from typing import Any
 
-from ...sim.engine.run import simulate
+from ...sim import Workload, simulate
 from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from ..paper.paper import SYNTHETIC_SET

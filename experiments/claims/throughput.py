@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ...sim.engine.run import simulate
-from ...sim.workload.workload import Workload
+from ...sim import Workload, simulate
 from ...traces import poisson, stream
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM

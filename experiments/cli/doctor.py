@@ -15,12 +15,9 @@ from rich.table import Table
 from ... import __version__
 from ...gpu.check.parts import Part, every_part
 from ...gpu.devices.probe import probe
-from ...sim.config.settings import settings
+from ...sim import Workload, settings, simulate, summary
 from ...sim.engine.core import compiled
-from ...sim.engine.run import simulate
-from ...sim.metrics.summary import summary
 from ...sim.types.errors import install
-from ...sim.workload.workload import Workload
 from ..runs.output import JsonTarget, Report
 
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?")

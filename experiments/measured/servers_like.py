@@ -13,11 +13,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from ...sim.config.settings import Settings
+from ...sim import Settings, Workload
 from ...sim.spec import model
 from ...sim.spec.matrix import PARTS, QUANTIZATIONS, formats_by_part
 from ...sim.spec.shape import ModelSpec
-from ...sim.workload.workload import Workload
 from ..runs.near_saturation import LoadClass
 from .intervals import SHARE, Calibrated, Levels, class_text, levels_of, run_errors
 from .server_class import Client, backend_of, client_of, kind_of

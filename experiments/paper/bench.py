@@ -6,14 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...sim.engine.run import simulate, simulate_window
+from ...sim import Run, Workload, simulate
+from ...sim.engine.run import simulate_window
 from ...sim.metrics.result import memory_table
 from ...sim.metrics.summary import waste
 from ...sim.metrics.views import nine_buckets
 from ...sim.output import frames as pd
-from ...sim.runs.run import Run
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ..runs.output import track
 from ..runs.parallel import in_parallel
 from .context_cost import ADOPTED, Terms, step_cost

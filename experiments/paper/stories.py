@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.config.settings import Settings
-from ...sim.engine.run import simulate
-from ...sim.runs.run import Run
+from ...sim import Run, Settings, Workload, simulate
 from ...sim.runs.run_log import RunLog
 from ...sim.types.sequence import SWAPPED_IN
 from ...sim.types.ticks import PER_SECOND, from_seconds
-from ...sim.workload.workload import Workload
 from .settings import paper_settings
 
 #: Activities of a sequence in an iteration, in the order of a log line, and their words in the log.

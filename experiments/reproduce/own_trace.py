@@ -22,15 +22,13 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from ...sim.config.settings import Settings, settings
+from ...sim import Run, Settings, Workload, settings, simulate
 from ...sim.cost import PaperCost, StepCost, default_cost
-from ...sim.engine.run import simulate, simulate_window
+from ...sim.engine.run import simulate_window
 from ...sim.policy import policy as policy_of
-from ...sim.runs.run import Run
 from ...sim.spec import gpu, model
 from ...sim.types.errors import MissingSetting, SettingError
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ...traces import LengthPairs, Trace, mean_rate, workload
 from ..paper.bench import Measured, measured
 from ..paper.comparison import Payload

@@ -13,13 +13,12 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ...sim import Settings, Workload
 from ...sim.cluster import Cluster
-from ...sim.config.settings import Settings
 from ...sim.output.files import as_utf8
 from ...sim.spec import model
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.notes import note
-from ...sim.workload.workload import Workload
 from ...traces import (
     Pacing,
     Reading,

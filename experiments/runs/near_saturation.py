@@ -20,13 +20,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ...sim import Run, Settings, Workload
 from ...sim.cluster import ClusterRun, cluster_times
-from ...sim.config.settings import Settings
 from ...sim.metrics.requests import RequestTimes, request_times
-from ...sim.runs.run import Run
 from ...sim.types.bounds import LEAST_SCALE, MOST_SCALE
 from ...sim.types.ticks import PER_MS
-from ...sim.workload.workload import Workload
 from .serving import Load, serve
 from .slo_check import compiled_cost
 

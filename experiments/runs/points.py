@@ -14,14 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...sim.config.settings import Settings
+from ...sim import Settings, Workload
 from ...sim.metrics.objectives import Objectives
 from ...sim.output.files import as_utf8
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.policy.registry import options_by_policy, plugin_files
 from ...sim.spec import gpu
 from ...sim.spec.model import origin
-from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace, holds_load
 from .inputs import Inputs
 from .kept import Kept, versions

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from ...sim.config.settings import Settings, settings
-from ...sim.engine.run import simulate
+from ...sim import Settings, Workload, settings, simulate
 from ...sim.policy.options import option_names
 from ...sim.policy.registry import policy
 from ...sim.types.errors import PluginError, SettingError
@@ -23,7 +22,6 @@ from ...sim.types.ticks import PER_MS
 from ...sim.workload.content import PromptContent
 from ...sim.workload.dialogue import NO_PARENT, Dialogue
 from ...sim.workload.users import Users
-from ...sim.workload.workload import Workload
 
 #: Loads that are drawn until one reads an option.
 _MOST_DRAWS = 300

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...sim import Run, Workload, summary, write
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, simulate_cluster, write_cluster
 from ...sim.config.unread import refuse_unread_in_cluster
 from ...sim.engine.observer import Observer
 from ...sim.engine.run import simulate as serve_one
-from ...sim.metrics.result import Recording, write
-from ...sim.metrics.summary import summary
-from ...sim.runs.run import Run
+from ...sim.metrics.result import Recording
 from ...sim.types.errors import SettingError
-from ...sim.workload.workload import Workload
 from ...traces import Pacing, Trace
 from .inputs import DEFAULT_DATASET, DEFAULT_PROMPTS, Inputs
 from .unread import refuse_unread

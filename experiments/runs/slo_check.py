@@ -20,18 +20,16 @@ from math import floor
 
 import numpy as np
 
-from ...sim.config.settings import Settings
+from ...sim import Run, Settings, Workload, simulate
 from ...sim.cost import StepCost
 from ...sim.engine.core import CoreEngine
 from ...sim.engine.engine import Engine
 from ...sim.engine.replica import build
-from ...sim.engine.run import run_log_of, simulate
+from ...sim.engine.run import run_log_of
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.requests import RequestTimes, request_times
-from ...sim.runs.run import Run
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 
 #: Share of the requests at either end that are not counted.
 _APART = 0.1

@@ -8,14 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...sim.config.settings import Settings
+from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.config.unread import only_read
-from ...sim.engine.run import simulate
 from ...sim.metrics.objectives import Objectives
-from ...sim.metrics.summary import summary
-from ...sim.runs.run import Run
 from ...sim.types.errors import SettingError, SimulationFault, UserError
-from ...sim.workload.workload import Workload
 from .grid import Point
 from .near_saturation import ServedLoad, saturation, times_of
 from .output import track

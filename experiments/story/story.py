@@ -13,12 +13,11 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...reports.story.cast import Cast
 from ...reports.story.frames import Frame, frames_of
-from ...sim.config.settings import Settings
+from ...sim import Settings, Workload
 from ...sim.recording.steps import record
 from ...sim.types.errors import UserError
 from ...sim.types.ticks import from_seconds
 from ...sim.workload.content import PromptContent
-from ...sim.workload.workload import Workload
 from ..paper.stories import OneSecondStep
 from .source import Source
 

@@ -38,16 +38,13 @@ from rich.table import Table
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.style.labels import metric_label
-from ...sim.config.settings import Settings
+from ...sim import Run, Settings, Workload, simulate
 from ...sim.config.unread import only_read
-from ...sim.engine.run import simulate
 from ...sim.metrics.requests import request_times
 from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.metrics.views import WASTE as _WASTE
-from ...sim.runs.run import Run
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.ticks import PER_SECOND
-from ...sim.workload.workload import Workload
 from ...traces import Pacing
 from ..runs.inputs import Inputs
 from ..runs.output import track

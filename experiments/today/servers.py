@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import fsum
 
-from ...sim.config.settings import Settings, settings
-from ...sim.runs.run import Run
+from ...sim import Run, Settings, settings
 from ...sim.spec import Deployment, cache_layers, gpu, model
 from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import StageMemory, stage_memories

@@ -88,6 +88,8 @@ class RecordedCost:
 
     def __init__(self, inner: StepCost) -> None:
         self.inner, self.name, self.effective_context = inner, inner.name, effective_context(inner)
+        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
+        self.copy_ticks, self.describe = inner.copy_ticks, inner.describe
         self._asked: Work | None = None
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
@@ -99,22 +101,6 @@ class RecordedCost:
         """See ``StepCost``."""
         self._asked = Work(decodes, context)
         return self.inner.decode_line(decodes, context)
-
-    def swap_out_ticks(self, blocks: int) -> int:
-        """See ``StepCost``."""
-        return self.inner.swap_out_ticks(blocks)
-
-    def swap_in_ticks(self, blocks: int) -> int:
-        """See ``StepCost``."""
-        return self.inner.swap_in_ticks(blocks)
-
-    def copy_ticks(self, slots: int) -> int:
-        """See ``StepCost``."""
-        return self.inner.copy_ticks(slots)
-
-    def describe(self) -> dict[str, object]:
-        """See ``StepCost``."""
-        return self.inner.describe()
 
     def take(self) -> Work | None:
         """The last step asked for since the last call; None if there is none."""

@@ -22,10 +22,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from ....sim import Workload, simulate
 from ....sim.cost import PaperCost, StepCost
-from ....sim.engine.run import simulate
 from ....sim.metrics.requests import request_times
-from ....sim.workload.workload import Workload
 from ...runs.output import track
 from ...runs.parallel import in_parallel
 from ..bench import Bench

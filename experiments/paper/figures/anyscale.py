@@ -29,14 +29,13 @@ from typing import Any
 
 import numpy as np
 
+from ....sim import Workload, simulate
 from ....sim.cost import PaperCost, StepCost
 from ....sim.cost.base import coefficient
 from ....sim.engine.replica import FITTED_STEP_SCALE
-from ....sim.engine.run import simulate
 from ....sim.spec import block_bytes, gpu, model, paper_num_blocks
 from ....sim.spec.pool import MAX_BATCHED_TOKENS
 from ....sim.types.ticks import PER_SECOND, from_ms
-from ....sim.workload.workload import Workload
 from ....traces import stream
 from ..comparison import Payload
 from ..rows import STEP_CHANGES, Row, as_finding, moved, value_row

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....reports.figures.slots import FREE_TOO_FEW
+from ....sim import Workload, simulate
 from ....sim.cost import PaperCost
-from ....sim.engine.run import simulate
 from ....sim.recording.steps import record
-from ....sim.workload.workload import Workload
 from ..comparison import Payload
 from ..published import paper_figures
 from ..rows import Row, as_finding, value_row

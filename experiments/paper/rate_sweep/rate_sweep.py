@@ -28,15 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from ....sim.config.settings import Settings
+from ....sim import Settings, Workload, simulate
 from ....sim.cost import StepCost
 from ....sim.engine.core import CoreEngine
 from ....sim.engine.engine import Engine
-from ....sim.engine.run import simulate
 from ....sim.memory.accounting.ledger import Ledger
 from ....sim.metrics.requests import request_times
 from ....sim.types.ticks import PER_SECOND
-from ....sim.workload.workload import Workload
 from ...runs.crossing import Crossing, crossing
 from ...runs.output import track
 from ...runs.parallel import Workers, as_they_finish
