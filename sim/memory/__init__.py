@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from .accounting.kv_groups import PageGroups, most_prompt_blocks
 from .accounting.ledger import BUCKETS
-from .base import Memory, Transaction
 from .contiguous.buddy import BuddyArena
 from .contiguous.contiguous import BatchMemory, ContiguousMemory
-from .contiguous.copies import CopyingMemory
 from .contiguous.dialogue_copies import DialogueContiguousMemory
+from .interface.memory import Memory, Transaction
 from .paged.cached import CachedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
@@ -26,7 +25,6 @@ __all__ = [
     "BuddyArena",
     "CachedMemory",
     "ContiguousMemory",
-    "CopyingMemory",
     "DeferredMemory",
     "DialogueContiguousMemory",
     "DialogueMemory",

@@ -9,7 +9,6 @@ import numpy as np
 
 from ..memory.contiguous.arena import Arena, arena
 from ..memory.contiguous.contiguous import ContiguousMemory, ContiguousTransaction
-from ..memory.contiguous.copies import CopyingMemory
 from ..memory.contiguous.dialogue_copies import DialogueContiguousMemory
 from ..types.sequence import CARRY_ON, Sequence, StepPlan, num_seqs_of
 from ..types.state import State
@@ -39,7 +38,7 @@ class OrcaPaper(Policy[ContiguousMemory, ContiguousTransaction]):
         size = pool.num_blocks, pool.block_size
         if pool.dialogue is not None:
             return DialogueContiguousMemory(*size, pool.dialogue, self.arena(pool))
-        return (CopyingMemory if pool.grouped else ContiguousMemory)(*size, self.arena(pool))
+        return ContiguousMemory(*size, self.arena(pool))
 
     def arena(self, pool: Pool) -> Arena | None:
         """The arena that places reservations; None if slots are only counted."""

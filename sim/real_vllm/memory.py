@@ -22,7 +22,7 @@ import numpy as np
 from ..memory.accounting.cache_log import CacheLog
 from ..memory.accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups
 from ..memory.accounting.ledger import METER, Meter
-from ..memory.base import Memory
+from ..memory.interface.memory import Memory
 from ..types.errors import SimulationFault
 from ..types.sequence import Sequence
 from ..types.state import State

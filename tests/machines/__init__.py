@@ -54,7 +54,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "SlotRadixMemory": SlotRadixMachine,
     "SharingMemory": SharingMachine,
     "DialogueMemory": DialogueMachine,
-    "CopyingMemory": CopyMachine,
+    "ContiguousMemory, groups": CopyMachine,
     "DialogueContiguousMemory": DialogueCopyMachine,
     **dict.fromkeys(("ContiguousMemory", "ReservedMemory", "BatchMemory"), ReservationMachine),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fragmeter.sim.memory import CopyingMemory
+from fragmeter.sim.memory import ContiguousMemory
 from fragmeter.sim.types.sequence import Grant, Group, Sequence
 from fragmeter.sim.workload.groups import GroupState
 from oracle.slots import classify_slot
@@ -161,8 +161,8 @@ class CopyMachine(RuleBasedStateMachine):
     def build(self, pool):
         *pool, arena = pool
         self.memories = [
-            Groups(CopyingMemory(*pool)),
-            PlacedGroups(CopyingMemory(*pool, ARENAS[arena](pool[0])), arena),
+            Groups(ContiguousMemory(*pool)),
+            PlacedGroups(ContiguousMemory(*pool, ARENAS[arena](pool[0])), arena),
         ]
 
     @rule(request=combined(range(1, 8), range(1, 13), range(4), range(1, 5), EITHER))

@@ -98,7 +98,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "sim/engine/test_leaps.py",
         "sim/policy/test_compositions.py",
     ),
-    "sim/memory/paged/block_tables.py": (
+    "sim/memory/prefix/block_tables.py": (
         "sim/memory/test_known_answers.py",
         "sim/memory/test_sharing.py",
         "sim/recording/test_plan.py",

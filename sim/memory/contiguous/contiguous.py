@@ -7,6 +7,11 @@ Reservations change only when a sequence is admitted or released, so sums over t
 
 c (computed tokens) grows by one per step for every unfinished sequence. F (final length), R (reserved length) and the
 chunk are constant.
+
+Each sequence of a group has its own piece, with its own copy of the prompt; paged memory would share these tokens. The admission of
+the leader reserves the pieces of the whole group. In the next step the siblings copy the prompt; a beam that is replaced copies all
+tokens of the beam that it continues. Memory that counts slots copies these tokens. Memory with chunks copies the whole chunk, as
+the artifact of SOSP'23 does: its Orca pairs all blocks of both tables, empty ones included (``BuddyBlockSpaceManager.fork``).
 """
 
 from __future__ import annotations
@@ -14,11 +19,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ...types.sequence import Grant, Sequence
+from ...types.errors import SimulationFault
+from ...types.sequence import FORKED, Grant, Group, Sequence
 from ...types.state import State
 from ..accounting.ledger import METER, Meter
 from ..accounting.moves import Moves
-from ..base import Memory, Placement
+from ..interface.memory import Memory, Placement
 from .arena import Arena, FirstFitArena
 
 
@@ -107,7 +113,9 @@ class ContiguousMemory(Memory):
         self._largest_run: int | None = None
         self.used_slots = 0
         self.growing = 0
-        self._lag = self._target = self._asked = self._finished_hold = 0
+        self._lag = self._target = self._asked = self._finished_hold = self._copied_slots = 0
+        self._beams: dict[Group, None] = {}
+        self._branched_step = -1
         self._transaction = ContiguousTransaction(self)
 
     @property
@@ -119,6 +127,10 @@ class ContiguousMemory(Memory):
     def has_addresses(self) -> bool:
         """See ``Placement``."""
         return self.arena is not None
+
+    def give_addresses(self, slots: int) -> None:
+        """See ``Placement``."""
+        self.addresses = FirstFitArena(slots)
 
     def slots_of(self, tokens: int) -> int:
         """Slots of a reservation of ``tokens``."""
@@ -174,9 +186,30 @@ class ContiguousMemory(Memory):
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size
 
     def transaction(self, decode_step: int) -> ContiguousTransaction:
-        """The tentative reservations of ``decode_step``; one at a time."""
+        """The tentative reservations of ``decode_step``; one at a time. Beams that die continue as copies of others."""
+        if self._beams and decode_step != self._branched_step:
+            self._branch(decode_step)
         self._transaction = ContiguousTransaction(self)
         return self._transaction
+
+    def _branch(self, decode_step: int) -> None:
+        self._branched_step = decode_step
+        for group in self._beams:
+            if group.ancestry is None:
+                raise SimulationFault("beams have no ancestry")
+            slots = self._slots_to_copy(group.leader.grant, group.leader.held_tokens(decode_step))
+            for dead, parent in group.ancestry.replaced(len(group.members)):
+                self._copied_slots += slots
+                self.record_copy(group.members[parent].grant, group.members[dead].grant, slots)
+
+    def _slots_to_copy(self, grant: Grant, tokens: int) -> int:
+        """Slots that a copy of a piece writes, given the number that hold tokens."""
+        return tokens if self.arena is None else grant.slots
+
+    def copied_slots(self, decodes: bool) -> int:
+        """See ``Memory``."""
+        slots, self._copied_slots = self._copied_slots, 0
+        return slots
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
         """Finds nothing: without parents every prompt is computed."""
@@ -186,13 +219,37 @@ class ContiguousMemory(Memory):
         return False
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """Give the step's next reservation to a sequence that starts in ``decode_step``."""
+        """Give the step's next reservations to a sequence that starts in ``decode_step``, and to its siblings: these are empty until
+        they fork."""
+        group = sequence.group
+        if group is not None and sequence.kind == FORKED:
+            self._fork(sequence, group, decode_step)
+            return
+        self._reserve(sequence, padded_tokens)
+        self._grow(sequence, decode_step)
+        for sibling in () if group is None else group.siblings:
+            self._reserve(sibling, padded_tokens)
+
+    def _fork(self, sibling: Sequence, group: Group, decode_step: int) -> None:
+        """A sibling copies the prompt and decodes."""
+        slots = self._slots_to_copy(sibling.grant, sibling.prompt_tokens)
+        self._copied_slots += slots
+        self.record_copy(group.leader.grant, sibling.grant, slots)
+        self._grow(sibling, decode_step)
+        if group.ancestry:
+            self._beams[group] = None
+            self.searches = True
+
+    def _grow(self, sequence: Sequence, decode_step: int) -> None:
+        self.growing += 1
+        self._lag += sequence.start_tokens - decode_step
+
+    def _reserve(self, sequence: Sequence, padded_tokens: int) -> None:
+        """Give the step's next reservation to a sequence."""
         tokens, slots, start = self._transaction.places.popleft()
         padding = max(0, padded_tokens - sequence.prompt_tokens)
         sequence.grant = Grant(tokens, slots, padding, start)
         self.used_slots += slots
-        self.growing += 1
-        self._lag += sequence.start_tokens - decode_step
         self._target += self._final(sequence)
         self._asked += self._requested_slots(sequence)
         self._finished_hold += padding
@@ -218,12 +275,24 @@ class ContiguousMemory(Memory):
         return self._largest_run * self.block_size
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """Free the slots of sequences that generated their last token before ``decode_step``."""
+        """Free the slots of sequences that generated their last token before ``decode_step``; siblings with nothing to generate
+        leave with the leader."""
         for sequence in finished:
-            grant = sequence.grant
-            self._end(sequence)
-            self.used_slots -= grant.slots
-            self.give_place(grant)
+            group = sequence.group
+            if group is not None and sequence is group.leader:
+                self._beams.pop(group, None)
+                self.searches = bool(self._beams)
+                for sibling in () if group.forked else group.siblings:
+                    sibling.start_step = sequence.start_step
+                    self._grow(sibling, sequence.start_step)
+                    self._free(sibling)
+            self._free(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        grant = sequence.grant
+        self._end(sequence)
+        self.used_slots -= grant.slots
+        self.give_place(grant)
 
     def _end(self, sequence: Sequence) -> None:
         self.growing -= 1

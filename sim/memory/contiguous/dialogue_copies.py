@@ -92,7 +92,7 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
         # Kept pieces that admissions of this step count on.
         self._promised: set[int] = set()
         self._in_place: set[int] = set()
-        self._kept_slots = self._copied_slots = self._evicted_slots = 0
+        self._kept_slots = self._evicted_slots = 0
         self.cache_log: CacheLog = CacheLog(1)
         self.cached_level = self.cache_log
 
@@ -182,11 +182,6 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
     def kept_pieces(self) -> list[Grant]:
         """See ``Placement``."""
         return list(self.kept.values())
-
-    def copied_slots(self, decodes: bool) -> int:
-        """Slots that the copies of the coming step write."""
-        slots, self._copied_slots = self._copied_slots, 0
-        return slots
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
         """See ``ContiguousMemory``; a request with children keeps its piece for them."""

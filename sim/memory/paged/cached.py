@@ -32,7 +32,7 @@ from ..accounting.ledger import Meter
 from ..accounting.moments import after_step, at_row
 from ..accounting.repeats import idle_repeats
 from ..prefix import UNSHARED, BlockPool, BlockResidency, Chains, FreeKVCacheBlockQueue, lookup_blocks
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 

@@ -38,9 +38,9 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..accounting.ledger import METER
-from ..base import Memory
+from ..interface.memory import Memory
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .group_cache import GroupCache
 from .group_tables import GroupTables
 from .phases import Phases

@@ -33,7 +33,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .paged import PagedMemory
 
 

@@ -29,7 +29,7 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.parents import Parents
 from ..accounting.repeats import idle_repeats
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 

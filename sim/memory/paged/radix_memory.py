@@ -25,7 +25,7 @@ from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
-from ..base import Memory
+from ..interface.memory import Memory
 from ..prefix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens
 
 #: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each sequence left after a retraction.

@@ -18,7 +18,7 @@ from ...workload.content import Tokens
 from ..accounting.ledger import Meter
 from ..accounting.moments import in_step
 from ..prefix import RadixNode, RadixTree
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .radix_memory import RadixMemory
 
 

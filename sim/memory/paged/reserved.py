@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...types.sequence import Sequence
-from ..base import Placement
 from ..contiguous.contiguous import ContiguousMemory
-from .block_tables import BlockTables
+from ..interface.memory import Placement
+from ..prefix.block_tables import BlockTables
 
 
 class ReservedMemory(ContiguousMemory):

@@ -21,7 +21,7 @@ from ...types.optional import not_none
 from ...types.sequence import FORKED, Group, Sequence, leads, present
 from ...types.state import State
 from ..accounting.ledger import METER, Meter
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 

@@ -30,7 +30,7 @@ from ..accounting.drafts import Speculation
 from ..accounting.ledger import Meter
 from ..accounting.repeats import idle_repeats
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue, lookup_blocks
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 

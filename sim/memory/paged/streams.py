@@ -17,7 +17,7 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Meter
 from ..contiguous.contiguous import ContiguousTransaction
-from .block_tables import BlockTables
+from ..prefix.block_tables import BlockTables
 from .reserved import ReservedMemory
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from ...memory import Memory
 from ...memory.accounting.moves import Moves
-from ...memory.base import Placement
-from ...memory.contiguous.arena import FirstFitArena
-from ...memory.paged.block_tables import BlockTables
+from ...memory.interface.memory import Placement
+from ...memory.prefix.block_tables import BlockTables
 from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from ...types.state import State
@@ -115,7 +114,7 @@ class ContiguousLayout:
         self._placement = placement
         self.moves = Moves()
         if not placement.has_addresses:
-            placement.addresses = FirstFitArena(_UNBOUNDED)
+            placement.give_addresses(_UNBOUNDED)
         self.num_slots = memory.capacity_slots
 
     def settle(self, state: State, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The interface of ``sim.memory.base``: every memory has all of it, and other folders look at nothing else by name."""
+"""The interface of ``sim.memory.interface``: every memory has all of it, and other folders look at nothing else by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fragmeter.sim.memory import (
     SlotRadixMemory,
     Transaction,
 )
-from fragmeter.sim.memory.base import Accounts, Allocation, Inspection, Placement
+from fragmeter.sim.memory.interface.memory import Accounts, Allocation, Inspection, Placement
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State

@@ -14,7 +14,6 @@ from fragmeter.sim.memory import (
     BlockPool,
     BuddyArena,
     ContiguousMemory,
-    CopyingMemory,
     DeferredMemory,
     DialogueContiguousMemory,
     DialogueMemory,
@@ -28,7 +27,6 @@ from fragmeter.sim.memory.accounting.kv_groups import SLIDING, STATE
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
-from fragmeter.sim.memory.paged.block_tables import BlockTables
 from fragmeter.sim.memory.paged.cells import CellTransaction
 from fragmeter.sim.memory.paged.counts import Partial
 from fragmeter.sim.memory.paged.deferred import Regions
@@ -39,6 +37,7 @@ from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, RadixTree
+from fragmeter.sim.memory.prefix.block_tables import BlockTables
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
 
@@ -81,6 +80,11 @@ def keeps_the_hash_of_a_block_that_is_taken(pool: BlockPool, blocks, moments) ->
 def unlinks_the_first_of_a_run(queue: FreeKVCacheBlockQueue, blocks: list[int]) -> None:
     remove_n(queue, blocks[:1])
     queue.num_free_blocks -= len(blocks) - len(blocks[:1])
+
+
+def keeps_the_pieces_of_siblings(memory: ContiguousMemory, finished, decode_step: int) -> None:
+    for sequence in finished:
+        memory._free(sequence)
 
 
 def splits_without_the_locks(tree: RadixTree, *split_at):
@@ -312,8 +316,8 @@ PLANTED = [
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
-    ("CopyingMemory", CopyingMemory, "release", ContiguousMemory.release),
-    ("CopyingMemory", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
+    ("ContiguousMemory, groups", ContiguousMemory, "release", keeps_the_pieces_of_siblings),
+    ("ContiguousMemory, groups", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
     ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_none),
     ("DialogueContiguousMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
     ("ContiguousMemory", ContiguousTransaction, "reserve", takes_no_room),

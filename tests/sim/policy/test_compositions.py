@@ -143,7 +143,7 @@ def test_every_composition_that_a_policy_reaches_has_a_machine(policy):
     assert reached - grouped <= POLICY_MACHINES.keys()
 
 
-SHARED_MEMORIES = {"SharingMemory", "DialogueMemory", "CopyingMemory", "DialogueContiguousMemory"}
+SHARED_MEMORIES = {"SharingMemory", "DialogueMemory", "DialogueContiguousMemory"}
 
 
 def test_memories_of_sequences_that_share_have_machines():

@@ -9,9 +9,9 @@ import pytest
 
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.moves import Moves
-from fragmeter.sim.memory.contiguous.copies import CopyingMemory
-from fragmeter.sim.memory.paged.block_tables import BlockTables
+from fragmeter.sim.memory.contiguous.contiguous import ContiguousMemory
 from fragmeter.sim.memory.prefix import BlockPool, Chain, Chains
+from fragmeter.sim.memory.prefix.block_tables import BlockTables
 from fragmeter.sim.recording.plans import Plan, record
 from fragmeter.sim.types.sequence import Grant, Sequence
 from plan_cases import (
@@ -167,12 +167,12 @@ class TestBugsInTheTables:
             assert fails(recorded_anyhow(settings, workload))
 
     def test_a_piece_that_is_copied_from_the_wrong_parent(self):
-        record = CopyingMemory.record_copy
+        record = ContiguousMemory.record_copy
 
-        def record_the_wrong_way(memory: CopyingMemory, source: Grant, target: Grant, tokens: int) -> None:
+        def record_the_wrong_way(memory: ContiguousMemory, source: Grant, target: Grant, tokens: int) -> None:
             record(memory, target, source, tokens)
 
-        with mock.patch.object(CopyingMemory, "record_copy", record_the_wrong_way):
+        with mock.patch.object(ContiguousMemory, "record_copy", record_the_wrong_way):
             assert fails(copying_plan())
 
     def test_moves_that_are_forgotten(self):

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from ...types.sequence import FORKED, Sequence, leads, present
 from ..accounting.moves import Moves
-from ..prefix.block_pool import BlockPool
+from .block_pool import BlockPool
 
 
 class BlockTables:

@@ -40,17 +40,16 @@ from typing import Protocol
 
 import numpy as np
 
-from ..types.errors import SimulationFault
-from ..types.sequence import Grant, Sequence
-from ..types.state import State
-from .accounting.cache_log import CacheLog
-from .accounting.drafts import Speculation
-from .accounting.kv_groups import PageGroups
-from .accounting.ledger import Meter
-from .accounting.moves import Moves
-from .contiguous.arena import FirstFitArena
-from .paged.block_tables import BlockTables
-from .prefix.host_tier import HostTier
+from ...types.errors import SimulationFault
+from ...types.sequence import Grant, Sequence
+from ...types.state import State
+from ..accounting.cache_log import CacheLog
+from ..accounting.drafts import Speculation
+from ..accounting.kv_groups import PageGroups
+from ..accounting.ledger import Meter
+from ..accounting.moves import Moves
+from ..prefix.block_tables import BlockTables
+from ..prefix.host_tier import HostTier
 
 
 class Transaction(Protocol):
@@ -70,18 +69,19 @@ class Placement(Protocol):
 
     #: Where copies of pieces are noted, in slots; None without a recording.
     moves: Moves | None
-    #: Stands in for addresses where the memory only counts slots; set by a recording before anything is admitted.
-    addresses: FirstFitArena | None
 
     @property
     def has_addresses(self) -> bool:
         """Whether the memory itself places its pieces; False where it counts slots, wherever they lie."""
 
+    def give_addresses(self, slots: int) -> None:
+        """Place pieces in an address space of so many slots where they are only counted; called before anything is admitted."""
+
     def first_slot(self, grant: Grant) -> int:
         """The slot in which the piece of a reservation begins.
 
         Raises:
-            SimulationFault: Slots are only counted, and ``addresses`` is None.
+            SimulationFault: Slots are only counted, without ``give_addresses``.
         """
 
     def kept_pieces(self) -> list[Grant]:
