@@ -77,11 +77,6 @@ class BlockTables:
         """A block for the token that a sequence computes in the coming step."""
         self.tables[sequence] += self.pool.get_new_blocks(1)
 
-    @property
-    def grown_until(self) -> int:
-        """Decode step up to which tables have grown."""
-        return self._grown_until
-
     def grown(self, decode_step: int) -> None:
         """The tables have grown through ``decode_step``, one by one."""
         self._grown_until = decode_step + 1
