@@ -286,12 +286,12 @@ class OffloadedMemory(PagedMemory):
         if not finished:
             self._stalled[sequence] = sequence.held_tokens(decode_step)
 
-    def _open_groups(self, decode_step: int, takes: int) -> int:
+    def _open_groups(self, decode_step: int) -> int:
         assert self.cache is not None and self.group_tables is not None
         for sequence, tokens in self._stalled.items():
             self.cache.publish(sequence, self.group_tables.tables[sequence], tokens)
         self._stalled = {}
-        return super()._open_groups(decode_step, takes)
+        return super()._open_groups(decode_step)
 
     def _defer(self, sequence: Sequence, decode_step: int) -> None:
         cache, tables = self.cache, self.group_tables

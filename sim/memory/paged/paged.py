@@ -16,7 +16,6 @@ whole prompt (``partial``), and nothing of it grows but by chunks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 
 from ...types.errors import Overdrawn
 from ...types.sequence import Sequence
@@ -32,28 +31,32 @@ from .transaction import PagedTransaction
 class PagedMemory(BlockCounts):
     """Blocks held by running sequences, and by swapped ones in host memory. See ``BlockCounts`` for its arguments, and ``Memory``."""
 
-    @cached_property
-    def _transaction(self) -> PagedTransaction:
-        return PagedTransaction(self)
+    _transaction: PagedTransaction | None = None
 
     def transaction(self, decode_step: int) -> PagedTransaction:
         """The tentative grants of ``decode_step``; one at a time."""
-        transaction, need = self._transaction, self.phases.counts[decode_step % self.block_size]
+        # A kind of memory with a kind of transaction has made it.
+        transaction = self._transaction
+        if transaction is None:
+            transaction = self._transaction = PagedTransaction(self)
+        takes = need = self.growing * self.phases.counts[decode_step % self.block_size]
         if not self.is_plain:
-            need = self._open_groups(decode_step, self.growing * need)
-        else:
-            transaction.takes = need
-        transaction.decode_step, transaction.free, transaction.need = decode_step, self.free, need
+            need -= self._open_groups(decode_step)
+        transaction.decode_step, transaction.free, transaction.takes, transaction.need = (
+            decode_step,
+            self.free,
+            takes,
+            need,
+        )
         return transaction
 
-    def _open_groups(self, decode_step: int, takes: int) -> int:
-        """Bring counts up to date before ``decode_step``. Returns ``need`` of its transaction."""
+    def _open_groups(self, decode_step: int) -> int:
+        """Bring counts up to date before ``decode_step``. Returns the blocks that the running sequences give back in it."""
         if self.cache and self.group_tables:
             self.group_tables.grow_until(decode_step)
             self._count_shared()
             self.cache.begin_step()
-        self._transaction.takes = takes
-        return takes - sum(kind.number * kind.in_step(decode_step) for kind in self.giving)
+        return sum(kind.number * kind.in_step(decode_step) for kind in self.giving)
 
     # --- Sequences come, prefill in chunks and go ---
 
@@ -83,8 +86,10 @@ class PagedMemory(BlockCounts):
         sequence does; unless it is ``past``.
         """
         before, size = sequence.start_tokens - 1, self.block_size
-        phase = (decode_step - before) % size
-        self.phases.add(phase, 1)
+        phase, counts = (decode_step - before) % size, self.phases.counts
+        # ``Phases.add``, spelt out: every sequence comes and goes.
+        counts[phase] += 1
+        counts[phase + size] += 1
         if not self.is_plain:
             self._admit_to_groups(sequence, decode_step, -(-(before + past) // size))
             return
@@ -192,13 +197,14 @@ class PagedMemory(BlockCounts):
         if not self.is_plain:
             self._release_in_groups(leaving, decode_step)
             return
-        size, phases, tables = self.block_size, self.phases, self.tables
+        size, counts, tables = self.block_size, self.phases.counts, self.tables
         if tables:
             tables.grow_until(decode_step)
         for sequence in leaving:
             ahead = 1 - sequence.lag
             phase = ahead % size
-            phases.add(phase, -1)
+            counts[phase] -= 1
+            counts[phase + size] -= 1
             self.free -= (ahead - decode_step) // size
             if tables:
                 tables.leave(sequence, phase)
