@@ -221,17 +221,31 @@ def sources_in(folder: Path) -> Path:
 
 def changed_core(folder: Path, part: str, before: str, after: str) -> ModuleType:
     """The core, compiled in a folder with a change in one of its sources, and loaded beside the real one."""
-    compiler, include = shutil.which("cc"), Path(sysconfig.get_path("include"))
-    if compiler is None or not (include / "Python.h").is_file():
-        pytest.skip("no C compiler, or no headers of Python")
     path = sources_in(folder) / f"_core_{part}.c"
     source = path.read_text()
     assert source.count(before) == 1
     path.write_text(source.replace(before, after))
+    if not can_compile():
+        pytest.skip("no C compiler, or no headers of Python")
+    return loaded(compiled_in(folder, "-O0"))
+
+
+def can_compile() -> bool:
+    """Whether there are a C compiler and the headers of Python."""
+    return shutil.which("cc") is not None and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
+
+
+def compiled_in(folder: Path, *flags: str) -> Path:
+    """The library of the sources in a folder."""
     sources = sorted(each.name for each in folder.glob("_core*.c"))
-    command = [compiler, "-shared", "-fPIC", "-O0", f"-I{include}", "-o", "_core.so", *sources]
-    subprocess.run(command, cwd=folder, check=True)
-    loader = ExtensionFileLoader("_core", str(folder / "_core.so"))
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(["cc", "-shared", "-fPIC", *flags, include, "-o", "_core.so", *sources], cwd=folder, check=True)
+    return folder / "_core.so"
+
+
+def loaded(library: Path) -> ModuleType:
+    """A library of the core, beside the real one."""
+    loader = ExtensionFileLoader("_core", str(library))
     module = module_from_spec(spec_from_loader("_core", loader))
     loader.exec_module(module)
     return module
