@@ -60,8 +60,6 @@ class SlotRadixMemory(RadixMemory):
         super().__init__(num_slots, runs, keeps)
         self.tree: SlotTree = SlotTree()
         self.tables: BlockTables = BlockTables(num_slots, 0, 1)
-        # What joins the tree goes on with the tree's slots.
-        self.tables.rewrites = True
         # Of the leap that is about to run, once it has been looked at: slots held in its first step, and the steps
         # that hand out their slots.
         self._held: int | None = None
@@ -172,7 +170,7 @@ class SlotRadixMemory(RadixMemory):
         own = table[first:tokens]
         if own != slots:
             self.tables.pool.free_blocks([mine for mine, kept in zip(own, slots, strict=True) if mine != kept])
-            table[first:tokens] = slots
+            self.tables.tables[sequence] = [*table[:first], *slots, *table[tokens:]]
         return node
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:

@@ -39,7 +39,6 @@ class SharingMemory(PagedMemory):
         super().__init__(num_blocks, block_size, host_blocks)
         if ids:
             self.tables = BlockTables(num_blocks, host_blocks, block_size, prefix_blocks=prefix_blocks, in_turn=True)
-            self.tables.rewrites = True
         self.free -= prefix_blocks
         self.prefix_blocks, self.pinned_slots = prefix_blocks, prefix_blocks * block_size
         # Table entries of those on the device less the blocks that they name, the prefix left out.

@@ -31,15 +31,14 @@ class BlockTables:
 
     Attributes:
         moves: Where blocks with contents that change place are noted; None without a recording.
-        rewrites: Whether blocks that a table names may become others; else tables only grow, at their ends.
         pool, host_pool: Blocks of the device, and of the swap space.
-        tables, host_tables: Block ids of each sequence on the device, and of each that is swapped out, by position.
+        tables, host_tables: Block ids of each sequence on the device, and of each that is swapped out, by position. A list only grows,
+            at its end: a table in which blocks become others is a new list.
         prefix: Blocks of a pinned prefix, with which the table of every leader begins.
         kept: Blocks that no sequence holds, and that are not free, by number.
     """
 
     moves: Moves | None = None
-    rewrites = False
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class BlockTables:
                 if self.moves is not None:
                     self.moves.copies.append((table[-1], copy, self._block_size))
                 self.pool.free_blocks(table[-1:])
-                table[-1] = copy
+                self.tables[sequence] = [*table[:-1], copy]
         self._copiers.clear()
 
     def park(self, sequence: Sequence, phase: int) -> None:

@@ -25,7 +25,7 @@ class TableReader:
     def __init__(self, memory: Memory, layout: Layout) -> None:
         if memory.tables is None:
             raise SimulationFault("a memory without block tables is to be read through them")
-        self.memory, self.layout, self._rewrites = memory, layout, memory.tables.rewrites
+        self.memory, self.layout = memory, layout
         # A pinned prefix is as a table that is live throughout.
         self.pinned = layout.pinned_slots()[:: memory.block_size] // memory.block_size
         self._known: dict[Sequence, tuple[list[int], array[int]]] = {}
@@ -36,11 +36,8 @@ class TableReader:
         tables = []
         for holder in held:
             table = self.layout.table(holder.sequence)
-            if self._rewrites:
-                tables.append(np.array(table, dtype=np.int64))
-                continue
             before = known.get(holder.sequence)
-            # Preempted and admitted again it has another one.
+            # Preempted and admitted again, or rewritten, it has another one.
             blocks = before[1] if before is not None and before[0] is table else array("q")
             blocks.extend(table[len(blocks) :])
             self._known[holder.sequence] = table, blocks
