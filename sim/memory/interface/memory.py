@@ -104,11 +104,11 @@ class Allocation(Protocol):
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """Victims give up what they hold before ``decode_step``: computed again later, or moved to the host pool."""
-        raise self.cannot("preempt a sequence")
+        raise _cannot(self, "preempt a sequence")
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
         """A sequence comes back from the host pool and decodes in ``decode_step``."""
-        raise self.cannot("swap a sequence in")
+        raise _cannot(self, "swap a sequence in")
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """A sequence takes what it needs for its ``start_tokens``, the last of which ``decode_step`` computes.
@@ -120,7 +120,7 @@ class Allocation(Protocol):
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """A prefill that goes on takes what it needs for its ``computed_tokens``, those of ``decode_step`` included."""
-        raise self.cannot("prefill in chunks")
+        raise _cannot(self, "prefill in chunks")
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """A running sequence stops to grow before ``decode_step`` and keeps its blocks.
@@ -128,11 +128,11 @@ class Allocation(Protocol):
         Args:
             finished: Whether it generated its last token, so that it only waits for ``release_finished``.
         """
-        raise self.cannot("stall a sequence")
+        raise _cannot(self, "stall a sequence")
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move between device and host when these go out, or come back. Changes nothing."""
-        raise self.cannot("swap")
+        raise _cannot(self, "swap")
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots that the coming step copies on the device before it writes; the copies noted so far are then made.
@@ -150,17 +150,16 @@ class Allocation(Protocol):
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """As ``release``, of sequences that generated their last token, after other sequences took what they need for ``decode_step``."""
-        raise self.cannot("be scheduled ahead")
+        raise _cannot(self, "be scheduled ahead")
 
     def expect(self, children: np.ndarray) -> None:
         """How many requests go on from each, int64 [requests]: it is kept for so many. Called before anything else."""
         return
 
-    def cannot(self, what: str) -> SimulationFault:
-        """The fault of a policy that asks for what its memory does not have."""
-        return SimulationFault(
-            f"{type(self).__name__} cannot {what}; the policy calls a method that its memory does not have"
-        )
+
+def _cannot(memory: object, what: str) -> SimulationFault:
+    name = type(memory).__name__
+    return SimulationFault(f"{name} cannot {what}; the policy calls a method that its memory does not have")
 
 
 class Accounts(Protocol):
