@@ -227,8 +227,9 @@ class ContiguousMemory(Memory):
             return
         self._reserve(sequence, padded_tokens)
         self._grow(sequence, decode_step)
-        for sibling in () if group is None else group.siblings:
-            self._reserve(sibling, padded_tokens)
+        if group is not None:
+            for sibling in group.siblings:
+                self._reserve(sibling, padded_tokens)
 
     def _fork(self, sibling: Sequence, group: Group, decode_step: int) -> None:
         """A sibling copies the prompt and decodes."""
@@ -278,21 +279,21 @@ class ContiguousMemory(Memory):
         """Free the slots of sequences that generated their last token before ``decode_step``; siblings with nothing to generate
         leave with the leader."""
         for sequence in finished:
-            group = sequence.group
+            group, grant = sequence.group, sequence.grant
             if group is not None and sequence is group.leader:
-                self._beams.pop(group, None)
-                self.searches = bool(self._beams)
-                for sibling in () if group.forked else group.siblings:
-                    sibling.start_step = sequence.start_step
-                    self._grow(sibling, sequence.start_step)
-                    self._free(sibling)
-            self._free(sequence)
+                self._disband(group, decode_step)
+            self._end(sequence)
+            self.used_slots -= grant.slots
+            self.give_place(grant)
 
-    def _free(self, sequence: Sequence) -> None:
-        grant = sequence.grant
-        self._end(sequence)
-        self.used_slots -= grant.slots
-        self.give_place(grant)
+    def _disband(self, group: Group, decode_step: int) -> None:
+        self._beams.pop(group, None)
+        self.searches = bool(self._beams)
+        if not group.forked:
+            for sibling in group.siblings:
+                sibling.start_step = group.leader.start_step
+                self._grow(sibling, sibling.start_step)
+            self.release(group.siblings, decode_step)
 
     def _end(self, sequence: Sequence) -> None:
         self.growing -= 1

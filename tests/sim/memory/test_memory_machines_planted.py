@@ -82,9 +82,8 @@ def unlinks_the_first_of_a_run(queue: FreeKVCacheBlockQueue, blocks: list[int]) 
     queue.num_free_blocks -= len(blocks) - len(blocks[:1])
 
 
-def keeps_the_pieces_of_siblings(memory: ContiguousMemory, finished, decode_step: int) -> None:
-    for sequence in finished:
-        memory._free(sequence)
+def keeps_the_pieces_of_siblings(memory: ContiguousMemory, group, decode_step: int) -> None:
+    memory._beams.pop(group, None)
 
 
 def splits_without_the_locks(tree: RadixTree, *split_at):
@@ -316,7 +315,7 @@ PLANTED = [
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
-    ("ContiguousMemory, groups", ContiguousMemory, "release", keeps_the_pieces_of_siblings),
+    ("ContiguousMemory, groups", ContiguousMemory, "_disband", keeps_the_pieces_of_siblings),
     ("ContiguousMemory, groups", ContiguousTransaction, "_all_have_places", keeps_the_pieces_of_a_trial),
     ("DialogueContiguousMemory", DialogueContiguousMemory, "unpromised", spares_none),
     ("DialogueContiguousMemory", DialogueTransaction, "_piece", takes_whatever_piece_there_is),
