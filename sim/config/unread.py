@@ -2,7 +2,7 @@
 
 A setting is *given* if its value differs from the default. Values without an effect (a watermark of 0, a swap space of
 0) are accepted by every run. A run reads the options that its policy declares, unless the declaration
-states why it does not (``Options.why_unread``). ``tests/sim/engine/test_unread_settings.py`` compares this with runs:
+states why it does not (``Options.why_unread``). ``tests/sim/config/test_unread_settings.py`` compares this with runs:
 every setting under every policy, on loads in which the setting would have an effect.
 """
 

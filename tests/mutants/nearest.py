@@ -116,8 +116,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ),
     "sim/memory/prefix/host_tier.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
     "sim/memory/paged/offload.py": ("sim/policy/test_kv_offloading.py", "sim/policy/test_kv_offloading_serial.py"),
-    "sim/memory/paged/counts.py": ("sim/memory/test_known_answers.py", "sim/memory/test_memory_growth.py"),
-    "sim/memory/paged/phases.py": ("sim/memory/test_memory_growth.py", "sim/engine/test_hybrid.py"),
+    "sim/memory/paged/counts.py": ("sim/memory/test_known_answers.py", "sim/runs/test_growth.py"),
+    "sim/memory/paged/phases.py": ("sim/runs/test_growth.py", "sim/engine/test_hybrid.py"),
     "sim/memory/paged/paged.py": ("sim/memory/test_known_answers.py", "sim/policy/test_compositions.py"),
     "sim/memory/paged/radix": (
         "sim/policy/test_sglang.py",
@@ -146,6 +146,13 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "sim/engine/test_states.py",
         "sim/engine/test_hybrid_caching.py",
         "sim/policy/test_compositions.py",
+    ),
+    "sim/runs/": (
+        "sim/runs",
+        "sim/memory/test_known_answers.py",
+        "sim/engine/test_core.py",
+        "sim/engine/test_leaps.py",
+        "sim/metrics",
     ),
 }
 
