@@ -16,7 +16,7 @@ from paths import ROOT
 from .operators import Mutant, mutants
 
 #: What is mutated: folders of modules, but for those that only make texts and pages.
-MUTATED = ("experiments/capacity", "sim/memory/accounting", "sim/memory/paged")
+MUTATED = ("experiments/capacity", "sim/memory/accounting", "sim/memory/paged", "sim/memory/prefix", "sim/runs")
 TEXTS = ("text.py", "page.py", "day_text.py", "day_page.py")
 #: The draw of the tests. Another seed by hand says whether the tests were fitted to it.
 SEED, COUNT = 49, 60
