@@ -22,7 +22,7 @@ from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim.spec import gpu
 from fragmeter.sim.spec.gpu import GIB, GpuSpec
 from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
-from fragmeter.sim.spec.startup.non_torch import link
+from fragmeter.sim.spec.startup.non_torch import SIZES, link
 from fragmeter.sim.types.errors import UserError
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -217,6 +217,10 @@ def page(answers: Sequence[Compared | str]) -> str:
         "",
         *missing,
         "",
+        "## Memory outside of torch",
+        "",
+        *entries(),
+        "",
         "## Memory outside of torch, leaving a card out",
         "",
         *left_card_out(found),
@@ -288,6 +292,21 @@ def summary(found: list[Compared]) -> Iterator[str]:
             str(len(formed)),
         ]
     )
+
+
+def entries() -> Iterator[str]:
+    """The entries of ``non_torch.SIZES`` with their logs."""
+    yield (
+        "What is taken by release, link and least compute capability, in GiB, and the logs that it is from. Implied is what a logged KV cache leaves"
+        " beside the computed parts."
+    )
+    yield ""
+    yield _line(["since", "link", "capability", "least, likely, most", "logs"])
+    yield _line(["---"] * 5)
+    for since, sizes in SIZES:
+        for (linked, least), each in sizes.items():
+            sized = ", ".join(f"{size:.2f}" for size in each[:3])
+            yield _line([f"0.{since}" if since else "", linked, str(least) if least else "", sized, each.logs])
 
 
 def left_card_out(found: list[Compared]) -> Iterator[str]:

@@ -163,6 +163,8 @@ def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[
     yield too_little_to_warm_up(launch)
 
 
+#: What vLLM itself leaves free when it suggests a size, as its profile "may slightly underestimate" (``redundancy_buffer_memory`` of gpu_worker.py).
+_BUFFER = 150 << 20
 #: The kinds of the check of the longest sequence, and of those of memory that is not the KV cache's.
 _TOO_LITTLE, _PROFILE, _WARM_UP = "KV cache", "profile", "warm-up"
 
@@ -393,7 +395,7 @@ def too_little_to_warm_up(launch: Launch) -> Refusal | None:
     if KV_CACHE in more and WARM_UP not in more:
         return None
     found = warm_up(launch)
-    if getattr(found.room, launch.outlook) >= 0:
+    if getattr(found.room, launch.outlook) >= (_BUFFER if launch.outlook == "low" else 0):
         return None
     taken = (
         f"CUDA graphs take {gib(found.graphs.likely)} GiB of {_one_of(launch, found.gpu_name)}, warming up the sampler with {launch.max_num_seqs} dummy requests"

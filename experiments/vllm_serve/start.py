@@ -61,6 +61,8 @@ _UNCOUNTED_KV = (
     "fp8_inc",
     "fp8_ds_mla",
 )
+#: Bytes a logit of the second model runner's warm-up without FlashInfer: 2 of the model, 4 in fp32.
+_PLAIN_WARM_UP = 6
 #: The first release that can estimate the memory of CUDA graphs.
 _FIRST_ESTIMATE = (0, 18)
 #: The first release in which the default of the tokens of a step is no more than its sequences can have; 0.11.2 has it and 0.11.0 does not.
@@ -422,7 +424,12 @@ def _release(line: ServeLine) -> Release:
     flashinfer = line.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
     if flashinfer is not None:
         a_logit = found.sampler_bytes if flashinfer == "0" else FLASHINFER_SAMPLER_BYTES
-        found = replace(found, sampler_bytes=a_logit, fewest_sampler_bytes=a_logit)
+        warm = _PLAIN_WARM_UP if flashinfer == "0" else found.v2_warm_up_bytes
+        found = replace(found, sampler_bytes=a_logit, fewest_sampler_bytes=a_logit, v2_warm_up_bytes=warm)
+    runner = line.environment.get("VLLM_USE_V2_MODEL_RUNNER")
+    if runner in ("0", "1"):
+        none: frozenset[str] = frozenset()
+        found = replace(found, v2_all=runner == "1", v2_model_types=none, v2_dense=False, first_runner_drafts=none)
     counts = line.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if counts is None:
         return found

@@ -17,7 +17,9 @@ it runs
     0.25    all without experts and states, some with experts
     0.29    all models
 
-as the wheels of 0.21 to 0.33 say (``use_v2_model_runner``; that of 0.29 asks for no architecture). In 0.33 its sampler profiles top-k and top-p again; how
+as the wheels of 0.21 to 0.33 say (``use_v2_model_runner``; that of 0.29 asks for no architecture). "Quantized" is a checkpoint with a
+``quantization_config``: ``--quantization fp8`` of one in 16 bits is not. Some drafters keep the first one
+(``_get_v2_model_runner_unsupported_features``): n-grams up to 0.31, a draft model up to 0.30. In 0.33 its sampler profiles top-k and top-p again; how
 much that takes is not known from a log, and assumed to be the 14 bytes of the first one.
 
 The order of the free queue is ``BlockPool.free_blocks`` in the wheels of 0.9, 0.10, 0.11, 0.14, 0.18 and 0.20 to 0.33. Up to
@@ -74,6 +76,8 @@ class Release:
         sampler_rows: Whether top-k of the first model runner keeps a row of logits in fp32 for each multiprocessor.
         v2_sampler_bytes: ``sampler_bytes`` of the second model runner.
         keeps_video_text: Whether outputs of the encoder are copied to a buffer for a video and the text between its frames.
+        v2_warm_up_bytes: The same when it warms up with all that a request may ask for (``warmup_kernels``): since 0.23 by FlashInfer.
+        v2_warms_up_first: Whether it does so before CUDA graphs are captured.
         profiles_context: Whether latent attention profiles the keys and values of a context.
         keeps_workspace: Whether the experts' workspace is kept from one layer to the next, and after the profile.
         benchmarks_embedding: Whether logs show that a start without a compile cache holds the embedding a second time.
@@ -85,6 +89,7 @@ class Release:
         v2_dense: Whether so do all models with attention alone and without experts.
         v2_all: Whether so do all models.
         v2_counts_graphs: Whether the second model runner counts CUDA graphs.
+        first_runner_drafts: Methods of drafts that the second model runner does not run.
         mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
         mxfp4_hopper: Multiples of the hidden size and of that width on Hopper: of Marlin, and since 0.12 of Triton.
         checks_states: Whether max_num_seqs is compared with the blocks that hold states.
@@ -103,6 +108,8 @@ class Release:
     sampler_rows: bool = False
     v2_sampler_bytes: int = 6
     keeps_video_text: bool = False
+    v2_warm_up_bytes: int = 6
+    v2_warms_up_first: bool = False
     profiles_context: bool = False
     keeps_workspace: bool = False
     benchmarks_embedding: bool = False
@@ -114,6 +121,7 @@ class Release:
     v2_dense: bool = False
     v2_all: bool = False
     v2_counts_graphs: bool = False
+    first_runner_drafts: frozenset[str] = frozenset({"ngram", "draft_model"})
     mxfp4_width: int = 256
     mxfp4_hopper: tuple[int, int] = MARLIN_MXFP4
     checks_states: bool = False
@@ -125,14 +133,21 @@ class Release:
     checks_override: bool = False
     reserves_null_block: bool = False
 
-    def second_runner(self, model: ModelSpec, quantized: bool) -> bool:
-        """Whether a model runs on the second model runner."""
+    def second_runner(self, model: ModelSpec, quantized: bool, drafts: str | None = None) -> bool:
+        """Whether a model runs on the second model runner.
+
+        Args:
+            quantized: Whether the checkpoint's own weights are.
+            drafts: Method of its drafter.
+        """
+        if drafts in self.first_runner_drafts:
+            return False
         second = model.model_type in self.v2_model_types or (self.v2_dense and not (model.experts or model.mixer))
         return self.v2_all or (second and (self.v2_quantized or not quantized))
 
-    def profiling(self, model: ModelSpec, quantized: bool) -> Release:
+    def profiling(self, model: ModelSpec, quantized: bool, drafts: str | None = None) -> Release:
         """The release as it profiles a model, with the model runner that it takes for it."""
-        if not self.second_runner(model, quantized):
+        if not self.second_runner(model, quantized, drafts):
             return self
         return replace(self, sampler_bytes=self.v2_sampler_bytes, counts_graphs=self.v2_counts_graphs)
 
@@ -160,15 +175,15 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
         },
     ),
     (18, {}),
-    (19, {}),
+    (19, {"benchmarks_embedding": True}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True, "checks_override": True}),
     (21, {}),
     (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_hopper": (1, 64)}),
-    (23, {"v2_model_types": _DENSE}),
+    (23, {"v2_model_types": _DENSE, "v2_warm_up_bytes": FLASHINFER_SAMPLER_BYTES}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
     (25, {"v2_dense": True}),
     (26, {"keeps_in_flight": True, "v2_sampler_bytes": 2}),
-    (27, {"v2_sampler_bytes": 6, "benchmarks_embedding": True, "mxfp4_width": 128}),
+    (27, {"v2_sampler_bytes": 6, "mxfp4_width": 128}),
     (28, {"caches_states": True, "largest_batch": True, "v2_sampler_bytes": 2}),
     (
         29,
@@ -181,9 +196,9 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
             "v2_dense": False,
         },
     ),
-    (30, {}),
-    (31, {}),
-    (32, {}),
+    (30, {"v2_warms_up_first": True}),
+    (31, {"first_runner_drafts": frozenset({"ngram"})}),
+    (32, {"first_runner_drafts": frozenset()}),
     (33, {"v2_sampler_bytes": 14}),
 )
 

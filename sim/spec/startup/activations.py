@@ -13,12 +13,15 @@ All are bytes in torch's allocator at the moment when most are allocated; the ph
     encoder      2 bytes * patches * (pixels, positions, three hidden states and, divided by ranks, eight: Q, K and V, Q and K twice
                  more, the output), or the MLP's tensors where these are more; ranks hold what they reduced as well
     outputs      of the encoder, in V1 with the pixels; in its budget of max(tokens, those of the largest item)
-    compilation  a second embedding and its output twice, which Inductor allocates to choose a kernel. Only for a text model on one rank,
-                 and only if no compile cache is found: its high end since 0.14, likely since 0.27, where logs show it
+    compilation  a second embedding and its output twice, with which Inductor runs the embedding's kernel to choose whether to combine it with
+                 others (``benchmark_combo_kernel``, which vLLM sets since 0.11.2). Only for a text model on one rank, and only if no compile
+                 cache is found. It is the high end since 0.12, and likely since 0.19: of eight servers of 0.19 to 0.26 four log it, and those of
+                 0.17 and 0.18 do not
     context      2 bytes * 65,536 rows * heads * (K and V without rotary part) of latent attention: ``MLAAttention.forward`` without
                  metadata, since 0.11; logs leave no room for it in sparse attention
     workspace    of experts, by their kernels (``workspace_shapes``), kept in logs since 0.17 but not in one of 0.13, else part of the
-                 forward; and of an indexer
+                 forward; and of an indexer. Weights in 4 bits had layers that called Marlin without it (``fused_marlin_moe``): gptq up to
+                 0.19, awq up to 0.20, compressed-tensors up to 0.22 at least
     balancing    of experts (``eplb``), beside the hidden states of all tokens
     cuBLAS       32 MiB on compute capabilities 9, 10 and 12, else 8.1 MiB
 
@@ -33,10 +36,13 @@ text models there under 0.27 to 0.29. docs/serve.md has the errors.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..encoders import Encoder, Item
 from ..gpu import GpuSpec
+from ..matrix import Matrix, format_of
+from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
 from .eplb import profile_bytes
 from .estimate import Estimate
@@ -49,10 +55,15 @@ _MIB = 1 << 20
 _HIDDEN_QUARTERS, _PASSED_ON = (8, 15, 24), 2
 #: Formats of weights with inputs of 8 bits or fewer.
 _EIGHT_BIT = ("fp8", "mxfp8", "nvfp4")
-#: From this release on, no log decides what the high end of an interval has of workspaces and of compilation.
+#: From this release on, no log decides what the high end of an interval has of workspaces.
 _FIRST_UNCERTAIN = (0, 14)
+#: The first release that combines kernels.
+_FIRST_COMBINED = (0, 12)
+#: Last minor version in which a layer with experts in 4 bits calls Marlin itself, by number format.
+_LAST_OWN = {"gptq": 19, "awq": 20, "w4a16": 22, "w4a16-g32": 22}
 _INDEXER_LOGITS_BYTES = 512 * _MIB
 _CONTEXT_ROWS = 64 * 1024
+_HOPPER = 9
 #: Multiprocessors of a GPU if its file does not say: an H100's.
 _OTHER_PROCESSORS = 132
 #: Of an encoder that is not known: outputs for as many tokens as a step has are likely, and this is most.
@@ -125,6 +136,21 @@ def _sampler_bytes(launch: Launch, bound: int) -> int:
     return logits + 4 * rows * model.vocab_size + 2 * (tokens + 2 * sampled) * model.hidden_size
 
 
+def warm_up_bytes(launch: Launch) -> int:
+    """Tensors of the sampler when vLLM warms up.
+
+    The first model runner samples as it does in the profile, the second one for requests that ask for all that they can
+    (``SamplingParams.for_sampler_warmup``), of at most half the tokens of a step.
+    """
+    sequences, tokens = launch.max_num_seqs, launch.max_num_batched_tokens
+    if not launch.second_runner:
+        return _sampler_bytes(replace(launch, max_num_batched_tokens=min(sequences, tokens)), bound=1)
+    drafts = 0 if launch.speculative is None else launch.speculative.num_speculative_tokens
+    sampled = max(1, min(sequences, tokens // (2 + drafts)))
+    a_logit = max(launch.release.v2_warm_up_bytes, 2 * (1 + drafts))
+    return a_logit * sampled * launch.model.vocab_size + 2 * sampled * (2 + drafts) * launch.model.hidden_size
+
+
 def _balancing_bytes(launch: Launch, layers: range, bound: int) -> int:
     moved = profile_bytes(launch, layers, bound)
     return moved and moved + 2 * launch.max_num_batched_tokens * launch.model.hidden_size
@@ -132,17 +158,19 @@ def _balancing_bytes(launch: Launch, layers: range, bound: int) -> int:
 
 def _compilation_bytes(launch: Launch, bound: int) -> int:
     """What Inductor allocates to choose a kernel for the embedding: a copy of it, and its output twice."""
-    cold = bound == 2 or (bound == 1 and launch.release.benchmarks_embedding)
-    if not (cold and launch.release.since >= _FIRST_UNCERTAIN):
-        return 0
-    copied = copied_embedding_bytes(launch)
+    cold = not launch.is_compiled
+    if launch.is_compiled is None:
+        cold = bound == 2 or (bound == 1 and launch.release.benchmarks_embedding)
+    copied = copied_embedding_bytes(launch) if cold else 0
     return copied + 4 * launch.max_num_batched_tokens * launch.model.hidden_size if copied else 0
 
 
 def copied_embedding_bytes(launch: Launch) -> int:
     """The copy of the embedding as Inductor tries kernels for it; none where the model gets embeddings, or ranks divide it."""
     alone = launch.tensor_parallel == 1 and launch.model.encoder is None
-    return 2 * launch.model.vocab_size * launch.model.hidden_size if alone and launch.deployment.cuda_graphs else 0
+    if not (alone and launch.deployment.cuda_graphs and launch.release.since >= _FIRST_COMBINED):
+        return 0
+    return 2 * launch.model.vocab_size * launch.model.hidden_size
 
 
 def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) -> int:
@@ -221,6 +249,8 @@ def _workspace_bytes(launch: Launch, layers: range, bound: int) -> int:
     gathered = launch.max_num_batched_tokens * ranks.engines
     width, hidden = experts.intermediate_size // ranks.slices, experts.latent_size or model.hidden_size
     both = 2 * gathered * experts.used * (max(width, hidden) + max(2 * width, hidden))
+    if _calls_marlin(launch):
+        return 2 * gathered * experts.used * (width + max(2 * width, hidden))
     if not _holds_inside(launch):
         return both
     inside = 0 if launch.deployment.quantization == "mxfp4" else 2 * gathered * hidden
@@ -228,18 +258,23 @@ def _workspace_bytes(launch: Launch, layers: range, bound: int) -> int:
 
 
 def _keeps_workspace(launch: Launch, bound: int) -> bool:
-    """Whether the workspace stays while other parts of a layer run. Experts in 4 bits had one of their own in 0.13."""
-    release, own = launch.release, launch.deployment.quantization == "int4"
-    if bound == 2:
-        return release.since >= _FIRST_UNCERTAIN
-    return release.keeps_workspace and not (own and (bound == 0 or not release.counts_graphs))
+    """Whether the workspace stays while other parts of a layer run."""
+    if _calls_marlin(launch):
+        return False
+    return launch.release.since >= _FIRST_UNCERTAIN if bound == 2 else launch.release.keeps_workspace
+
+
+def _calls_marlin(launch: Launch) -> bool:
+    """Whether a layer allocates the tensors of its experts itself, and frees them."""
+    form = format_of(Matrix(1, 1, part="expert"), launch.deployment.quantization)
+    return form is not None and launch.release.since[1] <= _LAST_OWN.get(form, -1)
 
 
 def _holds_inside(launch: Launch) -> bool:
     """Whether the kernels of the experts hold their tensors themselves, and free them."""
     quantization, gpu = launch.deployment.quantization, launch.gpu
     if quantization == "mxfp4":
-        return gpu.major in (9, 10)
+        return gpu.is_blackwell or (gpu.major == _HOPPER and launch.release.mxfp4_hopper != MARLIN_MXFP4)
     if quantization == "nvfp4":
         return gpu.fp4_flops_per_s is not None
     return quantization in (None, "fp8") and gpu.is_blackwell

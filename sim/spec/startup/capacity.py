@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from .activations import activation_bytes, phases
+from ..gpu import GIB
+from .activations import activation_bytes, warm_up_bytes
 from .cuda_graphs import captured_bytes, cuda_graph_bytes, shape_of
 from .estimate import Estimate, exactly, rest
 from .launch import Launch
@@ -99,8 +100,7 @@ def _weights(launch: Launch) -> tuple[Estimate, ...]:
     return tuple(loaded_bytes(launch))
 
 
-def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> StageMemory:
-    requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
+def _parts(launch: Launch, layers: range, weights: Estimate, last: bool) -> dict[str, Estimate]:
     parts = {
         "weights": weights,
         "activations": activation_bytes(launch, layers, last),
@@ -108,8 +108,20 @@ def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> Stag
         "cuda_graphs": cuda_graph_bytes(launch, layers),
     }
     more = dict(launch.corrections)
-    parts = {name: exactly(part.likely + more[name]) if name in more else part for name, part in parts.items()}
+    return {name: exactly(part.likely + more[name]) if name in more else part for name, part in parts.items()}
+
+
+def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> StageMemory:
+    requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
+    more, parts = dict(launch.corrections), _parts(launch, layers, weights, last)
     kv_cache = rest(requested, [*parts.values()])
+    if launch.is_compiled is None:
+        # One cause for what two parts may have.
+        cold, warm = (
+            rest(requested, [*_parts(replace(launch, is_compiled=each), layers, weights, last).values()])
+            for each in (False, True)
+        )
+        kv_cache = Estimate(min(cold.low, kv_cache.likely), kv_cache.likely, max(warm.high, kv_cache.likely))
     if launch.kv_cache_memory_bytes is not None:
         kv_cache = exactly(launch.kv_cache_memory_bytes)
     if KV_CACHE in more:
@@ -172,15 +184,15 @@ def profile(launch: Launch) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Memory of a GPU when vLLM warms up, after it allocated the KV cache: it captures CUDA graphs, and then samples ``max_num_seqs`` tokens
-    (``compile_or_warm_up_model`` of its gpu_worker.py).
+    """Memory of a GPU when vLLM warms up, after it allocated the KV cache: it captures CUDA graphs and samples (``compile_or_warm_up_model``
+    of its gpu_worker.py). The first model runner, and up to 0.29 the second one, samples beside the graphs; since 0.30 it samples before.
 
     Attributes:
         gpu_name: The card.
         left: What is free: neither in use by others nor weights, memory outside of torch and KV cache. The profiled step's tensors are gone.
         graphs: What capture takes.
         sampler: Bytes of the tensors of the sampler.
-        room: What is left then; an estimate below 0 is out of memory.
+        room: What is left then, less what torch cannot use of its segments; an estimate below 0 is out of memory.
     """
 
     gpu_name: str
@@ -188,6 +200,17 @@ class WarmUp:
     graphs: Estimate
     sampler: int
     room: Estimate
+
+
+#: What torch keeps of the segments of the profiled step and cannot use, as shares of that step's tensors, and the most in GiB. Logs of servers that
+#: ran out of memory name it ("reserved by PyTorch but unallocated"): 0.05 of 0.5 GiB (TheBuccaneer/vllm-offload-profiles), 0.91 of 1.5
+#: (vllm-project/vllm#33920), 0.19 of 5.9 (#15105), 0.33 of 7.3 (#27508); 1.09 on an L40S.
+_FRAGMENTS, _MOST_FRAGMENTS = (0.03, 0.05, 0.6), 1.1
+
+
+def _fragments(activations: Estimate) -> Estimate:
+    most = _MOST_FRAGMENTS * GIB
+    return Estimate(*(round(min(share * activations.likely, most)) for share in _FRAGMENTS))
 
 
 def warm_up(launch: Launch) -> WarmUp:
@@ -201,18 +224,22 @@ def warm_up(launch: Launch) -> WarmUp:
     fewest = min(max(0, stage.kv_cache.likely) // stage.block_bytes for stage in memories)
     blocks = launch.num_gpu_blocks_override or fewest
     more = dict(launch.corrections)
-    # The step that it samples has a token of each sequence.
-    sampled = replace(launch, max_num_batched_tokens=min(launch.max_num_seqs, launch.max_num_batched_tokens))
     is_given = bool(launch.num_gpu_blocks_override) or launch.kv_cache_memory_bytes is not None
     found = []
     for own, stage in zip(stages, memories, strict=True):
         # A pool that vLLM computes is as much smaller as these are larger.
         beside = [stage.weights, stage.non_torch]
-        parts = [used, *(beside if is_given else [exactly(part.likely) for part in beside])]
+        parts = [
+            used,
+            _fragments(stage.activations),
+            *(beside if is_given else [exactly(part.likely) for part in beside]),
+        ]
         left = stage.total_bytes - blocks * stage.block_bytes
         graphs = captured_bytes(launch.captures, shape_of(launch, own))
-        sampler = phases(sampled, own, last=own is stages[-1]).sampler
+        sampler = warm_up_bytes(launch) if own is stages[-1] else 0
         room = rest(left - sampler, [*parts, graphs])
+        if launch.second_runner and launch.release.v2_warms_up_first:
+            room = min(rest(left - sampler, parts), rest(left, [*parts, graphs]), key=lambda each: each.likely)
         if WARM_UP in more:
             # It lacked that much or more.
             room = Estimate(room.low - more[WARM_UP], *[room.likely - more[WARM_UP]] * 2)

@@ -414,19 +414,18 @@ def _workspace_bytes(found: Captures, shape: GraphShape) -> int:
 
 def _graphs(found: Captures, shape: GraphShape, fitted: Fitted) -> Estimate:
     """Memory of the graphs, without the workspaces of attention."""
-    factor = found.cases * (fitted.since_29 if shape.minor >= 29 else 1)
-    pieces = factor * len(found.piecewise) * (shape.num_layers + shape.drafter_layers)
-    whole = factor * len(found.full) * (shape.num_layers + shape.drafter_layers * shape.drafter_passes)
-    own = (pieces * fitted.piece + whole * fitted.whole) * (fitted.blackwell if shape.blackwell else 1)
-    reduced = (pieces + whole) * fitted.nccl
-    if shape.experts:
-        own += fitted.expert_bytes
-        if shape.reduction is Reduction.CUSTOM:
-            own += (pieces + whole) * fitted.experts
-    surely = own + (reduced if shape.reduction is Reduction.NCCL else 0)
-    likely = own + (reduced if shape.reduction in (Reduction.NCCL, Reduction.UNKNOWN) else 0)
+    factor = fitted.since_29 if shape.minor >= 29 else 1.0
+    pieces = found.cases * len(found.piecewise) * (shape.num_layers + shape.drafter_layers)
+    whole = found.cases * len(found.full) * (shape.num_layers + shape.drafter_layers * shape.drafter_passes)
+    own = factor * (pieces * fitted.piece + whole * fitted.whole) * (fitted.blackwell if shape.blackwell else 1)
+    own += fitted.expert_bytes if shape.experts else 0
+    # No log says that these are fewer since 0.29, too.
+    surely = fitted.experts * (pieces + whole) if shape.experts and shape.reduction is Reduction.CUSTOM else 0.0
+    likely = fitted.nccl * (pieces + whole) if shape.reduction in (Reduction.NCCL, Reduction.UNKNOWN) else 0.0
+    surely += likely if shape.reduction is Reduction.NCCL else 0.0
+    likely = max(surely, likely)
     low, high = _EXPERTS_SPREAD if shape.experts else _SPREAD
-    return Estimate(int(low * surely), int(likely), int(high * likely))
+    return Estimate(int(low * (own + factor * surely)), int(own + factor * likely), int(high * (own + likely)))
 
 
 _FIRST_BLACKWELL = 10

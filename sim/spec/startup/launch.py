@@ -19,6 +19,8 @@ from .eplb import Eplb
 from .lora import Lora
 
 BLOCK_SIZE = 16
+#: Formats that vLLM makes of a checkpoint in 16 bits.
+_ONLINE = ("fp8",)
 #: From vLLM's `get_batch_defaults` for a server: (max_num_batched_tokens, max_num_seqs).
 _LARGEST, _LARGE, _OTHER = (16_384, 1024), (8192, 1024), (2048, 256)
 _LARGEST_BYTES, _LARGE_BYTES = 160 * GIB, 70 * GIB
@@ -89,6 +91,7 @@ class Launch:
         kv_cache_memory_bytes: KV cache of a GPU, set by the user; None computes it.
         corrections: Bytes to add to what is computed, from an engine's log, as pairs of a name and a number: of parts of the memory
             (``capacity.PARTS``), of "kv_cache", or of what the "warm_up" of a server that died takes. What is corrected has no interval.
+        is_compiled: Whether vLLM finds a compile cache of an earlier start; None is not known.
         is_taken: Whether the model stands for another checkpoint of its shape, which may keep other layers in 16 bits.
         used_at_start_bytes: In use on a GPU when a worker starts, from an engine's log; None is what other servers have.
         outlook: Which size of the KV cache is taken: the likely one, or an end of its interval.
@@ -125,6 +128,7 @@ class Launch:
     export_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     corrections: tuple[tuple[str, int], ...] = ()
+    is_compiled: bool | None = None
     is_taken: bool = False
     used_at_start_bytes: int | None = None
     outlook: Literal["low", "likely", "high"] = "likely"
@@ -176,7 +180,7 @@ class Launch:
     @property
     def second_runner(self) -> bool:
         """Whether vLLM's second model runner runs this model."""
-        return self.release.second_runner(self.model, self.deployment.quantization is not None)
+        return self.release.second_runner(self.model, self._has_quantized_checkpoint, self._drafts)
 
     @property
     def captures(self) -> Captures:
@@ -190,7 +194,18 @@ class Launch:
     @property
     def profiling(self) -> Release:
         """The release as it profiles this model; the model runner that it takes decides."""
-        return self.release.profiling(self.model, self.deployment.quantization is not None)
+        return self.release.profiling(self.model, self._has_quantized_checkpoint, self._drafts)
+
+    @property
+    def _has_quantized_checkpoint(self) -> bool:
+        """Whether the checkpoint is quantized, and not only what vLLM makes of one in 16 bits; of one that is taken, its format says so."""
+        if self.deployment.quantization is None:
+            return False
+        return self.is_taken or self.model.quantization is not None or self.deployment.quantization not in _ONLINE
+
+    @property
+    def _drafts(self) -> str | None:
+        return None if self.speculative is None else self.speculative.method
 
     @property
     def concurrent_batches(self) -> int:

@@ -15,13 +15,13 @@ from fragmeter.experiments.vllm_serve.start import started
 
 #: Release, card, line, and changes that are among the remedies.
 LINES = [
-    ("0.33.0", "rtx-4090", "llama-3.1-8b --max-model-len 44000", {"--enforce-eager": "", "--max-model-len": None}),
+    ("0.33.0", "l4", "llama-3.1-8b --max-model-len 26000", {"--enforce-eager": "", "--max-model-len": None}),
     ("0.33.0", "h100-80gb", "llama-3.1-8b --num-gpu-blocks-override 500", {"--num-gpu-blocks-override": "8193"}),
     ("0.33.0", "h100-80gb", "llama-3.1-8b --kv-cache-memory-bytes 1G", {"--kv-cache-memory-bytes": "17G"}),
     (
         "0.19.0",
         "h100-80gb",
-        "qwen3-32b --kv-cache-memory-bytes 17G --enforce-eager",
+        "qwen3-32b --kv-cache-memory-bytes 16G --enforce-eager",
         {"--kv-cache-memory-bytes": None, "--max-num-seqs": None},
     ),
     (

@@ -39,7 +39,9 @@ def test_what_is_left_is_all_but_the_share_and_what_the_profiled_step_gave_back(
     stage, found = capacity(line).stage, warm_up(replace(line, used_at_start_bytes=GIB))
     # The pool is whole blocks.
     beside = stage.requested_bytes - stage.activations.likely - stage.kv_cache.likely % stage.block_bytes
-    assert found.left.likely == stage.total_bytes - GIB - beside
+    free = stage.total_bytes - GIB - beside
+    # Some of the profiled step's segments cannot be used.
+    assert 0 < free - found.left.likely < 0.1 * stage.activations.likely
     assert found.room.likely == found.left.likely - found.graphs.likely - found.sampler
     # Of 256 sequences: at least logits in 16 and in 32 bits.
     assert found.sampler > 6 * 256 * line.model.vocab_size

@@ -107,15 +107,15 @@ def test_peaks_of_the_second_runner(name, card, tokens, seqs, ranks, quantizatio
 def test_a_compile_cache_saves_the_second_embedding():
     """Qwen3 32B AWQ under 0.28 on an RTX 5090: two boots of one server log 1.46 and 0.33 GiB. Both are in the interval."""
     low, likely, high = (
-        size / GIB for size in estimate(launch("qwen3-32b", "rtx-5090", 28, 2048, 256, quantization="int4"))
+        size / GIB for size in estimate(launch("qwen3-32b", "rtx-5090", 28, 2048, 256, quantization="awq"))
     )
     assert likely == pytest.approx(1.46, abs=0.03) and likely < high
     # The log leaves out cuBLAS's workspace, which the low end has.
     assert low - 32 / 1024 == pytest.approx(0.33, abs=0.03)
-    # Nothing is compiled without graphs, ranks divide the embedding, and before 0.27 no log shows it.
+    # Nothing is compiled without graphs, ranks divide the embedding, and before 0.19 no log shows it.
     for other in ({"graphs": False}, {"ranks": 2}):
-        assert estimate(launch("qwen3-32b", "rtx-5090", 28, 2048, 256, quantization="int4", **other)).likely < 0.5 * GIB
-    assert estimate(launch("qwen3-32b", "rtx-5090", 26, 2048, 256)).likely < 0.5 * GIB
+        assert estimate(launch("qwen3-32b", "rtx-5090", 28, 2048, 256, quantization="awq", **other)).likely < 0.5 * GIB
+    assert estimate(launch("qwen3-32b", "rtx-5090", 18, 2048, 256)).likely < 0.7 * GIB
 
 
 def test_flashinfer_s_sampler_is_in_the_interval_of_old_releases():
