@@ -181,8 +181,7 @@ compares it with what is computed now.
 The constants of memory outside of torch and of CUDA graphs, and the widths of the intervals, were set with most of these logs at hand: the rows are fitted
 or seen. Cases of a model of which we have no shape, of another checkpoint than their line names, or without a release are left out and counted.
 
-Four times logs were collected after everything was set, and answered before anything was changed for them; now they are rows of this page. The
-"starts" that are still wrong all run out of memory after the KV cache is allocated, all but one while they warm up the sampler.
+Four times logs were collected after everything was set, and answered before anything was changed for them; now they are rows of this page.
 
 | unseen then | right | "starts" for all | wrong "starts" | KV cache within 0.5 GiB or 3 % | beyond 4 % of the card | in the interval |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -190,6 +189,17 @@ Four times logs were collected after everything was set, and answered before any
 | 24 of 2026-11-28, second | 16 | 14 | 3 | 8 of 18 | 6 | 13 of 18 |
 | 24 of 2026-11-28, third | 16 | 17 | 2 | 10 of 19 | 5 | 17 of 19 |
 | 31 of 2026-11-28, fourth | 25 | 22 | 3 | 16 of 27 | 2 | 22 of 27 |
+
+What no computation from a line can have, by experiment:
+
+- **Unified memory** (GB10): three starts of Qwen2.5 72B AWQ with one line (0.38) had 1.87, 4.91 and 5.24 GiB. vLLM subtracts by how much the free memory
+  shrank since the worker started, whatever made it shrink, so that the free memory which its log prints does not decide the KV cache. `--kv-cache-memory-bytes` does.
+- **A compile cache** of an earlier start: Qwen3 32B AWQ on an RTX 5090 (0.70) had 0.45 GiB, and was refused, and 3.00 GiB.
+- **Others on the card**: Llama 3.1 8B on an RTX 3090 started with 5.68 GiB, and ran out of memory with 5.61 beside a desktop of 1.7 GiB.
+- **The link of a server**: of four servers of Hopper with NVLink from 0.18 to 0.26, two have 0.5 GiB outside of torch, and two 2.2.
+
+The two "starts" that are wrong run out of memory in the sampler's warm-up: of GLM-4.7 in nvfp4 on four RTX PRO 6000 5 to 8 GiB are in use on one card that nothing
+explains; Qwen3.6 27B on four H100 lacks about 0.2 GiB, as its graphs take 2.04 GiB where 1.37 are computed.
 
 - **server**: what the log says: "starts", or "refused" with vLLM's message.
 - **answer**: that of `plan`. "depends" is right if the logged KV cache is in the interval, which is narrower than 8 % of the card. Wrong answers are bold.

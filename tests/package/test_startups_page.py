@@ -61,7 +61,7 @@ def test_answers_are_right_and_more_often_than_a_constant(found):
         sum(map(bool, values)) for values in zip(*((each.is_right, each.started) for each in judged), strict=True)
     )
     assert right >= 0.86 * len(judged) and right > constant
-    assert sum(each.outcome.kind == "depends" for each in judged) <= len(judged) / 5.3
+    assert sum(each.outcome.kind == "depends" for each in judged) <= len(judged) / 4
     row = f'| {len(judged)} [starts](docs/startups.md) | {right} right ("yes": {constant}) |'
     assert row in (ROOT / "README.md").read_text("utf-8")
 
@@ -70,7 +70,7 @@ def test_sizes_are_near_and_intervals_hold_them(found):
     sized = [each for each in found if each.error is not None]
     near = sum(abs(each.error) <= max(0.5, 0.03 * each.kv_gib) for each in sized)
     covered = sum(each.is_covered for each in sized)
-    assert near >= 0.62 * len(sized)
+    assert near >= 0.75 * len(sized)
     assert 0.8 * len(sized) <= covered < len(sized)
     # An interval that holds everything says nothing: half of them are narrower than 5.5 % of the card.
     assert sorted(each.width for each in sized)[len(sized) // 2] < 0.055

@@ -204,8 +204,8 @@ class WarmUp:
 
 #: What torch keeps of the segments of the profiled step and cannot use, as shares of that step's tensors, and the most in GiB. Logs of servers that
 #: ran out of memory name it ("reserved by PyTorch but unallocated"): 0.05 of 0.5 GiB (TheBuccaneer/vllm-offload-profiles), 0.91 of 1.5
-#: (vllm-project/vllm#33920), 0.19 of 5.9 (#15105), 0.33 of 7.3 (#27508); 1.09 on an L40S.
-_FRAGMENTS, _MOST_FRAGMENTS = (0.03, 0.05, 0.6), 1.1
+#: (vllm-project/vllm#33920), 0.19 of 5.9 (#15105), 0.33 of 7.3 (#27508).
+_FRAGMENTS, _MOST_FRAGMENTS = (0.03, 0.05, 0.6), 0.91
 
 
 def _fragments(activations: Estimate) -> Estimate:

@@ -419,13 +419,14 @@ def _graphs(found: Captures, shape: GraphShape, fitted: Fitted) -> Estimate:
     whole = found.cases * len(found.full) * (shape.num_layers + shape.drafter_layers * shape.drafter_passes)
     own = factor * (pieces * fitted.piece + whole * fitted.whole) * (fitted.blackwell if shape.blackwell else 1)
     own += fitted.expert_bytes if shape.experts else 0
-    # No log says that these are fewer since 0.29, too.
     surely = fitted.experts * (pieces + whole) if shape.experts and shape.reduction is Reduction.CUSTOM else 0.0
     likely = fitted.nccl * (pieces + whole) if shape.reduction in (Reduction.NCCL, Reduction.UNKNOWN) else 0.0
     surely += likely if shape.reduction is Reduction.NCCL else 0.0
     likely = max(surely, likely)
     low, high = _EXPERTS_SPREAD if shape.experts else _SPREAD
-    return Estimate(int(low * (own + factor * surely)), int(own + factor * likely), int(high * (own + likely)))
+    # No log of a capture says that these are fewer since 0.29, too.
+    most = own + (factor if fitted is SAMPLED else 1) * likely
+    return Estimate(int(low * (own + factor * surely)), int(own + factor * likely), int(high * most))
 
 
 _FIRST_BLACKWELL = 10

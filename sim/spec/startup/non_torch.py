@@ -93,9 +93,9 @@ def link(gpu: GpuSpec, ranks: int) -> str:
 
 
 #: GiB by which unified memory changes what a profile finds: the engine's own memory on the CPU, which is in it (vLLM takes what the operating
-#: system calls available), and other programs, either way. Nine starts on DGX Sparks have -2.9 to 5.9, with a median of 1.9; three of one
-#: line alone differ by 3.4.
-_SHARED = (-2.4, 1.9, 5.5)
+#: system calls available), and other programs, either way. Nine starts on DGX Sparks have, beside their logged weights, -2.9, -2.4, -2.1, 0.4, 1.9,
+#: 2.7, 3.0, 4.5 and 5.6; three of one line alone differ by 3.4.
+_SHARED = (-2.4, 1.9, 4.5)
 #: GiB that are in use when a worker starts: the driver and CUDA's context, with several ranks NCCL's (since 0.11; the logs on PCIe are of two
 #: servers of four RTX PRO 6000), of unified memory the operating system's. A GeForce or an RTX PRO may show a desktop (30.2 to 30.5 of 31.4 to 31.8 GiB are free on RTX 5090; one RTX 3090 had
 #: 1.7 GiB of others beside CUDA's context, TheBuccaneer/vllm-offload-profiles).

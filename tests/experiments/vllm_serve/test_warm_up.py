@@ -11,6 +11,7 @@ from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.spec import gpu
+from fragmeter.sim.spec.startup.activations import phases, warm_up_bytes
 from fragmeter.sim.spec.startup.capacity import capacity, profile, warm_up
 from fragmeter.sim.spec.startup.launch import Launch
 
@@ -103,3 +104,40 @@ def test_the_doubt_of_a_given_size_is_that_of_the_weights_too():
     given = replace(launch(0.9), kv_cache_memory_bytes=beside.kv_cache.likely)
     wide, narrow = warm_up(given).left, warm_up(launch(0.9)).left
     assert wide.likely == narrow.likely and wide.high - wide.low > narrow.high - narrow.low
+
+
+def qwen3(release: str, more: str = "", environment: str = "") -> Launch:
+    line = f"{environment} vllm serve Qwen/Qwen3-30B-A3B-FP8 --max-num-seqs 768 --max-model-len 8192 {more}"
+    return started(parse_serve(line.strip(), version(release)), gpu("l4")).launch
+
+
+def test_the_second_runner_warms_up_with_all_that_a_request_can_ask_for():
+    """One of four L4s under 0.29 could not allocate 446 MiB, the softmax of 768 rows in 32 bits, beside as many logits twice and in 16 bits."""
+    found = qwen3("0.29.0", "-tp 2")
+    row = found.model.vocab_size * 768
+    assert warm_up_bytes(found) == pytest.approx(14 * row, rel=0.01) and 4 * row // 2**20 == 445
+    assert phases(found, range(48), last=True).sampler < 0.4 * warm_up_bytes(found)
+    # A step of 2,048 tokens has half as many prompts of two, or of five with three drafts.
+    assert warm_up_bytes(replace(found, max_num_seqs=2000)) == pytest.approx(14 * row * 1024 // 768, rel=0.01)
+    # Without FlashInfer, up to 0.22 and where a variable says so, none is masked and none normalized.
+    others = qwen3("0.22.0", "", "VLLM_USE_V2_MODEL_RUNNER=1"), qwen3("0.29.0", "", "VLLM_USE_FLASHINFER_SAMPLER=0")
+    assert all(warm_up_bytes(each) == pytest.approx(6 * row, rel=0.01) for each in others)
+    # The first runner samples as in its profile.
+    first = qwen3("0.29.0", "", "VLLM_USE_V2_MODEL_RUNNER=0")
+    assert not first.second_runner and found.second_runner
+    assert warm_up_bytes(first) == pytest.approx(phases(first, range(48), last=True).sampler, rel=0.01)
+
+
+def test_it_samples_beside_the_graphs_until_0_29_and_before_them_since():
+    before, since = (warm_up(replace(qwen3(release), used_at_start_bytes=0)) for release in ("0.29.0", "0.30.0"))
+    assert before.room.likely == before.left.likely - before.graphs.likely - before.sampler
+    assert since.room.likely == since.left.likely - max(since.graphs.likely, since.sampler)
+
+
+def test_a_server_that_started_and_failed_depends():
+    """Llama 3.1 8B under 0.17.1 on an RTX 3090 whose desktop had 1.7 GiB one day: it started with 5.68 GiB, and failed with 5.61."""
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
+    found = started(parse_serve(line, version("0.17.1")), gpu("rtx-3090"))
+    assert found.outcome().kind == "depends" and found.outcome().warm_up is not None
+    used = {size: outcome(replace(found.launch, used_at_start_bytes=int(size * GIB))).kind for size in (0.3, 1.0, 2.0)}
+    assert used == {0.3: "starts", 1.0: "starts", 2.0: "depends"}

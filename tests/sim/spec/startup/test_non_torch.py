@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from fragmeter.sim.spec import Deployment, gpu
+from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.encoders import Encoder
 from fragmeter.sim.spec.families import read_config
 from fragmeter.sim.spec.gpu import GpuSpec
 from fragmeter.sim.spec.releases import release
 from fragmeter.sim.spec.speculative import parse_speculative
+from fragmeter.sim.spec.startup.capacity import stage_memories
 from fragmeter.sim.spec.startup.cuda_graphs import cuda_graph_bytes, estimated_bytes, shape_of
 from fragmeter.sim.spec.startup.launch import Launch
-from fragmeter.sim.spec.startup.non_torch import non_torch_bytes
+from fragmeter.sim.spec.startup.non_torch import SIZES, non_torch_bytes
 
 GIB = 2**30
 
@@ -150,4 +151,45 @@ def test_pipeline_stages_of_one_rank_share_no_buffers():
     """Llama 3.1 8B on two H100 under 0.19: 0.07 GiB in two stages; two ranks share buffers of NVLS."""
     stages, ranks = (launch("llama-3.1-8b", "h100-80gb", 19, **more) for more in ({"stages": 2}, {"ranks": 2}))
     shared, alone = non_torch_bytes(ranks, range(32), last=True), non_torch_bytes(stages, range(16), last=False)
-    assert alone.low < 0.07 * GIB < alone.likely < GIB < shared.low
+    assert alone.low < 0.07 * GIB < alone.likely < GIB < shared.likely
+
+
+def test_a_compile_cache_is_one_cause_of_two_parts():
+    """Qwen3 32B AWQ under 0.28 on an RTX 5090 at 0.70 had 0.45 and 3.00 GiB in two boots, by the copy of the embedding alone."""
+    card = replace(gpu("rtx-5090"), memory_bytes=int(31.36 * GIB))
+    found = launch("qwen3-32b", card, 28, quantization="awq", gpu_memory_utilization=0.70)
+    # Of weights that log 18.16 GiB.
+    cold, warm, either = (stage_memories(replace(found, is_compiled=each))[0].kv_cache for each in (False, True, None))
+    assert (warm.likely - cold.likely) / GIB == pytest.approx(3.00 - 0.45, abs=0.1)
+    assert (either.low, either.likely) == (cold.low, cold.likely) and either.high == warm.high
+    assert either.high > cold.high + GIB
+
+
+def test_every_size_names_its_logs():
+    entries = [each for _, sizes in SIZES for each in sizes.values()]
+    assert all(each.logs and each.low <= each.likely <= each.high for each in entries)
+    assert len(entries) == 24
+
+
+def test_more_than_two_ranks_on_pcie_and_engines_that_exchange_tokens_take_more():
+    """Four L4s under 0.29: 0.6 GiB more for four ranks than a pair has, and 1.5 for engines with experts."""
+    pair, four = (consumed(launch("qwen3-8b", "l4", ranks=ranks)) for ranks in (2, 4))
+    assert (four.likely - pair.likely) / GIB == pytest.approx(0.65, abs=0.01)
+    assert consumed(launch("qwen3-8b", "l4", 26, ranks=2)) == consumed(launch("qwen3-8b", "l4", 26, ranks=4))
+    experts = replace(model("qwen3-30b-a3b"), encoder=None)
+    ranks, engines = (
+        replace(
+            launch("qwen3-8b", "l4", ranks=2 // engines),
+            model=experts,
+            deployment=Deployment(1, "bf16", None, True, data_parallel=engines, expert_parallel=True),
+            is_compiled=True,
+        )
+        for engines in (1, 2)
+    )
+    assert (consumed(engines).likely - consumed(ranks).likely) / GIB == pytest.approx(1.5, abs=0.01)
+
+
+def test_unified_memory_has_the_engine_itself():
+    spark, card = (non_torch_bytes(launch("qwen3-8b", name, 20), range(36), last=True) for name in ("gb10", "rtx-5090"))
+    assert 1 < (spark.likely - card.likely) / GIB < 3
+    assert (spark.high - spark.low) / GIB == pytest.approx(7.1, abs=0.3)
