@@ -135,7 +135,7 @@ def test_it_samples_beside_the_graphs_until_0_29_and_before_them_since():
 
 
 def test_a_server_that_started_and_failed_depends():
-    """Llama 3.1 8B under 0.17.1 on an RTX 3090 whose desktop had 1.7 GiB one day: it started with 5.68 GiB, and failed with 5.61."""
+    """Llama 3.1 8B under 0.17.1 on an RTX 3090, with a desktop of 1.7 GiB one day: it started with 5.68 GiB, and failed with 5.61."""
     line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
     found = started(parse_serve(line, version("0.17.1")), gpu("rtx-3090"))
     assert found.outcome().kind == "depends" and found.outcome().warm_up is not None
