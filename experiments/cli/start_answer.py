@@ -56,19 +56,24 @@ def doubt(judged: Outcome) -> str:
             f" {gib(free.low)} to {gib(free.high)} GiB are free. With the likely sizes:"
         )
     if judged.warm_up is not None:
-        left, graphs, sampler = judged.warm_up.left, judged.warm_up.graphs, judged.warm_up.sampler
+        left, taken = judged.warm_up.left, judged.warm_up.taken
         return (
             f"It depends: after the KV cache is allocated, CUDA graphs and the sampler of eight of ten servers like this take"
-            f" {gib(graphs.low + sampler)} to {gib(graphs.high + sampler)} GiB of a GPU where {gib(left.low)} to {gib(left.high)} GiB are left."
+            f" {gib(taken.low)} to {gib(taken.high)} GiB of a GPU where {gib(left.low)} to {gib(left.high)} GiB are left."
             f" With the likely sizes:"
         )
     assert judged.open_part is not None and judged.needed_bytes is not None
     low, likely, high = map(gib, judged.kv_cache)
     name, part = judged.open_part
     what = "memory outside of torch" if name == "non_torch" else _PARTS[name]
+    later = (
+        ""
+        if judged.later is None
+        else f" A start that finds the compile cache of an earlier one likely gets {gib(judged.later)} GiB."
+    )
     return (
         f"It depends: it starts if the KV cache of a GPU gets {gib(judged.needed_bytes)} GiB, and eight of ten servers like this get {low} to"
-        f" {high} GiB. Most of the doubt is in {what} ({gib(part.low)} to {gib(part.high)} GiB). With the likely {likely} GiB:"
+        f" {high} GiB. Most of the doubt is in {what} ({gib(part.low)} to {gib(part.high)} GiB).{later} With the likely {likely} GiB:"
     )
 
 

@@ -86,6 +86,8 @@ class Outcome:
         warm_up: The memory when vLLM warms up; None if the answer does not depend on it alone.
         kv_cache: The interval of that memory, on the GPU with the least room; None if ranks do not divide the model.
         open_part: The part of the memory with the widest interval: its name, and that interval.
+        later: The likely KV cache memory of a start that finds the compile cache of an earlier one; None where it is not larger, and if the answer
+            does not depend on that memory.
     """
 
     refusal: Refusal | None
@@ -97,6 +99,7 @@ class Outcome:
     warm_up: WarmUp | None = None
     kv_cache: Estimate | None = None
     open_part: tuple[str, Estimate] | None = None
+    later: int | None = None
 
     @property
     def kind(self) -> str:
@@ -140,7 +143,9 @@ def outcome(launch: Launch, any_length: bool = False, allow_long: bool = False) 
         return Outcome(likely, False, needed_free_bytes=needed_free, free=free, kv_cache=kv_cache)
     needed = least(starts_with, kv_cache.low, kv_cache.high)
     name, part = max(stage.parts().items(), key=lambda item: item[1].high - item[1].low)
-    return Outcome(likely, False, needed, kv_cache=kv_cache, open_part=(name, part))
+    later = capacity(replace(launch, is_compiled=True)).stage.kv_cache.likely
+    compiled = later if later > kv_cache.likely else None
+    return Outcome(likely, False, needed, kv_cache=kv_cache, open_part=(name, part), later=compiled)
 
 
 def _complaints(launch: Launch, any_length: bool, allow_long: bool) -> Iterator[Refusal | None]:

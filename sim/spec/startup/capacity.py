@@ -193,6 +193,7 @@ class WarmUp:
         graphs: What capture takes.
         sampler: Bytes of the tensors of the sampler.
         room: What is left then, less what torch cannot use of its segments; an estimate below 0 is out of memory.
+        samples_first: Whether it samples before it captures, and not beside the graphs.
     """
 
     gpu_name: str
@@ -200,6 +201,14 @@ class WarmUp:
     graphs: Estimate
     sampler: int
     room: Estimate
+    samples_first: bool = False
+
+    @property
+    def taken(self) -> Estimate:
+        """What both take at once."""
+        return Estimate(
+            *(max(size, self.sampler) if self.samples_first else size + self.sampler for size in self.graphs)
+        )
 
 
 #: What torch keeps of the segments of the profiled step and cannot use, as shares of that step's tensors, and the most in GiB. Logs of servers that
@@ -224,6 +233,7 @@ def warm_up(launch: Launch) -> WarmUp:
     fewest = min(max(0, stage.kv_cache.likely) // stage.block_bytes for stage in memories)
     blocks = launch.num_gpu_blocks_override or fewest
     more = dict(launch.corrections)
+    samples_first = launch.second_runner and launch.release.v2_warms_up_first
     is_given = bool(launch.num_gpu_blocks_override) or launch.kv_cache_memory_bytes is not None
     found = []
     for own, stage in zip(stages, memories, strict=True):
@@ -238,12 +248,12 @@ def warm_up(launch: Launch) -> WarmUp:
         graphs = captured_bytes(launch.captures, shape_of(launch, own))
         sampler = warm_up_bytes(launch) if own is stages[-1] else 0
         room = rest(left - sampler, [*parts, graphs])
-        if launch.second_runner and launch.release.v2_warms_up_first:
+        if samples_first:
             room = min(rest(left - sampler, parts), rest(left, [*parts, graphs]), key=lambda each: each.likely)
         if WARM_UP in more:
             # It lacked that much or more.
             room = Estimate(room.low - more[WARM_UP], *[room.likely - more[WARM_UP]] * 2)
-        found.append(WarmUp(stage.gpu_name, rest(left, parts), graphs, sampler, room))
+        found.append(WarmUp(stage.gpu_name, rest(left, parts), graphs, sampler, room, samples_first))
     return min(found, key=lambda each: each.room.likely)
 
 

@@ -132,6 +132,8 @@ def test_it_samples_beside_the_graphs_until_0_29_and_before_them_since():
     before, since = (warm_up(replace(qwen3(release), used_at_start_bytes=0)) for release in ("0.29.0", "0.30.0"))
     assert before.room.likely == before.left.likely - before.graphs.likely - before.sampler
     assert since.room.likely == since.left.likely - max(since.graphs.likely, since.sampler)
+    assert before.taken.likely == before.graphs.likely + before.sampler
+    assert since.taken.likely == max(since.graphs.likely, since.sampler)
 
 
 def test_a_server_that_started_and_failed_depends():
@@ -141,3 +143,18 @@ def test_a_server_that_started_and_failed_depends():
     assert found.outcome().kind == "depends" and found.outcome().warm_up is not None
     used = {size: outcome(replace(found.launch, used_at_start_bytes=int(size * GIB))).kind for size in (0.3, 1.0, 2.0)}
     assert used == {0.3: "starts", 1.0: "starts", 2.0: "depends"}
+
+
+def test_a_start_that_depends_names_what_a_later_one_gets():
+    """Qwen3 32B AWQ under 0.28 on an RTX 5090 at 0.70 was refused with 0.45 GiB, and started with 3.00."""
+    line = parse_serve(
+        "vllm serve Qwen/Qwen3-32B-AWQ -q awq --max-model-len 8192 --gpu-memory-utilization 0.7", version("0.28.0")
+    )
+    card = replace(gpu("rtx-5090"), memory_bytes=int(31.36 * GIB))
+    found = started(line, card, "qwen3-32b")
+    judged = found.outcome()
+    assert judged.kind == "depends" and judged.refusal is not None and judged.refusal.kind == "KV cache"
+    assert judged.kv_cache.likely / GIB == pytest.approx(0.45, abs=0.1)
+    assert judged.later / GIB == pytest.approx(3.0, abs=0.1) and judged.later > judged.needed_bytes
+    eager = outcome(replace(found.launch, deployment=replace(found.launch.deployment, cuda_graphs=False)))
+    assert eager.later is None
