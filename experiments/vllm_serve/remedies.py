@@ -143,9 +143,12 @@ def _utilizations(launch: Launch) -> Candidates:
 
 
 def _own_bytes(launch: Launch) -> Candidates:
-    """Whole GiB in place of the user's KV cache, nearest to it first."""
+    """Whole GiB in place of the user's KV cache, nearest to it first. Of unified memory it is sure where a share is not: the most that is likely."""
     given = launch.kv_cache_memory_bytes
     if given is None:
+        if launch.gpu.unified_memory and undivided(launch) is None:
+            most = min(stage.kv_cache.likely for stage in stage_memories(launch)) // GIB
+            yield from ((f"{size}G", replace(launch, kv_cache_memory_bytes=size * GIB)) for size in range(most, 0, -1))
         return
     sizes = (size for size in range(1, launch.gpu.memory_bytes // GIB) if size * GIB != given)
     for size in sorted(sizes, key=lambda size: abs(size * GIB - given)):

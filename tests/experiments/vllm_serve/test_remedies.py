@@ -24,6 +24,7 @@ LINES = [
         "qwen3-32b --kv-cache-memory-bytes 16G --enforce-eager",
         {"--kv-cache-memory-bytes": None, "--max-num-seqs": None},
     ),
+    ("0.19.0", "gb10", "Qwen/Qwen3-4B --gpu-memory-utilization 0.15", {"--kv-cache-memory-bytes": "6G"}),
     (
         "0.19.0",
         "rtx-4090",
