@@ -115,8 +115,8 @@ def _stage(launch: Launch, layers: range, weights: Estimate, last: bool) -> Stag
     requested = int(launch.gpu.memory_bytes * launch.gpu_memory_utilization)
     more, parts = dict(launch.corrections), _parts(launch, layers, weights, last)
     kv_cache = rest(requested, [*parts.values()])
-    if launch.is_compiled is None:
-        # One cause for what two parts may have.
+    if launch.is_compiled is None and not {"activations", "non_torch"} & more.keys():
+        # One cause for what two parts may have; a log of one of them has decided it.
         cold, warm = (
             rest(requested, [*_parts(replace(launch, is_compiled=each), layers, weights, last).values()])
             for each in (False, True)

@@ -163,6 +163,9 @@ def test_a_compile_cache_is_one_cause_of_two_parts():
     assert (warm.likely - cold.likely) / GIB == pytest.approx(3.00 - 0.45, abs=0.1)
     assert (either.low, either.likely) == (cold.low, cold.likely) and either.high == warm.high
     assert either.high > cold.high + GIB
+    # A log that has the activations, and none of the KV cache, decides it.
+    log = stage_memories(replace(found, corrections=(("activations", 0), ("non_torch", 0))))[0]
+    assert log.kv_cache.likely == either.likely and log.kv_cache.high - log.kv_cache.low < 1.5 * GIB
 
 
 def test_every_size_names_its_logs():
