@@ -108,7 +108,7 @@ REPORTED: dict[OpName, tuple[str, Which]] = {
     ),
     "prefill_attention": ("prompts from 64 tokens", lambda points: points.column("keys") >= 32),
     **dict.fromkeys(_LATENT, ("8 to 128 heads", lambda points: points.column("heads") >= 8)),
-    "all_reduce": ("128 bytes to 512 MiB on 2, 4 and 8 GPUs", lambda points: points.us > 0),
+    "all_reduce": ("256 bytes to 1 GiB on 2, 4 and 8 GPUs", lambda points: points.us > 0),
 }
 # aiconfigurator's own rule for operations without tables (systems/*.yaml: "nonofficial correction").
 KERNEL_US, BANDWIDTH_SHARE = 3.0, 0.8
@@ -496,7 +496,9 @@ def _points(operation: OpName, frame: pd.DataFrame) -> Points:
     if operation == "all_reduce":
         # Launched by a CUDA graph, as vLLM does in decode steps; without one, launches are the host's time.
         frame = frame[(frame.backend == f"{FRAMEWORK}_graph") & (frame.num_gpus <= _MOST_RANKS)]
-        return Points(operation, _floats(message_bytes=frame.message_size, ranks=frame.num_gpus), _us(frame))
+        # Sizes are in elements: aiconfigurator asks for tokens times the hidden size.
+        sizes = operations.ELEMENT_BYTES * frame.message_size
+        return Points(operation, _floats(message_bytes=sizes, ranks=frame.num_gpus), _us(frame))
     if operation in _LATENT:
         form = "fp8_block" if operation.endswith("_fp8") else "bfloat16"
         frame = frame[(frame.gemm_type == form) & (frame.kv_cache_dtype == "bfloat16")]

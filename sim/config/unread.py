@@ -56,6 +56,7 @@ def why_unread(field: str, settings: Settings, workload: Workload | None = None)
         return f"{settings.policy} schedules whole batches and has no token budget; use --max-num-seqs, {LEAVE_OUT}"
     if field in option_names(kind.options_type):
         by_cost = _why_other_kernels(settings) if field == "attention_backend" else None
+        by_cost = _why_other_sampler(settings) if field == "sampling" else by_cost
         return by_cost or settings.policy_options.why_unread(field, settings, workload)
     if is_required(field):
         # ``refuse_lacking`` refuses the run.
@@ -85,6 +86,11 @@ def _why_other_kernels(settings: Settings) -> str | None:
     if settings.num_gpu_blocks_override is None or name not in ("paper", "roofline"):
         return None
     return f"--cost {name} has no kernels by backend, and --num-gpu-blocks-override sets the pool; {LEAVE_OUT}"
+
+
+def _why_other_sampler(settings: Settings) -> str | None:
+    """Why a run does not read how tokens are chosen; None where step times depend on it."""
+    return f"--cost paper has no sampler; {LEAVE_OUT}" if settings.cost == "paper" else None
 
 
 def is_given(field: str, value: object) -> bool:

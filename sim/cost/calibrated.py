@@ -33,6 +33,7 @@ from .gemms import layer_gemms, unpacking_kernel
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
+from .sampler import describe_sampler, sampler_us
 
 #: Resolution of the factor of a measured operation of mixed attention.
 _FACTOR_PARTS = 1_000_000
@@ -45,6 +46,8 @@ _FUSED_BYTES = {
     "b200": {2: 64 << 20, 4: 32 << 20, 8: 1 << 20},
     "b300": {2: 64 << 20, 4: 64 << 20, 8: 4 << 20},
 }
+#: Minor version from which on vLLM fuses them by default: ``fuse_allreduce_rms`` of its optimization level 2 in the wheels of 0.10 to 0.23.
+_FUSED_SINCE = 17
 #: Tables have all-reduces of up to as many GPUs.
 _MOST_RANKS = 8
 
@@ -409,8 +412,12 @@ class CalibratedCost:
         """Norms, rotary positions and activations of one layer; the two norms are part of an all-reduce where vLLM fuses them."""
         hidden_size, coefficients = self.model.hidden_size, self.calibration.ops["elementwise"].coefficients
         plain = self._us("elementwise", operations.elementwise(tokens, hidden_size, width))
-        limits = _FUSED_BYTES.get(self.gpu.architecture)
+        limits, minor = _FUSED_BYTES.get(self.gpu.architecture), self.deployment.vllm_minor
         if self._reduced is None or self.calibration.kind != "profile" or limits is None:
+            return plain
+        # With several engines or stages vLLM does not fuse, as results were wrong.
+        alone = self.deployment.data_parallel == self.deployment.pipeline_parallel == 1
+        if not alone or (minor is not None and minor < _FUSED_SINCE):
             return plain
         rest = self._us("elementwise", operations.elementwise(tokens, hidden_size, width, norms=False))
         limit = limits.get(self.tensor_parallel, 0)
@@ -436,14 +443,15 @@ class CalibratedCost:
         return len(experts.layers) * model.us(OPERATIONS[name](tokens * ranks.engines, *sizes))
 
     def _row_us(self, rows: np.ndarray) -> np.ndarray:
-        """The output head, and what a step takes beside its operations."""
+        """The output head, the sampler, and what a step takes beside its operations."""
         return self._head_us(rows) + self._us("step", operations.step(rows))
 
     def _head_us(self, rows: np.ndarray) -> np.ndarray:
+        """The output head, and the sampler."""
         head = operations.gemm(
             np.maximum(rows, 1), self.model.vocab_size // self.tensor_parallel, self.model.hidden_size
         )
-        return self._us("gemm", head)
+        return self._us("gemm", head) + sampler_us(self.deployment, self.gpu, self.model.vocab_size, rows)
 
     def _us(self, name: OpName, work: Work) -> np.ndarray:
         return self.calibration.ops[name].us(work)
@@ -581,6 +589,7 @@ class CalibratedCost:
             "device": str(calibration.device.get("name", "")),
             **backend,
             **({"gemm_kernels": kernels} if kernels else {}),
+            **describe_sampler(self.deployment),
             "tensor_parallel": self.tensor_parallel,
             **({} if self.deployment.is_default else self.deployment.describe()),
             **terms,

@@ -8,6 +8,8 @@ from copy import copy
 from functools import partial
 from math import fsum
 
+import numpy as np
+
 from ..spec.deployment import Deployment, ExpertRanks
 from ..spec.gpu import GpuSpec
 from ..spec.matrix import Matrix, format_of, matrix_bytes
@@ -19,8 +21,10 @@ from ..types.ticks import PER_US
 from . import shares
 from .attention import ELEMENT_BYTES, AttentionCost, ticks
 from .base import Peers, StepCost, StepParts, coefficient
+from .curves import ticks_of
 from .envelope import Segment, segment_at, stretches
 from .links import LINK_SOURCE, Links
+from .sampler import describe_sampler, sampler_us
 from .shares import shares_of
 
 
@@ -185,8 +189,11 @@ class RooflineCost:
         return found[min(tokens, len(found) - 1)]
 
     def head_ticks(self, rows: int) -> int:
-        """The output head over ``rows`` rows."""
-        return max(self._head_read + self._head_read_per_row * rows, self._head_flops_per_row * rows)
+        """The output head over ``rows`` rows, and the sampler."""
+        head = max(self._head_read + self._head_read_per_row * rows, self._head_flops_per_row * rows)
+        if self.deployment.sampling == "greedy":
+            return head
+        return head + ticks_of(sampler_us(self.deployment, self.gpu, self.model.vocab_size, np.array(rows)))
 
     def decode_attention_ticks(self, decodes: int, context: int) -> int:
         """Attention of ``decodes`` new tokens to ``context`` tokens in total."""
@@ -297,6 +304,7 @@ class RooflineCost:
             "gpu_source": self.gpu.source,
             "tensor_parallel": self.tensor_parallel,
             **({} if self.deployment.is_default else self.deployment.describe()),
+            **describe_sampler(self.deployment),
             **terms,
             **self._links.describe(),
             **self._attention.describe(),

@@ -23,6 +23,7 @@ from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
 from ..spec.gpu import GIB
 from ..spec.pool import offloaded_blocks
+from ..spec.deployment import Sampling
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..types.bounds import Count, Gibibytes
@@ -482,6 +483,14 @@ class VllmV1Options(VllmServeOptions):
             examples=[*NAMED],
         ),
     ] = None
+    sampling: Annotated[
+        Sampling,
+        Field(
+            description="How the server chooses tokens: as the client asks for, and else by generation_config.json of the model (Llama: top-p;"
+            " Qwen3: top-k-top-p). The release's sampler takes time for each logit; that of greedy is left out.",
+            examples=["top-p"],
+        ),
+    ] = "greedy"
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; without priorities, in closed loops, and without the threshold that another option raises."""
@@ -505,6 +514,7 @@ class VllmV1Options(VllmServeOptions):
             decode_context_parallel=self.decode_context_parallel_size,
             vllm_minor=minor_version(self.vllm_release),
             attention_backend=self.attention_backend,
+            sampling=self.sampling,
         )
 
     @property

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..types.errors import SettingError
 
+#: How a token is chosen from the logits: the largest one, or by chance among those that top-p, or top-k and top-p, leave.
+Sampling = Literal["greedy", "top-p", "top-k-top-p"]
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "fp8_ds_mla": 8, "nvfp4": 4}
 #: vLLM's KV cache in 4 bits, with a scale of 8 bits for each 16 elements of a head.
 NVFP4 = "nvfp4"
@@ -72,7 +74,8 @@ class Deployment:
         expert_parallel: Whether each GPU holds whole experts, instead of a slice of every expert.
         decode_context_parallel: Tensor-parallel ranks that divide the tokens of a sequence (``context_parallel``).
         vllm_minor: Minor version of the release that chooses the kernels; None is the newest.
-        attention_backend: Backend of attention that the user names (``attention_backends``); None is vLLM's choice. Neither changes bytes.
+        attention_backend: Backend of attention that the user names (``attention_backends``); None is vLLM's choice.
+        sampling: How tokens are chosen (``cost.sampler``). None of the three changes bytes.
     """
 
     pipeline_parallel: int = 1
@@ -84,6 +87,7 @@ class Deployment:
     decode_context_parallel: int = 1
     vllm_minor: int | None = None
     attention_backend: str | None = None
+    sampling: Sampling = "greedy"
 
     @property
     def is_default(self) -> bool:
@@ -105,7 +109,7 @@ class Deployment:
 
 _IF_GIVEN = {"data_parallel": 1, "expert_parallel": False, "decode_context_parallel": 1}
 #: Settings that choose kernels: a description of a cost names the kernels instead.
-_OF_KERNELS = frozenset(("vllm_minor", "attention_backend"))
+_OF_KERNELS = frozenset(("vllm_minor", "attention_backend", "sampling"))
 
 
 def stages(num_layers: int, pipeline_parallel: int = 1, partition: tuple[int, ...] | None = None) -> list[range]:

@@ -352,6 +352,24 @@ def test_small_all_reduces_normalise(card, ranks, fused):
     assert a100._elementwise_us(np.array([1]), 0) == a100._us("elementwise", OPERATIONS["elementwise"](1, 8192, 0))
 
 
+@pytest.mark.parametrize(
+    "deployment", [Deployment(vllm_minor=16), Deployment(data_parallel=2), Deployment(pipeline_parallel=2)]
+)
+def test_all_reduces_do_not_normalise_before_017_nor_with_other_engines_or_stages(deployment):
+    """As ``enable_allreduce_rms_fusion`` of vLLM, and its default of False before."""
+    spec, fit, tokens = model("llama-3.1-70b"), profile("h100-80gb"), np.array([8.0])
+    plain = fit.ops["elementwise"].us(OPERATIONS["elementwise"](tokens, 8192, 0))
+    assert CalibratedCost(fit, spec, H100, 4, deployment=deployment)._elementwise_us(tokens, 0) == plain
+    assert CalibratedCost(fit, spec, H100, 4, deployment=Deployment(vllm_minor=17))._elementwise_us(tokens, 0) < plain
+
+
+@pytest.mark.parametrize(("ranks", "mib", "ms"), [(2, 2, 0.013), (4, 2, 0.021), (8, 64, 0.316), (8, 128, 0.561)])
+def test_all_reduces_of_hopper_take_what_vllm_published_for_bytes(ranks, mib, ms):
+    """The fastest of vLLM's own benchmark (pull requests 24111, 24532, 42324) by the size in bytes; half or twice the size is refused."""
+    reduce = profile("h100-80gb").ops["all_reduce"].us(OPERATIONS["all_reduce"](mib << 20, ranks))
+    assert float(reduce) / 1e3 == pytest.approx(ms, rel=0.25)
+
+
 def test_all_reduces_are_those_of_the_profile():
     """Two in each of 80 layers; without a table, those of the links."""
     spec, fit = model("llama-3.1-70b"), profile("h100-80gb")
