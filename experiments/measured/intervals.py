@@ -14,8 +14,8 @@ Their source is the errors of measured runs (``experiments.reproduce.board``) th
 8. q is the smallest score that ``SHARE`` of n + 1 servers reach, with the new server counted as one that does not.
 9. So no error narrows an interval that is judged on it: coverage of a server is that of intervals found without its errors,
    in 7 as in ``coverage``, where the calibration, too, is repeated for each server.
-10. TTFT and throughput in overload are of classes of their own: queueing multiplies the errors of step times. Below overload
-    throughput is the rate at which requests arrive, and has no interval.
+10. TTFT of a run in which requests wait, and throughput in overload, are of classes of their own: queueing multiplies the errors of
+    step times. Below overload throughput is the rate at which requests arrive, and has no interval.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ def levels_of(row: Mapping[str, Any], metric: str) -> Levels | None:
     """The class of a run, and wider ones; None where the metric says nothing of step times.
 
     Args:
-        row: ``gpu``, ``backend``, ``kind``, ``load`` (of the client; None if not known) and ``overload``, as ``BoardRow`` has them.
+        row: ``gpu``, ``backend``, ``kind``, ``load`` (of the client; None if not known), ``busy`` and ``overload``, as ``BoardRow`` has
+            them.
     """
-    queued = metric != "tpot" and row["overload"]
+    queued = row["overload"] if metric == "throughput" else metric == "ttft" and row["busy"]
     if metric == "throughput" and not queued:
         return None
-    about = "overload" if queued else "below overload" if metric == "ttft" else ""
+    about = {"throughput": "overload", "ttft": "requests wait" if queued else "none waits", "tpot": ""}[metric]
     family = row["kind"].split()[0]
     card = (row["gpu"], row["backend"], row["kind"], about)
     return (*card, "" if queued else row["load"] or ""), card, (family, about), (about,)

@@ -175,6 +175,7 @@ def servers_like(settings: Settings, served: Served) -> ServersLike:
         "backend": backend_of(settings),
         "kind": kind_of(settings, shape),
         "load": served.client,
+        "busy": served.load in ("busy", "overload"),
         "overload": served.load == "overload",
     }
     rows = [row for row in stored_rows() if all(row[name] == own[name] for name in ("gpu", "backend", "kind"))]

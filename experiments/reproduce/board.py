@@ -50,7 +50,8 @@ class BoardRow:
         server: Runs of the same source, card, model, parallelism and number formats share it: leave-one-server-out leaves these
             out together.
         gpu, backend, kind, load: Its class.
-        overload: Whether requests wait for more than 5 s in the simulation, in the mean (``runs.near_saturation``).
+        busy: Whether requests wait in the simulation (``runs.near_saturation``).
+        overload: Whether they wait for more than 5 s in the mean.
         standing, first_used: See the module; the day is null for a run of the user.
         endpoint: Of the API server that the client called.
         source: Where the measurement is published.
@@ -64,6 +65,7 @@ class BoardRow:
     backend: str
     kind: str
     load: Client
+    busy: bool
     overload: bool
     standing: Standing
     first_used: str | None
@@ -118,6 +120,7 @@ def board_row(fact: Mapping[str, Any], settings: Settings, rows: Sequence[Mappin
         backend=backend_of(settings),
         kind=kind_of(settings, model(settings.model)),
         load=client_of_fact(fact),
+        busy=rows[0]["load"] != "light",
         overload=rows[0]["load"] == "overload",
         standing=standing_of(fact),
         first_used=fact.get("first_used"),

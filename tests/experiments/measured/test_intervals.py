@@ -35,7 +35,7 @@ def row(server: str, error: float, gpu: str = "small", metric: str = "tpot", **m
         "kind": "dense",
         "load": "open loop",
     }
-    return about | {"overload": False, "standing": "seen", "errors": {metric: expm1(-error)}} | more
+    return about | {"busy": False, "overload": False, "standing": "seen", "errors": {metric: expm1(-error)}} | more
 
 
 def drawn(rng: np.random.Generator, servers: int = 8, runs: int = 3, bias: float = 0.0) -> list[dict]:
@@ -129,9 +129,11 @@ def test_too_few_servers_give_no_interval():
     assert Calibrated(run_errors(rows, "tpot")).interval(levels()) is not None
 
 
-def test_ttft_in_overload_and_throughput_below_it_are_apart():
-    queued, calm = row("a", 0.1, metric="ttft", overload=True), row("b", 0.1, metric="ttft")
+def test_ttft_of_requests_that_wait_and_throughput_below_overload_are_apart():
+    queued, calm = row("a", 0.1, metric="ttft", busy=True, overload=True), row("b", 0.1, metric="ttft")
+    edge = row("c", 0.1, metric="ttft", busy=True)
     assert not set(levels_of(queued, "ttft")) & set(levels_of(calm, "ttft"))
+    assert levels_of(edge, "ttft") == levels_of(queued, "ttft") and levels_of(edge, "throughput") is None
     assert levels_of(queued, "tpot") == levels_of(calm, "tpot")
     assert levels_of(calm, "throughput") is None and levels_of(queued, "throughput") is not None
 
