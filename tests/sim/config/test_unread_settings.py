@@ -72,6 +72,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "decode_context_parallel_size": (2,),
     "vllm_release": ("0.22",),
     "attention_backend": ("FLASHINFER",),
+    "sampling": ("top-p",),
     "max_num_queued_reqs": (2,),
     "max_num_queued_tokens": (100,),
     "arena": ("first-fit",),
