@@ -35,7 +35,6 @@ OTHER: dict[str, Any] = {
     "api_server_count": 1,
     # Of the time of a step alone.
     "attention_backend": None,
-    "sampling": "top-p",
     "beam_survival": 0.5,
     # Blocks of more tokens, in the same memory; a single rank is refused.
     "decode_context_parallel_size": 2,
