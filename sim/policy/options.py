@@ -21,9 +21,9 @@ from pydantic.fields import FieldInfo
 
 from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
+from ..spec.deployment import Sampling
 from ..spec.gpu import GIB
 from ..spec.pool import offloaded_blocks
-from ..spec.deployment import Sampling
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..types.bounds import Count, Gibibytes
