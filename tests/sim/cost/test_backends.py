@@ -172,7 +172,7 @@ def test_other_backends_do_not_give_them(backend):
 STAGES = ["llama-2-70b codegen 10/s", "qwen3-14b codegen 10/s", "codellama-34b x2 codegen 10/s"]
 
 
-@pytest.mark.parametrize(("k", "limits"), [(None, (0.0, 0.03)), (5.0, (0.06, 0.2))])
+@pytest.mark.parametrize(("k", "limits"), [(None, (0.0, 0.04)), (5.0, (0.06, 0.2))])
 def test_a_k_of_5_on_hopper_is_too_slow_for_its_servers(monkeypatch, k, limits):
     """The query heads of FlashAttention 3 share a tile: were each to read the keys by itself, as in version 2, these would be slower."""
     if k is not None:
