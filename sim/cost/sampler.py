@@ -11,8 +11,9 @@ three samplers by release (``v1/sample/ops/topk_topp_sampler.py`` in the wheels 
 A call takes t0 + a time for each logit, of ``least_rows`` rows at least where a program has one row and the GPU is not full. Both are least
 squares of the logarithm over the calls in vLLM's pull request 40376, which compares the three over 64 to 512 rows of 32,768 and 131,072 logits. Median errors:
 PyTorch 7 and 4 %, Triton 10 and 7 %, FlashInfer 8 and 9 % (top-p; with top-k). It names no card, and is taken for an H100; pull request 33538, of an H100
-by its author's earlier 25824, has PyTorch's within 25 % but for calls that scatter by a factor of two. No server had a part in them. On other cards the
-time is in inverse proportion to the multiprocessors, which is assumed: a GB300 with 2.4 times the bandwidth of an H100 sorts 128 x 160,000 logits in 0.8 of that
+by its author's earlier 25824, has PyTorch's within 25 % but for calls that scatter by a factor of two. Of the three pull requests with such calls 40376 was
+taken with the errors of measured servers at hand; the coefficients are fitted to its calls alone. On other cards the time is in inverse
+proportion to the multiprocessors, which is assumed: a GB300 with 2.4 times the bandwidth of an H100 sorts 128 x 160,000 logits in 0.8 of that
 time (54502). The conversion of the logits, their temperature and the draw are left out: some 40 bytes a logit, an eighth of what sorting takes.
 """
 
