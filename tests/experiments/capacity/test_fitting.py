@@ -92,17 +92,23 @@ def test_a_sequence_with_a_block_of_each_group_by_hand():
     assert [launch.decode_blocks(tokens) for tokens in (100, 145, 5000)] == [7 + 7, 9 + 9, 313 + 9]
 
 
-@pytest.mark.parametrize("line", ["qwen3.6-27b -q fp8", "openai/gpt-oss-120b", "llama-3.1-8b --max-num-seqs 16"])
-@pytest.mark.parametrize("tokens", [700, 1601, 4000])
-def test_a_screen_has_one_number(line, tokens, capsys, tmp_path):
-    file = tmp_path / "plan.json"
+def screen(line, tokens, file, capsys):
+    """What ``plan`` prints and writes of a line and of ``--ask max-num-seqs``."""
     text = f"vllm serve {line} --max-model-len 32768"
     asked = ["--mean-tokens", str(tokens), "--ask", "max-num-seqs", "--json", str(file)]
     assert status(["plan", "--gpu", "h200", "--serve", text, *asked]) == DONE
-    out = " ".join(capsys.readouterr().out.split())
-    (shown,) = re.findall(rf"([\d,]+) with {tokens:,} tokens", out)
+    return " ".join(capsys.readouterr().out.split()), json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("line", ["qwen3.6-27b -q fp8", "openai/gpt-oss-120b", "llama-3.1-8b --max-num-seqs 16"])
+@pytest.mark.parametrize("tokens", [700, 1601, 4000])
+def test_a_screen_has_one_number(line, tokens, capsys, tmp_path):
+    """Of the answer, put into the line: before, the sequences that fit are those of the pool that the line leaves."""
+    out, _ = screen(line, tokens, tmp_path / "plan.json", capsys)
     (up_to,) = re.findall(r"max-num-seqs: up to ([\d,]+) sequences", out)
-    assert shown == up_to
-    document = json.loads(file.read_text())
+    own = line.partition("--max-num-seqs")[0]
+    again, document = screen(f"{own} --max-num-seqs {up_to.replace(',', '')}", tokens, tmp_path / "again.json", capsys)
+    (shown,) = re.findall(rf"([\d,]+) with {tokens:,} tokens", again)
+    assert re.findall(r"max-num-seqs: up to ([\d,]+) sequences", again) == [up_to] == [shown]
     assert document["users"][-1] == {"tokens": tokens, "users": document["answers"]["max-num-seqs"]["at_once"]}
     assert ("--max-num-seqs 16 runs no more" in out) == ("--max-num-seqs" in line)
