@@ -95,26 +95,26 @@ class PagedTransaction:
         if memory.cache.computes_now(self.group_found):
             # The state at the end of the prefix is only available after this step.
             return memory.num_blocks + 1
-        now = -(-(found * size + tokens) // size)
         windows = max(0, min(blocks, groups.most_prompt_blocks) - found)
         states = self._new_states(sequence, found * size, start)
         most = groups.full * (blocks - found) + groups.sliding * windows + states + groups.rings
-        states = self._new_states(sequence, found * size, found * size + tokens)
-        at_once = (groups.full + groups.sliding) * (now - found) + states + groups.rings
-        return max(most, at_once) + memory.cache.to_take(self.group_found)
+        return max(most, self._blocks_now(sequence, found * size + tokens)) + memory.cache.to_take(self.group_found)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
         """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
-        memory, groups, now = self.memory, self.memory.groups, -(-tokens // self.block_size)
+        memory, size = self.memory, self.block_size
         if memory.cache is None:
-            return self.blocks_of(sequence.start_tokens) - memory.growing * now - memory.fixed
+            return self.blocks_of(sequence.start_tokens) - memory.growing * -(-tokens // size) - memory.fixed
         if memory.cache.computes_now(self.group_found):
             return 0
-        found = self.group_found.blocks
-        states = self._new_states(sequence, found * self.block_size, tokens)
-        at_once = (groups.full + groups.sliding) * (now - found) + states + groups.rings
-        at_once += memory.cache.to_take(self.group_found)
-        return self.lacking(sequence, tokens - found * self.block_size) - at_once
+        at_once = self._blocks_now(sequence, tokens) + memory.cache.to_take(self.group_found)
+        return self.lacking(sequence, tokens - self.group_found.blocks * size) - at_once
+
+    def _blocks_now(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a sequence takes to compute its first ``tokens``, after those that it found."""
+        groups, found, size = self.memory.groups, self.group_found.blocks, self.block_size
+        states = self._new_states(sequence, found * size, tokens)
+        return (groups.full + groups.sliding) * (-(-tokens // size) - found) + states + groups.rings
 
     def _new_states(self, sequence: Sequence, computed: int, tokens: int) -> int:
         """Blocks that a chunk from ``computed`` up to ``tokens`` tokens, with a new block at its end, takes for states."""
