@@ -27,7 +27,7 @@ static void drop(struct replica *r)
 
 static void drop_capsule(PyObject *capsule) { drop(PyCapsule_GetPointer(capsule, CAPSULE)); }
 
-static struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
+struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
 
 /* The names of blocks that requests share, from arguments of Python; false with an error set. */
 static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
@@ -54,10 +54,15 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
     return true;
 }
 
+/* Tables: of a prefix cache, or without one, with whether blocks without a hash come first. */
 static bool fill_cache(struct replica *r, PyObject *given)
 {
-    r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs);
-    return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
+    bool keeps = PyTuple_Check(given);
+    r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs, keeps);
+    if (r->cache == NULL || keeps)
+        return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
+    r->cache->pool.unhashed_first = PyObject_IsTrue(given) == 1;
+    return true;
 }
 
 static bool allocate(struct replica *r)
@@ -84,10 +89,10 @@ static bool fill_replica(struct replica *r, PyObject *args)
 {
     long long edges[2];
     PyObject *numbers, *given_edges, *costs, *cache;
-    int ahead, routed;
+    int ahead, routed, pauses;
     struct limits limits;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*OO!OpOp", &r->views[0], &r->views[1], &r->views[2], &r->views[3], &r->views[4],
-                          &numbers, &PyTuple_Type, &given_edges, &costs, &ahead, &cache, &routed) ||
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*OO!OpOpp", &r->views[0], &r->views[1], &r->views[2], &r->views[3], &r->views[4],
+                          &numbers, &PyTuple_Type, &given_edges, &costs, &ahead, &cache, &routed, &pauses) ||
         !take_numbers(numbers, &limits, LIMITS_FIELDS))
         return false;
     r->num_edges = (int)PyTuple_Size(given_edges);
@@ -114,6 +119,7 @@ static bool fill_replica(struct replica *r, PyObject *args)
     for (int place = 0; place < r->num_edges; place++)
         r->edges[place] = edges[place];
     r->ahead = ahead;
+    r->pauses = pauses;
     r->steps_to_look = INT64_MAX;
     r->reserve = ahead ? 0 : 1;
     if (!allocate(r) || (routed && !allocate_sent(r))) {
@@ -249,7 +255,7 @@ static PyObject *core_advance(PyObject *self, PyObject *args)
     } while (status == GOES_ON && !has_room(r));
     if (status == FAILED)
         return NULL;
-    long long end = r->leap.steps ? r->leap.end : r->now;
+    long long end = r->leap.kind ? r->leap.end : r->now;
     return Py_BuildValue("iLL", status, end, (long long)num_waiting(r));
 }
 
@@ -311,6 +317,8 @@ static PyMethodDef METHODS[] = {
     {"look", core_look, METH_VARARGS, NULL},
     {"records", core_records, METH_O, NULL},
     {"logs", core_logs, METH_O, NULL},
+    {"kept", core_kept, METH_O, NULL},
+    {"blocks", core_blocks, METH_VARARGS, NULL},
     {"moments", core_moments, METH_VARARGS, NULL},
     {"date", core_date, METH_VARARGS, NULL},
     {"count", core_count, METH_VARARGS, NULL},

@@ -12,6 +12,7 @@ lists what it serves.
     _core_sosp23.c    the decisions of vllm-sosp23
     _core_v1.c        the decisions of vllm-v1
     _core_routed.c    requests that a router sends one by one, and what it reads
+    _core_looks.c     what a block map shows of a pool
     _core_history.c   passes over the logs of a run
     _core.c           what Python sees
 
@@ -121,7 +122,8 @@ struct entry {
 };
 
 struct pool {
-    bool unhashed_first, failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
+    bool unhashed_first, logs_lives;
+    bool failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
     int64_t block_size, num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
     struct block *blocks;
     int64_t block_room;
@@ -155,6 +157,9 @@ struct table {
 
 struct cache {
     struct pool pool;
+    bool keeps; /* whether full blocks get hashes: else it is block tables alone, for what looks at blocks */
+    struct seen *seen; /* of each block, for a look */
+    int64_t seen_room;
     int64_t grown_until;
     struct table *tables; /* of each slot */
     int32_t *first_of, *last_of; /* of each phase: the running sequences that take a block in its steps, in order */
@@ -194,8 +199,9 @@ struct step {
     bool valid_until_horizon, stops_at_arrival, preempts;
 };
 
-/* A leap that an arrival may yet end. */
+/* A leap that an arrival may yet end, or that is looked at before it is taken; also a step without decodes, or a rest. */
 struct leap {
+    enum { NO_LEAP, LEAP, STILL, REST } kind;
     int64_t steps, first, second, growth, end;
 };
 
@@ -251,7 +257,9 @@ struct replica {
     /* Behind a router, _core_routed.c. */
     struct sent *sent;     /* NULL: all requests are known */
     bool open;             /* more may be sent */
-    struct leap leap;      /* decided and not taken yet, with 0 steps if there is none */
+    struct leap leap;      /* decided and not taken yet */
+    bool over;             /* whether only a step in vain is left */
+    bool pauses;           /* whether somebody looks at each leap that ends at ``until`` or later before it is taken */
     int64_t queued_tokens; /* of ``RoutedState`` */
 };
 
@@ -327,7 +335,18 @@ static inline int64_t held_tokens(const struct replica *r, const struct sequence
     return r->decode_step - 1 + sequence->lag;
 }
 
+/* Whether no memory was left for the tables, or a block was taken and none was free. */
+static inline bool has_failed(const struct replica *r)
+{
+    return r->cache != NULL && (r->cache->pool.failed || r->cache->pool.overdrawn);
+}
+
 static inline int64_t num_waiting(const struct replica *r) { return r->num_preempted + r->arrived - r->fresh; }
+
+/* --- _core.c --- */
+
+/* The replica of a handle; else NULL with an error set. */
+struct replica *replica_of(PyObject *capsule);
 
 /* --- _core_cost.c: each function has its meaning there --- */
 
@@ -360,7 +379,7 @@ void take_block(struct cache *c, struct table *table, int64_t now);
 void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now);
 void name_blocks(struct cache *c, struct table *table);
 void drop_cache(struct cache *c, int64_t slots);
-struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots);
+struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots, bool keeps);
 
 /* --- _core_batch.c: each function has its meaning there --- */
 
@@ -379,8 +398,15 @@ bool deliver(struct replica *r, int64_t now);
 int64_t growth_of(const struct replica *r, int64_t steps);
 int64_t whole_steps(int64_t ticks, int64_t second, int64_t growth, int64_t limit);
 bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last);
-bool stand_still(struct replica *r, const struct step *step, int64_t batch_size);
+bool stand_still(struct replica *r, const struct step *step, int64_t batch_size, int64_t until);
+void rest(struct replica *r, int64_t until);
 bool has_room(const struct replica *r);
+int after_failure(const struct replica *r);
+
+/* --- _core_looks.c: each function has its meaning there --- */
+
+PyObject *core_kept(PyObject *self, PyObject *capsule);
+PyObject *core_blocks(PyObject *self, PyObject *args);
 
 /* --- _core_sosp23.c: each function has its meaning there --- */
 

@@ -30,8 +30,9 @@ def start(
     edges: tuple[int, ...],
     costs: _Costs,
     ahead: bool,
-    names: tuple[bool, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | None,
+    tables: tuple[bool, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | bool | None,
     routed: bool,
+    looked: bool,
     /,
 ) -> Replica: ...
 def serve(
@@ -63,6 +64,23 @@ def records(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes]: ...
 # Of a replica with a prefix cache: records since the last call (lives without a hit, lives, gaps, changes, look-ups; ``CoreResidency``), and
 # evictions so far. The records are to be copied before the next call.
 def logs(replica: Replica, /) -> tuple[memoryview, memoryview, memoryview, memoryview, memoryview, int]: ...
+
+# Of a replica that is looked at: what is decided and not taken (whether it is a rest, start, end, steps, and ticks of the first step,
+# of the second, and by which each later one is longer); and its blocks (``CoreEngine.look``).
+def kept(replica: Replica, /) -> tuple[bool, int, int, int, int, int, int] | None: ...
+def blocks(
+    replica: Replica,
+    steps: int,
+    codes: tuple[int, ...],
+    shown: np.ndarray,
+    bucket: np.ndarray,
+    sequence: np.ndarray,
+    live_slots: np.ndarray,
+    references: np.ndarray,
+    census: np.ndarray,
+    free_runs: np.ndarray,
+    /,
+) -> tuple[int, int, int]: ...
 
 # Passes over int64 columns (``_core_history.c`` has the columns). A state carries a pass from one call to the next.
 # ``moments``: sums of blocks taken in rows. ``date``: times of moments. ``count``: the sum of the values that are counted, in two

@@ -149,6 +149,8 @@ void leave(struct replica *r, int32_t slot)
     unlink_sequence(r, slot);
     leave_phase(r, slot);
     r->free += ceil_div(held_tokens(r, sequence), r->block_size);
+    if (r->cache != NULL)
+        free_blocks(&r->cache->pool, r->cache->tables[slot].blocks, r->cache->tables[slot].count, 0, 0);
     r->unused[r->num_unused++] = slot;
 }
 
@@ -342,8 +344,10 @@ static void write_row(struct replica *r, struct row *row, int64_t live, int64_t 
     r->num_rows++;
 }
 
-/* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. While more
-   requests may be sent, a leap that ends at ``until`` or later is not taken: one of them may end it earlier. */
+/* Whether what ends at ``until`` or later is not taken now: a request may end it earlier, or somebody looks at it first. */
+static bool keeps(const struct replica *r, int64_t end, int64_t until) { return (r->open || r->pauses) && end >= until; }
+
+/* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. */
 bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last)
 {
     int64_t batch = r->batch_size, context = batch * r->decode_step + r->lag_sum, prefill = 0, waiting = 0, first;
@@ -380,8 +384,9 @@ bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_
     if (!add_product(&end, 1, first) || !add_product(&end, more, second) ||
         !add_product(&end, growth, more * (more - 1) / 2))
         return false;
-    r->leap = (struct leap){r->open && end >= until ? limit : 0, first, second, growth, end};
-    if (r->leap.steps)
+    r->leap = (struct leap){keeps(r, end, until) ? LEAP : NO_LEAP, limit, first, second, growth, end};
+    r->taken = (struct taken){r->decode_step, before, r->now, first, second, growth};
+    if (r->leap.kind)
         return true;
     struct row row = {
         .start_ticks = r->now,
@@ -398,16 +403,21 @@ bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_
     r->overdrawn |= r->free < 0;
     *last = more ? end - second - growth * (more - 1) : r->now;
     r->now = end;
-    r->taken = (struct taken){r->decode_step, before, row.start_ticks, first, second, growth};
     r->decode_step += limit;
     if (r->cache != NULL && !r->overdrawn)
         grow_until(r, r->decode_step);
     return true;
 }
 
-/* A row in which no sequence decodes: ``Engine._stand_still``. */
-bool stand_still(struct replica *r, const struct step *step, int64_t batch_size)
+/* A row in which no sequence decodes: ``Engine._stand_still``. Nothing ends it earlier, but somebody may look at it first. */
+bool stand_still(struct replica *r, const struct step *step, int64_t batch_size, int64_t until)
 {
+    int64_t end = r->now;
+    if (!add_product(&end, 1, step->ticks))
+        return false;
+    r->leap = (struct leap){r->pauses && end >= until ? STILL : NO_LEAP, 0, step->ticks, 0, 0, end};
+    if (r->leap.kind)
+        return true;
     struct row row = {
         .start_ticks = r->now,
         .first_ticks = step->ticks,
@@ -416,15 +426,36 @@ bool stand_still(struct replica *r, const struct step *step, int64_t batch_size)
         .waiting = num_waiting(r),
     };
     write_row(r, &row, 0, r->num_blocks - r->free);
-    return add_product(&r->now, 1, step->ticks);
+    r->now = end;
+    return true;
+}
+
+/* Nothing runs until the next arrival: ``Engine._rest``. */
+void rest(struct replica *r, int64_t until)
+{
+    int64_t end = r->arrival_ticks[r->arrived];
+    r->leap = (struct leap){r->pauses && end >= until ? REST : NO_LEAP, .end = end};
+    if (!r->leap.kind)
+        r->now = end;
 }
 
 /* Whether the buffers have room for all that one turn of the loop can write. */
 bool has_room(const struct replica *r)
 {
-    bool reads = r->cache == NULL || r->sent != NULL || r->cache->pool.lives.count < MOST_LIVES;
+    bool reads = r->cache == NULL || r->sent != NULL || r->pauses || r->cache->pool.lives.count < MOST_LIVES;
     return reads && r->rows.end - r->rows.next >= ROW_FIELDS &&
            r->residencies.end - r->residencies.next >= r->max_num_seqs * RESIDENCY_FIELDS &&
            r->evictions.end - r->evictions.next >= r->max_num_seqs * EVICTION_FIELDS &&
            r->chunks.end - r->chunks.next >= CHUNK_FIELDS;
+}
+
+/* What the loop ends with if it has room and time. */
+int after_failure(const struct replica *r)
+{
+    if (!has_failed(r))
+        return GOES_ON;
+    if (!r->cache->pool.failed)
+        return OVERDRAWN;
+    PyErr_NoMemory();
+    return FAILED;
 }

@@ -71,6 +71,8 @@ void add_block(struct cache *c, struct table *table, int32_t block)
 /* ``CachedTables.cache``: the first ``full`` blocks have hashes from now on. */
 void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
 {
+    if (!c->keeps)
+        return;
     if (!has_hashes(&table->path)) {
         for (; table->cached < least(full, table->count); table->cached++)
             c->pool.blocks[table->blocks[table->cached]].hash = UNSHARED;
@@ -120,6 +122,7 @@ void drop_cache(struct cache *c, int64_t slots)
     free(c->first_of);
     free(c->last_of);
     free(c->found);
+    free(c->seen);
     free(p->blocks);
     free(p->front);
     free(p->entries);
@@ -130,13 +133,14 @@ void drop_cache(struct cache *c, int64_t slots)
 }
 
 /* A cache of an empty pool; NULL with an error set. */
-struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots)
+struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots, bool keeps)
 {
     struct cache *c = calloc(1, sizeof *c);
     if (c == NULL) {
         PyErr_NoMemory();
         return NULL;
     }
+    c->keeps = c->pool.logs_lives = keeps;
     c->pool.block_size = block_size;
     c->pool.num_blocks = c->pool.num_free = num_blocks;
     c->pool.first = c->pool.last = c->pool.unused_touches = NONE;

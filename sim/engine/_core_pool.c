@@ -162,7 +162,7 @@ static void begin_life(struct pool *p, struct block *block, int64_t now)
 {
     int64_t born = block->born;
     block->born = now;
-    if (born == NEVER)
+    if (born == NEVER || !p->logs_lives)
         return;
     if (block->touched == NONE) {
         log_life(p, now - born);

@@ -19,6 +19,16 @@ static bool make_room(struct replica *r, int64_t *need)
     return preempts;
 }
 
+/* ``BlockTables.admit``. */
+static void take_prompt(struct replica *r, int32_t slot, int64_t tokens)
+{
+    struct table *table = &r->cache->tables[slot];
+    grow_until(r, r->decode_step + 1);
+    table->count = 0;
+    while (table->count < ceil_div(tokens, r->block_size) && !has_failed(r))
+        add_block(r->cache, table, get_new_block(&r->cache->pool, r->now));
+}
+
 /* ``VllmSosp23._admit``; returns the pairs of query and key that the prefills compute. */
 static int64_t admit(struct replica *r, int64_t free, struct step *step)
 {
@@ -40,7 +50,10 @@ static int64_t admit(struct replica *r, int64_t free, struct step *step)
         budget -= prefill;
         step->prefill_tokens += prefill;
         pairs += causal_pairs(prefill);
-        start(r, leave_queue(r));
+        int32_t slot = leave_queue(r);
+        if (r->cache != NULL)
+            take_prompt(r, slot, prefill);
+        start(r, slot);
     }
     return pairs;
 }
@@ -79,30 +92,34 @@ static bool next_sosp23(struct replica *r)
 /* ``Engine._serve``, until a buffer is full, the clock has passed ``until``, a leap is not taken, or the run is over. */
 int serve_sosp23(struct replica *r, int64_t until)
 {
-    while (has_room(r) && r->now < until) {
+    while (has_room(r) && r->now < until && !has_failed(r)) {
         int64_t last;
-        if (!r->leap.steps && !next_sosp23(r))
+        if (!r->leap.kind && !next_sosp23(r))
             return FAILED;
         if (r->batch_size) {
             if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
                 return FAILED;
             if (r->overdrawn)
                 return OVERDRAWN;
-            if (r->leap.steps)
+            if (r->leap.kind)
                 break;
             while (one_ends(r))
                 leave(r, r->calendar[0]);
         } else if (r->begins && r->step.preempts) {
             r->step.ticks = 0;
-            if (!stand_still(r, &r->step, 0))
+            if (!stand_still(r, &r->step, 0, until))
                 return FAILED;
+            if (r->leap.kind)
+                break;
         } else if (num_waiting(r)) {
             return STUCK;
         } else if (r->arrived < r->num_requests) {
-            r->now = r->arrival_ticks[r->arrived];
+            rest(r, until);
+            if (r->leap.kind)
+                break;
         } else {
             return r->open ? RESTS : ENDED;
         }
     }
-    return GOES_ON;
+    return after_failure(r);
 }

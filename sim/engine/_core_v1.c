@@ -35,7 +35,7 @@ static void give_back(struct replica *r, int32_t slot, int64_t tokens, bool retu
     struct table *table = &c->tables[slot];
     int64_t shared = num_shared(&c->pool);
     cache_full_blocks(c, table, tokens / r->block_size);
-    if (returns && !has_hashes(&table->path))
+    if (returns && c->keeps && !has_hashes(&table->path))
         name_blocks(c, table);
     if (!c->pool.failed)
         free_blocks(&c->pool, table->blocks, table->count, table->cached, after_step(r));
@@ -87,7 +87,7 @@ static void enter(struct replica *r, int32_t slot, const struct path *path, int6
     enter_found(c, &c->tables[slot], path, at_row(r), r->now);
     /* Its admission later subtracts the blocks of all its tokens. */
     r->free += num_shared(&c->pool) - shared;
-    struct look_up *record = new_record(&c->pool, &c->pool.look_ups, LOOK_UP_FIELDS);
+    struct look_up *record = c->keeps ? new_record(&c->pool, &c->pool.look_ups, LOOK_UP_FIELDS) : NULL;
     if (record != NULL)
         *record = (struct look_up){
             .index = r->index[sequence->request],
@@ -217,7 +217,7 @@ static struct path path_of_head(const struct replica *r)
 {
     const struct preempted *head = r->num_preempted ? &r->preempted[r->num_preempted - 1] : NULL;
     int64_t request = head ? head->request : r->fresh;
-    if (r->cache == NULL)
+    if (r->cache == NULL || !r->cache->keeps)
         return (struct path){.is_shared = false};
     return path_of(r->cache, request, r->index[request], head != NULL && head->lost_tokens > 0);
 }
@@ -403,11 +403,6 @@ static bool finish(struct replica *r, struct step *step, bool *begins)
 
 /* --- The loop: ``Engine._serve`` --- */
 
-static bool has_failed(const struct replica *r)
-{
-    return r->cache != NULL && (r->cache->pool.failed || r->cache->pool.overdrawn);
-}
-
 /* The coming step, if a decision is due or sequences have ended. */
 static bool next_v1(struct replica *r)
 {
@@ -426,7 +421,7 @@ int serve_v1(struct replica *r, int64_t until)
     while (has_room(r) && r->now < until && !has_failed(r)) {
         bool any_ended = r->num_ended > 0;
         int64_t last = r->now;
-        if (!r->leap.steps && !next_v1(r))
+        if (!r->leap.kind && !next_v1(r))
             return FAILED;
         if (r->batch_size) {
             if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
@@ -435,14 +430,20 @@ int serve_v1(struct replica *r, int64_t until)
                 return UNPUBLISHED;
             if (r->overdrawn)
                 return OVERDRAWN;
-            if (r->leap.steps)
+            if (r->leap.kind)
                 break;
         } else if (r->begins && (r->step.ticks || r->step.preempts)) {
             if (any_ended && !r->open && r->arrived == r->num_requests && !num_waiting(r) && r->prefilling == NONE)
-                /* What the last step computes in vain is no part of the run. */
+                /* What the last step computes in vain is no part of the run, but looked at. */
+                r->over = true;
+            if (r->over && !(r->pauses && until - r->now <= r->step.ticks)) {
+                r->leap.kind = NO_LEAP;
                 return ENDED;
-            if (!stand_still(r, &r->step, r->prefilling != NONE))
+            }
+            if (!stand_still(r, &r->step, r->prefilling != NONE, until))
                 return FAILED;
+            if (r->leap.kind)
+                break;
         } else if (any_ended || r->seen < r->now) {
             /* Nothing was scheduled ahead, so the next decision is taken at once, with all that is known by now. */
             r->seen = r->now;
@@ -450,17 +451,15 @@ int serve_v1(struct replica *r, int64_t until)
         } else if (num_waiting(r)) {
             return STUCK;
         } else if (r->arrived < r->num_requests) {
-            r->now = last = r->arrival_ticks[r->arrived];
+            rest(r, until);
+            if (r->leap.kind)
+                break;
+            last = r->now;
         } else {
             return r->open ? RESTS : ENDED;
         }
         r->seen = last;
         hold_finished(r);
     }
-    if (!has_failed(r))
-        return GOES_ON;
-    if (!r->cache->pool.failed)
-        return OVERDRAWN;
-    PyErr_NoMemory();
-    return FAILED;
+    return after_failure(r);
 }

@@ -31,7 +31,7 @@ from ..config.settings import Settings
 from ..cost import PaperCost, StepCost, step_parts
 from ..cost.base import effective_context, saved_ticks
 from ..memory import Memory
-from ..memory.accounting.ledger import Ledger
+from ..memory.accounting.ledger import Ledger, Table
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.prefix import CoreResidency, FreeKVCacheBlockQueue, LeastRecentlyUsed
@@ -40,8 +40,10 @@ from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
 from ..runs.replica import Replica
 from ..types.errors import Overdrawn, SimulationFault
+from ..types.sequence import CARRY_ON
 from ..workload.workload import Workload
 from .core_header import PAGED_METER, PART_NUMBERS, STATUSES, CoreLimits, header
+from .observer import Observer
 
 _FOLDER = Path(__file__).parent
 #: Leaps that a buffer holds.
@@ -101,22 +103,26 @@ def compiled() -> tuple[ModuleType | None, str]:
     return _core, f"built from sources with SHA-256 {_core.SOURCE_SHA256[:12]}"
 
 
-def serves(settings: Settings, replica: Replica) -> bool:
-    """Whether the core serves an open loop of single sequences, without observers, on this replica.
+def serves(settings: Settings, replica: Replica, looked: bool = False) -> bool:
+    """Whether the core serves an open loop of single sequences on this replica, without observers or with one that ``looks_only``.
 
-    It has the policies of ``POLICIES`` over one KV group without block ids, where preempted sequences are recomputed. It does not
+    It has the policies of ``POLICIES`` over one KV group, where preempted sequences are recomputed. It does not
     count blocks that several tables name, so a run that may have some is served in Python if its steps are shorter with them.
+
+    Args:
+        looked: Whether there is such an observer; else no one could read the block ids.
     """
     memory = replica.memory
     kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
-    if type(memory) not in kinds or not SETTINGS | options >= settings.given().keys() or compiled()[0] is None:
+    given = settings.given().keys() - ({"ids"} if looked else set())
+    if type(memory) not in kinds or not SETTINGS | options >= given or compiled()[0] is None:
         return False
     assert isinstance(memory, PagedMemory)
     if isinstance(memory, CachedMemory):
         counts = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
         shares = counts and not all(memory.unshared)
         return type(memory.pool.free_block_queue) in ORDERS and not shares
-    return memory.is_plain and memory.tables is None
+    return memory.is_plain and (memory.tables is None or type(memory.tables.pool.free_block_queue) in ORDERS)
 
 
 class CoreEngine:
@@ -129,9 +135,10 @@ class CoreEngine:
         replica: One that ``serves`` accepts.
         edges: Ticks at which a measurement begins and ends, or none; leaps end there.
         looks: Ticks at which the ledger is read; leaps span them.
+        observer: One that ``looks_only``, in place of ``looks``; or None.
 
     Attributes:
-        process, memory, ledger, end_ticks, stopped: As of ``Engine``.
+        process, policy, memory, cost, ledger, end_ticks, stopped: As of ``Engine``.
         delivered: Requests that have arrived in the steps that are computed so far.
     """
 
@@ -143,7 +150,9 @@ class CoreEngine:
         replica: Replica,
         edges: Iterable[int] = (),
         looks: Iterable[int] = (),
+        observer: Observer | None = None,
     ) -> None:
+        self.policy, self.cost, self._observer = replica.policy, replica.cost, observer
         self.env, self.memory, self.ledger = env, replica.memory, Ledger(replica.memory.meter, compiled()[0])
         self.end_ticks, self.delivered, self.stopped = int(env.now), 0, False
         self._name, edges = replica.policy.name, tuple(edges)
@@ -154,18 +163,55 @@ class CoreEngine:
         limits = replica.policy.limits
         self._most = min(limits.max_num_seqs, max(1, len(rows)))
         vain = _ends_early(workload, limits.max_model_len)[rows]
-        self._core, self._handle, self._cache = started(replica, (rows, *columns, vain), self._most, edges)
-        self.process = env.process(self._serve())
+        parts = started(replica, (rows, *columns, vain), self._most, edges, looked=observer is not None)
+        self._core, self._handle, self._cache = parts
+        self.process = env.process(self._serve() if observer is None else self._serve_observed(observer))
 
     def stop(self) -> None:
         """End the run after the step or leap in progress."""
         self.stopped = True
 
-    def _serve(self) -> Generator[simpy.Event, None, None]:
+    def look(
+        self, steps: int, shown: np.ndarray, codes: tuple[int, ...], filled: tuple[np.ndarray, ...]
+    ) -> tuple[int, int, int]:
+        """See ``BlockViews``."""
+        found: tuple[int, int, int] = self._core.blocks(self._handle, steps, codes, shown, *filled)
+        return found
+
+    def _buffers(self) -> tuple[tuple[Table, ...], list[np.ndarray]]:
+        """Tables of the ledger, and buffers for their records, with room for all that one leap may admit or preempt."""
         tables = self.ledger.rows, self.ledger.residencies, self.ledger.evictions, self.ledger.chunks
-        # With room for all that one leap may admit or preempt.
         room = _LEAPS + self._most
-        buffers = [np.empty((room, len(table.fields)), dtype=np.int64) for table in tables]
+        return tables, [np.empty((room, len(table.fields)), dtype=np.int64) for table in tables]
+
+    def _serve_observed(self, observer: Observer) -> Generator[simpy.Event, None, None]:
+        """As ``_serve``, but notifies the observer of each leap, step and rest in which it looks, before it is taken."""
+        tables, buffers = self._buffers()
+        counts, now, status = [0] * len(tables), 0, 0
+        while status != _ENDED:
+            rooms = [buffer[count:] for buffer, count in zip(buffers, counts, strict=True)]
+            status, end, self.delivered, waiting, *more = self._core.serve(self._handle, observer.next_look + 1, *rooms)
+            raise_fault(status, self._name, waiting)
+            counts = [count + new for count, new in zip(counts, more, strict=True)]
+            kept = self._core.kept(self._handle)
+            if end > now:
+                yield self.env.timeout(end - now)
+                now = end
+            if kept is not None:
+                _notify(observer, *kept)
+            if kept is None or max(counts) >= _LEAPS:
+                for table, records, count in zip(tables, buffers, counts, strict=True):
+                    table.extend(records[:count])
+                counts = [0] * len(tables)
+                if self._cache is not None:
+                    self._cache.read()
+        self.end_ticks = now
+        if self._cache is not None:
+            self._cache.close()
+        del self._handle
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        tables, buffers = self._buffers()
         now, status = 0, 0
         while status != _ENDED and not self.stopped:
             until = self._pauses[bisect_right(self._pauses, now)]
@@ -190,7 +236,12 @@ class CoreEngine:
 
 
 def started(
-    replica: Replica, columns: tuple[np.ndarray, ...], most: int, edges: tuple[int, ...], routed: bool = False
+    replica: Replica,
+    columns: tuple[np.ndarray, ...],
+    most: int,
+    edges: tuple[int, ...],
+    routed: bool = False,
+    looked: bool = False,
 ) -> tuple[ModuleType, object, CoreCache | None]:
     """The core, a handle of a replica in it, and what it computes of the replica's prefix cache, if it has one.
 
@@ -198,6 +249,7 @@ def started(
         columns: Rows of the requests, their arrivals, prompt and output tokens, and whether they end early.
         most: Maximum number of sequences in a step.
         routed: Whether a router sends the requests one by one; the columns are empty then.
+        looked: Whether an observer looks at blocks.
     """
     core, memory, limits, cost = compiled()[0], replica.memory, replica.policy.limits, replica.cost
     assert core is not None
@@ -214,8 +266,11 @@ def started(
     terms = cost.terms if type(cost) is PaperCost else None
     costs = cost.step_ticks, cost.decode_line, terms, _parts_of(cost)
     cached = memory if isinstance(memory, CachedMemory) else None
-    cache = None if cached is None else (ORDERS[type(cached.pool.free_block_queue)], *_names(cached, columns[0]))
-    handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, cache, routed)
+    tables = None
+    if memory.tables is not None and (cached is not None or looked):
+        unhashed_first = ORDERS[type(memory.tables.pool.free_block_queue)]
+        tables = unhashed_first if cached is None else (unhashed_first, *_names(cached, columns[0]))
+    handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, tables, routed, looked)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
 
 
@@ -233,6 +288,14 @@ def _row_end(row: np.ndarray) -> int:
     start, steps, first, second, growth = row[:5].tolist()
     more = max(steps - 1, 0)
     return int(start + first + more * second + growth * (more * (more - 1) // 2))
+
+
+def _notify(observer: Observer, rests: bool, now: int, end: int, *leap: int) -> None:
+    """Tell an observer of what the core is about to do."""
+    if rests:
+        observer.idle_started(now, end - now)
+    else:
+        observer.step_started(now, end - now, (now, *leap), CARRY_ON)
 
 
 def raise_fault(status: int, policy: str, waiting: int) -> None:

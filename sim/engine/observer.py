@@ -43,14 +43,42 @@ class Observed(Protocol):
         """End the run after the step or leap in progress."""
 
 
+class BlockViews(Protocol):
+    """A replica in the compiled core, of which an observer sees the blocks."""
+
+    memory: Memory
+    policy: PairedPolicy
+    cost: StepCost
+
+    def look(
+        self, steps: int, shown: np.ndarray, codes: tuple[int, ...], filled: tuple[np.ndarray, ...]
+    ) -> tuple[int, int, int]:
+        """The blocks at the end of so many steps of what the observer was notified of last.
+
+        Args:
+            shown: Blocks to show, int64, ascending.
+            codes: Of the buckets live, reserved, block_tail, cached and free.
+            filled: Columns of ``Rows`` of the blocks, slots by code, and free runs by the power of two below their length, all 0;
+                they are filled.
+
+        Returns:
+            Longest free run, blocks in use, and sequences on the device.
+        """
+
+
 class Observer:
     """Base class of observers of one run; every method does nothing unless overridden.
 
     Attributes:
         every_step: If True, every step is a separate event, as with ``leap=False``. Read before each step.
+        looks_only: If True, the compiled core may serve the run: then ``core_started`` is called in place of ``run_started``, and
+            ``step_started`` (always with ``CARRY_ON``) and ``idle_started`` only for what spans ``next_look``; nothing else is.
+        next_look: The first tick at which such an observer has not looked yet.
     """
 
     every_step: bool = False
+    looks_only: bool = False
+    next_look: int = 0
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """Called before the run starts, at tick 0.
@@ -62,6 +90,9 @@ class Observer:
         Raises:
             SettingError: The observer does not support this run; the run does not start.
         """
+
+    def core_started(self, views: BlockViews, refused: np.ndarray) -> None:
+        """As ``run_started``, where ``looks_only`` and the compiled core serves the run."""
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         """Called with a plan that changes the running sequences, before queues and blocks change.

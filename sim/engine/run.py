@@ -261,9 +261,13 @@ def _start(
     sequences = workload.sequences
     env = simpy.Environment(initial_time=0)
     observers = tuple(observers)
-    if not grouped and workload.users is None and not observers and serves(settings, replica):
+    looker = observers[0] if len(observers) == 1 and observers[0].looks_only and not tuple(looks) else None
+    unobserved = not observers or looker is not None
+    if not grouped and workload.users is None and unobserved and serves(settings, replica, looker is not None):
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        core = CoreEngine(env, sequences, sequence_refused, replica, settings.edges, looks)
+        core = CoreEngine(env, sequences, sequence_refused, replica, settings.edges, looks, looker)
+        if looker is not None:
+            looker.core_started(core, refused)
         return _Started(replica, core, core, needed)
     source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None

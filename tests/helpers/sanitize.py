@@ -1,6 +1,6 @@
 """Runs of the compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, beside the same runs in Python.
 
-    python tests/helpers/sanitize.py               300 runs: alone, with looks, and behind routers
+    python tests/helpers/sanitize.py               300 runs: alone, with looks, with block maps, and behind routers
     python tests/helpers/sanitize.py --runs 3000
 
 The core is compiled anew with gcc, in a temporary folder. The first error ends the program with its report. Leaks are not looked
@@ -24,7 +24,9 @@ from core_loads import POLICIES, Load, columns, compiled_in, loaded, sources_in
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import cluster, routed_core, simulate_cluster
 from fragmeter.sim.engine import core
+from fragmeter.sim.recording.blocks import record
 from fragmeter.sim.types import user_files
+from fragmeter.sim.types.errors import SettingError
 
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 #: The library that must be loaded before Python's own memory is.
@@ -40,13 +42,23 @@ def routed(load: Load, router: str, **switches: object) -> list[object]:
 
 
 def compare(load: Load, router: str) -> None:
-    """Three runs of the core: alone, with looks of which one ends it, and behind a router."""
+    """Four runs of the core: alone, with looks of which one ends it, with a block map, and behind a router."""
     python = load.run(core=False)
     assert columns(load.run()) == columns(python)
     looks = load.looks_of(python)
     seen = [load.watched(*looks, **switches)[1] for switches in ({}, {"core": False})]
     assert seen[0] == seen[1]
+    assert mapped(load) == mapped(load, core=False)
     assert routed(load, router) == routed(load, router, core=False)
+
+
+def mapped(load: Load, **switches: object) -> object:
+    """A block map, or why there is none."""
+    try:
+        _, blocks = record(settings(**load.chosen, **switches), load.work, load.cost)
+    except SettingError as error:
+        return str(error)
+    return blocks.bucket.tolist(), blocks.sequence.tolist(), blocks.references.tolist()
 
 
 def run_all(library: Path, runs: int) -> None:
@@ -59,7 +71,7 @@ def run_all(library: Path, runs: int) -> None:
         mock.patch.object(core, "_LEAPS", 20),
         mock.patch.object(user_files, "MOST_BYTES", 1 << 20),
     ):
-        for seed in range(-(-runs // 3)):
+        for seed in range(-(-runs // 4)):
             compare(Load(seed, POLICIES[seed % len(POLICIES)]), ROUTERS[seed % len(ROUTERS)])
     print(f"{runs} runs of the core: no error, and the same columns as in Python")
 

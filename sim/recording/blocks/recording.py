@@ -44,7 +44,7 @@ import numpy as np
 
 from ...config.settings import Settings
 from ...cost.base import StepCost
-from ...engine.observer import Observed, Observer
+from ...engine.observer import BlockViews, Observed, Observer
 from ...engine.run import simulate
 from ...memory import Memory
 from ...memory.accounting.ledger import STALLED, SWAP, Leap
@@ -108,6 +108,8 @@ MOST_LOOKED_AT = 10_000 * MOST_COLUMNS
 #: A sequence takes as long to look at as so many blocks.
 _BLOCKS_A_SEQUENCE = 32
 _FREE = CODES["free"]
+#: Of the buckets that blocks of tables have, as ``BlockViews.look`` takes them.
+_PAGED_CODES = tuple(CODES[bucket] for bucket in ("live", "reserved", "block_tail", "cached", "free"))
 
 
 def record(
@@ -170,6 +172,9 @@ class BlockRecording(Observer):
         most_columns, most_rows: See ``record``.
     """
 
+    looks_only = True
+    _views: BlockViews | None = None
+
     def __init__(
         self, settings: Settings, workload: Workload, most_columns: int = MOST_COLUMNS, most_rows: int = MOST_ROWS
     ) -> None:
@@ -177,7 +182,24 @@ class BlockRecording(Observer):
         self._most_columns, self._most_rows = most_columns, most_rows
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
-        """See ``Observer``: refuse what cannot be drawn, and choose the first stride."""
+        """See ``Observer``."""
+        self._begin(engine, refused)
+        self._state = engine.state
+        memory, layout = engine.memory, self._layout
+        self._reader = TableReader(memory, layout) if layout.name == PAGED else None
+
+    def core_started(self, views: BlockViews, refused: np.ndarray) -> None:
+        """See ``Observer``."""
+        self._begin(views, refused)
+        self._views = views
+
+    @property
+    def next_look(self) -> int:  # type: ignore[override]
+        """See ``Observer``."""
+        return self._grid.next_ticks
+
+    def _begin(self, engine: Observed | BlockViews, refused: np.ndarray) -> None:
+        """Refuse what cannot be drawn, and choose the first stride."""
         memory, policy = engine.memory, self._settings.policy
         if memory.groups.sliding:
             remedy = "a map has one block table a sequence, and KV groups have several"
@@ -185,9 +207,7 @@ class BlockRecording(Observer):
         if refused.all():
             remedy = "no step was run, as the pool holds none of the requests; take a larger pool"
             raise SettingError("record_blocks", policy, remedy)
-        self._memory, self._state = memory, engine.state
-        self._layout = layout_of(memory, policy)
-        self._reader = TableReader(memory, self._layout) if self._layout.name == PAGED else None
+        self._memory, self._layout = memory, layout_of(memory, policy)
         # What has no addresses may be drawn beyond the pool: how many blocks there are is known in the end.
         self._shown: Any = None if is_counted(memory) else spread(memory.num_blocks, self._most_rows)
         least_ticks = _least_ticks(engine, self._workload, refused)
@@ -217,7 +237,21 @@ class BlockRecording(Observer):
 
     def _look(self, steps: int, start_ticks: int | None, end_ticks: int) -> None:
         """Look at the pool at the end of so many steps from now; so it is until ``end_ticks``."""
-        state, layout, grid = self._state, self._layout, self._grid
+        column, read = self._seen(steps) if self._views is None else self._shown_by_core(self._views, steps)
+        self._grid.most = self._budget.most_after(read)
+        self._grid.reach(end_ticks)
+        self._grid.fill(_Look(column, start_ticks), end_ticks)
+
+    def _shown_by_core(self, views: BlockViews, steps: int) -> tuple[Column, int]:
+        """As ``_seen``, by the compiled core."""
+        rows, census = Rows.empty(len(self._shown)), np.zeros(len(CODES), dtype=np.int64)
+        runs = np.zeros(RUN_SIZES, dtype=np.int64)
+        longest, in_use, held = views.look(steps, self._shown, _PAGED_CODES, (*rows, census, runs))
+        return Column.of_rows(rows, census, runs, longest), _BLOCKS_A_SEQUENCE * held + in_use
+
+    def _seen(self, steps: int) -> tuple[Column, int]:
+        """A sample of the pool, and the blocks that were read for it."""
+        state, layout = self._state, self._layout
         if state.running or state.prefilling:
             layout.settle(state, steps)
         held = holders(self._memory, state, state.decode_step + steps)
@@ -230,9 +264,7 @@ class BlockRecording(Observer):
             column = Column(seen)
             # Block tables take more room than the rows that follow from them, pieces less.
             column.rows(self._shown)
-        grid.most = self._budget.most_after(read)
-        grid.reach(end_ticks)
-        grid.fill(_Look(column, start_ticks), end_ticks)
+        return column, read
 
     def block_map(self, run: Run) -> BlockMap:
         """The block map of the finished run."""
@@ -288,7 +320,7 @@ def assembled(
     )
 
 
-def _least_ticks(engine: Observed, workload: Workload, refused: np.ndarray) -> int:
+def _least_ticks(engine: Observed | BlockViews, workload: Workload, refused: np.ndarray) -> int:
     """Lower bound of the run's duration: the last arrival, or the steps of all tokens at ``max_num_seqs``."""
     served = ~refused
     # When users send a request depends on the run.
@@ -308,6 +340,13 @@ class Column:
     def __init__(self, seen: Tables | PiecesSeen) -> None:
         self._seen: Any = seen
         self._rows: Rows | None = None
+
+    @classmethod
+    def of_rows(cls, rows: Rows, census: np.ndarray, free_runs: np.ndarray, largest_free: int) -> Column:
+        """A sample of which the rows are known."""
+        column = cls.__new__(cls)
+        column._rows, column.census, column.free_runs, column.largest_free = rows, census, free_runs, largest_free
+        return column
 
     @property
     def num_blocks(self) -> int:
