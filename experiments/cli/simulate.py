@@ -114,6 +114,8 @@ def _steps(record_steps: str | None) -> tuple[int, int | None]:
     return int(found[1]), int(found[2]) if found[2] else None
 
 
+#: Of fewer it takes no time worth a line what serves them.
+_MANY_REQUESTS = 10_000
 _LATENCIES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -432,6 +434,7 @@ def _print(
         *([] if near is None else [near.text()]),
         *_thrashing_lines(content["work"]),
         *_refused_lines(content, load.trace),
+        *_python_lines(run, len(load.work)),
         *left_out_lines(load.trace),
     ):
         report.print_line(text)
@@ -440,6 +443,12 @@ def _print(
     ranges = {} if near is None else {"near_saturation": near.as_dict()}
     assumed = {"engines": " ".join(engines)} if engines else {}
     report.data({"load": load.in_words} | content | {"evidence": known.as_dict()} | assumed | ranges)
+
+
+def _python_lines(run: Run | ClusterRun, requests: int) -> Iterator[str]:
+    """Why a long run was not served by the compiled core, if a setting or the requests are the reason."""
+    if isinstance(run, Run) and run.in_python is not None and requests >= _MANY_REQUESTS:
+        yield f"Served in Python, which takes longer than the compiled core: {run.in_python}."
 
 
 def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:

@@ -106,23 +106,37 @@ def compiled() -> tuple[ModuleType | None, str]:
 def serves(settings: Settings, replica: Replica, looked: bool = False) -> bool:
     """Whether the core serves an open loop of single sequences on this replica, without observers or with one that ``looks_only``.
 
+    Args:
+        looked: Whether there is such an observer; else no one could read block ids.
+    """
+    wanted = settings.core and (looked or not settings.ids)
+    return wanted and compiled()[0] is not None and obstacle(settings, replica) is None
+
+
+def obstacle(settings: Settings, replica: Replica) -> str | None:
+    """What the core does not have of the settings of a run, by name and value; None if it has all.
+
     It has the policies of ``POLICIES`` over one KV group, where preempted sequences are recomputed. It does not
     count blocks that several tables name, so a run that may have some is served in Python if its steps are shorter with them.
-
-    Args:
-        looked: Whether there is such an observer; else no one could read the block ids.
     """
     memory = replica.memory
-    kinds, options = POLICIES.get(type(replica.policy), ((), frozenset[str]()))
-    given = settings.given().keys() - ({"ids"} if looked else set())
-    if type(memory) not in kinds or not SETTINGS | options >= given or compiled()[0] is None:
-        return False
-    assert isinstance(memory, PagedMemory)
-    if isinstance(memory, CachedMemory):
-        counts = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
-        shares = counts and not all(memory.unshared)
-        return type(memory.pool.free_block_queue) in ORDERS and not shares
-    return memory.is_plain and (memory.tables is None or type(memory.tables.pool.free_block_queue) in ORDERS)
+    if type(replica.policy) not in POLICIES:
+        return f"policy = {settings.policy}"
+    kinds, options = POLICIES[type(replica.policy)]
+    given = settings.given()
+    unknown = [name for name in given if name not in SETTINGS | options | {"core", "ids"}]
+    if unknown:
+        return ", ".join(f"{name} = {given[name]}" for name in unknown)
+    if type(memory) not in kinds or not isinstance(memory, PagedMemory) or not memory.is_plain:
+        # Of the settings that the core has only the model brings another memory.
+        return f"model = {settings.model}"
+    order = None if memory.tables is None else type(memory.tables.pool.free_block_queue)
+    if order is not None and order not in ORDERS:
+        return f"order of free blocks = {order.__name__}"
+    repeats = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
+    if isinstance(memory, CachedMemory) and repeats and not all(memory.unshared):
+        return f"cost = {settings.cost}"
+    return None
 
 
 class CoreEngine:

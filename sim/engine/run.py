@@ -25,7 +25,7 @@ from ..types.state import State
 from ..workload.closed_loop import ClosedLoop, Maker
 from ..workload.source import OpenLoop
 from ..workload.workload import Workload
-from .core import CoreEngine, serves
+from .core import CoreEngine, obstacle, serves
 from .engine import Engine
 from .grouping import grouped_source, is_grouped, leaders, smallest_pools
 from .guard import of_plugins, suspect
@@ -72,6 +72,7 @@ def simulate(
     if isinstance(source, ClosedLoop):
         workload = replace(workload, arrival_ticks=source.sent() - replica.outside_ticks)
     run = finished(settings, workload, grouped, replica, engine.ledger, engine.end_ticks, needed)
+    run = replace(run, in_python=_in_python(settings, workload, grouped, replica))
     if isinstance(source, LimitedLoop):
         run = replace(run, rejected=source.rejected)
     if not engine.stopped:
@@ -79,6 +80,13 @@ def simulate(
         if stepped is not None:
             require_same(run.log, stepped.log, replica.policy)
     return run
+
+
+def _in_python(settings: Settings, workload: Workload, grouped: bool, replica: Replica) -> str | None:
+    """See ``Run``. Recordings are not part of it: the result is the same with and without."""
+    if grouped:
+        return "sequences that share blocks"
+    return obstacle(settings, replica) if workload.users is None else "users that wait for answers"
 
 
 def serve_checked(

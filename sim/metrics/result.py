@@ -269,7 +269,7 @@ def write(
     return write_whole_folder(
         directory,
         {name: partial(_table_alone, run, name) for name in TABLES},
-        {"summary": content or summary(run), "run": describe(run.settings, run.replica, run.workload, request)},
+        {"summary": content or summary(run), "run": _described(run, request)},
         recordings,
     )
 
@@ -312,6 +312,12 @@ def _write_table(make: Callable[[], Iterable[pd.DataFrame]], path: Path) -> None
         del found
     if writer is not None:
         writer.close()
+
+
+def _described(run: Run, request: Mapping[str, Any]) -> dict[str, Any]:
+    """``run.json``, with why the run was served in Python, if the compiled core could not."""
+    document = describe(run.settings, run.replica, run.workload, request)
+    return document if run.in_python is None else document | {"in_python": run.in_python}
 
 
 def describe(settings: Settings, replica: Replica, workload: Workload, request: Mapping[str, Any]) -> dict[str, Any]:

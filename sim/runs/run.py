@@ -25,6 +25,8 @@ class Run:
         smallest_pool_blocks: int64 [n], the smallest pool that can serve each request.
         rejected: bool [n], requests that exceeded ``max_num_queued_reqs`` or ``max_num_queued_tokens`` and were not served;
             None without these limits.
+        in_python: What the compiled core does not have of the settings or the requests, whether or not it is built and wanted; None
+            if it has all.
     """
 
     settings: Settings
@@ -33,6 +35,7 @@ class Run:
     log: RunLog
     smallest_pool_blocks: np.ndarray
     rejected: np.ndarray | None = None
+    in_python: str | None = None
 
     @property
     def refused(self) -> np.ndarray:

@@ -233,6 +233,26 @@ def test_the_core_serves_only_what_it_has(changed, by_core):
     assert len(started) == by_core
 
 
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, None),
+        ({"core": False}, None),
+        ({"policy": "tgi"}, "policy = tgi"),
+        ({"policy": "vllm-v1", "max_num_active_seqs": 8, "seed": 3}, "max_num_active_seqs = 8"),
+        ({"leap": False, "preemption_mode": "swap"}, "leap = False, preemption_mode = swap"),
+        ({"model": "gemma-3-12b", "gpu": "a100-80gb"}, "model = gemma-3-12b"),
+    ],
+    ids=str,
+)
+def test_a_result_says_why_it_was_served_in_python(changed, why, tmp_path):
+    """The same with and without a core, as the setting is the reason."""
+    run = simulate(settings(**changed), Workload("three", *np.array([[0, 1, 2], [20, 30, 40], [5, 6, 7]])))
+    write(run, tmp_path / "result", {})
+    assert run.in_python == why
+    assert json.loads((tmp_path / "result" / "run.json").read_text()).get("in_python") == why
+
+
 @needs_core
 def test_a_setting_that_the_core_does_not_know_is_served_in_python(monkeypatch):
     """As one that is added later would be, unless it is at its default."""
