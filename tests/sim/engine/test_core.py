@@ -414,7 +414,7 @@ PLANTED = {
         "a publication a step later": ("v1", "- r->decode_step + 1);", "- r->decode_step + 2);"),
         "caches what is not full": ("cache", "least(table->cached + 1, table->count - 1)", "table->count"),
         "no touches": ("pool", "    if (block->touched == NONE) {", "    if (true) {"),
-        "the initial pool has lives": ("pool", "if (born == NEVER)", "if (false)"),
+        "the initial pool has lives": ("pool", "if (born == NEVER || !p->logs_lives)", "if (!p->logs_lives)"),
         "touched at birth": ("pool", "now - found->times[found->count - 1]);", "now - born);"),
         "lives of one block": ("pool", "        --end[-1];\n", ""),
         "each step of a leap takes as long": ("batch", "+ leap->growth * (more * (more - 1) / 2)", ""),
