@@ -8,8 +8,8 @@ the benchmark that they were fitted to.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,13 @@ from ...sim.config.settings import settings as settings_of
 from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, profile_names, read_server
 from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
-from ...sim.cost.gemms import unpacking_kernel
+from ...sim.cost.kernels import Kernels, experts_kernels, model_gemm_kernels
 from ...sim.engine.replica import deployment_of
 from ...sim.policy.api_times import MEASURED
 from ...sim.policy.options import VllmServeOptions
 from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
-from ...sim.spec.matrix import formats_by_part
 from ...sim.spec.shape import ModelSpec
 from ...sim.types.errors import UserError
 from ...sim.types.user_files import content_of, json_value
@@ -42,12 +41,11 @@ READ = (
     "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms", "endpoint",
     "api_server",
 )  # fmt: skip
-_INT4_GEMMS = (
-    "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
-)
+_INT4_GEMMS = "No table of vLLM has int4 GEMMs: those of these weights, in {}, take the time of bf16 GEMMs that read 4 bits a weight."
 _UNPACKED_GEMMS = (
     "GEMMs of these weights run in {} on this GPU, and their tables are of 16-bit weights: its error is not known."
 )
+_OTHER_KERNELS = "{} in {}, and {} tables are of {}: its error is not known."
 _OUTSIDE = {
     "completions": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60).",
     "chat": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60 on other servers).",
@@ -98,11 +96,11 @@ class Evidence:
         outside_ms: Time of a request outside of the engine, by the settings; 0 where constants of a server have it.
         endpoint: Endpoint of the API server.
         api_server: Times of its event loops, as a setting; None where they take none.
-        int4_gemms: Whether weights of GEMMs are 4-bit integers, for which a profile has the model of bf16.
         attention_backend, attention_table: The backend of softmax attention that vLLM takes by default, and that of the tables of its time; None
             where the time is not of a profile of the package.
-        gemm_kernel: The kernel that unpacks the weights of GEMMs to 16 bits, of which no table is; None where GEMMs multiply in a format of the
-            tables.
+        gemms: Kernels of GEMMs by number format of their weights, and of the tables of their time; empty where the time is not of a profile of
+            the package.
+        expert_kernels: Those of experts; None without experts or a table of them.
     """
 
     cost: str
@@ -115,10 +113,10 @@ class Evidence:
     outside_ms: float = 0.0
     endpoint: str = "completions"
     api_server: str | None = None
-    int4_gemms: bool = False
     attention_backend: str | None = None
     attention_table: str | None = None
-    gemm_kernel: str | None = None
+    gemms: Mapping[str, Kernels] = field(default_factory=dict)
+    expert_kernels: Kernels | None = None
 
     def headline(self) -> str:
         """Simulated values with their intervals, such as "TPOT 12.3 ms (11.2 to 13.1 for 9 of 10 servers like this)"; empty without."""
@@ -143,14 +141,21 @@ class Evidence:
         if self.experts is not None:
             parts.append(self.experts.text())
         if self.attention_backend != self.attention_table:
-            parts.append(
-                f"Attention runs in {self.attention_backend}, and its tables are of {self.attention_table}: its error is not known."
-            )
-        if self.int4_gemms:
-            parts.append(_INT4_GEMMS)
-        elif self.gemm_kernel:
-            parts.append(_UNPACKED_GEMMS.format(self.gemm_kernel))
+            parts.append(_OTHER_KERNELS.format("Attention runs", self.attention_backend, "its", self.attention_table))
+        parts += self._gemm_texts()
+        if self.expert_kernels is not None and self.expert_kernels.differ:
+            run, table = self.expert_kernels
+            parts.append(_OTHER_KERNELS.format("Experts run", run, "their", table))
         return " ".join(parts)
+
+    def _gemm_texts(self) -> Iterator[str]:
+        for form, kernels in self.gemms.items():
+            if form in INT4:
+                yield _INT4_GEMMS.format(kernels.run)
+            elif kernels.table is None:
+                yield _UNPACKED_GEMMS.format(kernels.run)
+            elif kernels.differ:
+                yield _OTHER_KERNELS.format("GEMMs of these weights run", kernels.run, "their", kernels.table)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
@@ -164,16 +169,27 @@ def evidence(settings: Settings, served: Served = Served()) -> Evidence:
         served: The simulated load and its results, as far as they are known.
     """
     found = _evidence(settings, served)
-    quantization = settings.quantization or model(settings.model).quantization
     own_options = settings.policy_options
     if isinstance(own_options, VllmServeOptions):
         found = replace(found, endpoint=own_options.endpoint, api_server=own_options.api_server)
         if found.basis != "a measured server":
             found = replace(found, outside_ms=own_options.request_outside_ms)
-    if found.cost != "fitted":
-        return found
-    kernel = _unpacking_kernel(quantization, gpu(settings.gpu))
-    return replace(found, int4_gemms=_has_int4_gemms(quantization), gemm_kernel=kernel)
+    return replace(found, **_kernels(settings)) if found.cost == "fitted" else found
+
+
+def _kernels(settings: Settings) -> dict[str, Any]:
+    """The fields of ``Evidence`` that name kernels of GEMMs and experts; none where the profile is the user's."""
+    shape, card = model(settings.model), gpu(settings.gpu)
+    if card.profile is not None or card.name not in profile_names():
+        return {}
+    deployment, operations = deployment_of(settings, shape, card), profile(card.name)
+    given = shape, card, deployment
+    ranks = settings.tensor_parallel_size
+    has_table = experts_model(operations, shape, deployment.quantization) is not None
+    return {
+        "gemms": model_gemm_kernels(*given, ranks, operations.ops),
+        "expert_kernels": experts_kernels(*given, ranks) if has_table else None,
+    }
 
 
 def _evidence(settings: Settings, served: Served) -> Evidence:
@@ -331,16 +347,3 @@ def drafts_lines(settings: Settings) -> list[str]:
         "Steps with drafts are predicted, as a step of the target over all tokens and those of the drafter; no measured run has"
         " drafts. How many are accepted is an input (--speculative-config)."
     ]
-
-
-def _has_int4_gemms(quantization: str | None) -> bool:
-    """Whether matrices other than experts, which have operations of their own, are of 4-bit integers."""
-    by_part = {} if quantization is None else formats_by_part(quantization)
-    return any(form in INT4 for part, form in by_part.items() if part != "expert")
-
-
-def _unpacking_kernel(quantization: str | None, card: GpuSpec) -> str | None:
-    """The kernel of GEMMs other than experts that unpacks weights."""
-    by_part = {} if quantization is None else formats_by_part(quantization)
-    found = (unpacking_kernel(form, card) for part, form in by_part.items() if part != "expert")
-    return next(filter(None, found), None)

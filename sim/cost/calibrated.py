@@ -29,7 +29,8 @@ from .backends import FLASH_ATTN_2, TWO_CALLS, Backend, MixedCalls, attention_ba
 from .base import Peers, StepCost, StepParts, coefficient, prompt_blocks
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
-from .gemms import layer_gemms, unpacking_kernel
+from .gemms import layer_gemms
+from .kernels import experts_kernels, gemm_kernels
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
@@ -553,10 +554,6 @@ class CalibratedCost:
         experts = [] if self._experts is None else [self._experts]
         attention = self._attention
         mixed, backend = [], {}
-        unpacked = {form: unpacking_kernel(form, self.gpu) for form in self._gemm_models}
-        kernels = {
-            form: kernel for form, kernel in unpacked.items() if form and kernel and calibration.kind == "profile"
-        }
         if isinstance(attention, AttentionCurves):
             table = table_backend(self.gpu) if calibration.kind == "profile" else attention.backend
             backend = {"attention_backend": attention.backend.name, "attention_table": table.name}
@@ -588,13 +585,26 @@ class CalibratedCost:
             "source": calibration.source,
             "device": str(calibration.device.get("name", "")),
             **backend,
-            **({"gemm_kernels": kernels} if kernels else {}),
             **describe_sampler(self.deployment),
+            **(self._kernels() if calibration.kind == "profile" else {}),
             "tensor_parallel": self.tensor_parallel,
             **({} if self.deployment.is_default else self.deployment.describe()),
             **terms,
             **(self._links.describe() if self._links.any else {}),
         }
+
+    def _kernels(self) -> dict[str, object]:
+        """Kernels of vLLM, where there is a choice, and of the profile's tables."""
+        given = self.model, self.gpu, self.deployment
+        gemms = gemm_kernels(self._gemms, *given, self.calibration.ops)
+        experts = experts_kernels(*given, self.tensor_parallel) if self._experts is not None else None
+        found: dict[str, object] = {}
+        if gemms:
+            found["gemm_kernels"] = {form: kernels.run for form, kernels in gemms.items()}
+            found["gemm_tables"] = {form: kernels.table for form, kernels in gemms.items()}
+        if experts is not None:
+            found |= {"experts_kernels": experts.run, "experts_table": experts.table}
+        return found
 
 
 _UNITS = {"t0_us": "us", "flops_per_s": "flops/s", "bytes_per_s": "bytes/s", "each_us": "us", "q": "1"}

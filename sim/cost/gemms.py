@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..spec.deployment import ExpertRanks
-from ..spec.gpu import GpuSpec
 from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.shape import Experts, ModelSpec
 from ..spec.weights import layer_matrices
@@ -42,24 +41,6 @@ class Gemm(NamedTuple):
         moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES
         at: dict[str, Amount] = {"m": np.maximum(sent * share, 1), "n": self.n, "k": self.k}
         return Work(2 * rows * self.n * self.k, moved, at=at)
-
-
-#: Compute capability from which vLLM multiplies in a format; below it Marlin unpacks the weights to 16 bits.
-_MULTIPLIED_FROM = {"fp8": 89, "mxfp8": 100, "nvfp4": 100}
-_INT4 = ("awq", "gptq", "w4a16", "w4a16-g32")
-
-
-def unpacking_kernel(quantization: str | None, gpu: GpuSpec) -> str | None:
-    """The kernel by which GEMMs unpack weights of this number format to 16 bits; None where they multiply in a format that tables have.
-
-    By the lists of ``model_executor/kernels/linear`` of vLLM 0.33 and what each kernel supports.
-    """
-    capability = gpu.compute_capability
-    if capability is None or quantization is None:
-        return None
-    if quantization in _INT4:
-        return "MACHETE" if capability == 90 else "MARLIN"
-    return "MARLIN" if capability < _MULTIPLIED_FROM.get(quantization, 0) else None
 
 
 def layer_gemms(

@@ -141,11 +141,10 @@ def test_a_kv_cache_in_another_format_is_named():
 def test_gemms_of_4_bits_have_no_table(fields, int4):
     """Experts have one."""
     found = of(**fields)
-    assert found.int4_gemms == int4
-    last = (
-        "No table of vLLM has int4 GEMMs: those of these weights take the time of bf16 GEMMs that read 4 bits a weight."
-    )
-    assert found.text().endswith(last) == int4
+    assert (list(found.gemms) == ["awq"]) == int4
+    assert (
+        "No table of vLLM has int4 GEMMs: those of these weights, in MACHETE, take the time" in found.text()
+    ) == int4
 
 
 def test_gpus_without_measured_servers_say_so():
@@ -245,19 +244,45 @@ def test_event_loops_of_the_api_server_are_stated(given, word):
 
 
 @pytest.mark.parametrize(
-    ("card", "quantization", "kernel"),
+    ("card", "quantization", "kernels"),
     [
-        ("a100-80gb", "fp8", "MARLIN"), ("a100-80gb", "awq", "MARLIN"), ("a100-80gb", None, None), ("h100-80gb", "fp8", None),
-        ("h100-80gb", "gptq", "MACHETE"), ("h100-80gb", "nvfp4", "MARLIN"), ("b200", "nvfp4", None), ("l40s", "fp8", None),
+        ("a100-80gb", "fp8", ("MARLIN", None)), ("a100-80gb", "awq", ("MARLIN", None)), ("a100-80gb", None, None),
+        ("h100-80gb", "fp8", ("CUTLASS", "CUTLASS")), ("h100-80gb", "gptq", ("MACHETE", None)), ("h100-80gb", "nvfp4", ("HUMMING", None)),
+        ("b200", "nvfp4", ("FLASHINFER_CUTEDSL", "FLASHINFER_CUTEDSL")), ("l40s", "fp8", ("CUTLASS", "CUTLASS")),
+        ("rtx-4090", "fp8", ("CUTLASS", None)),
     ],
 )  # fmt: skip
-def test_gemms_that_unpack_their_weights_name_their_kernel(card, quantization, kernel):
+def test_kernels_of_gemms_are_named_with_those_of_their_tables(card, quantization, kernels):
     """vLLM's FP8 on an A100 was measured slower than bf16, and the tables have no such kernel."""
     given = settings(policy="vllm-v1", model="qwen3-14b", gpu=card, quantization=quantization)
     found = evidence(given)
-    assert found.gemm_kernel == kernel
-    assert ("run in MARLIN" in found.text()) == (kernel == "MARLIN" and quantization != "awq")
+    assert found.gemms == ({} if kernels is None else {quantization: kernels})
+    assert ("of 16-bit weights" in found.text()) == (
+        kernels is not None and kernels[1] is None and quantization not in ("awq", "gptq")
+    )
     described = cost(
         "fitted", model("qwen3-14b"), gpu(card), deployment=Deployment(quantization=quantization)
     ).describe()
-    assert described.get("gemm_kernels") == ({quantization: kernel} if kernel else None)
+    assert described.get("gemm_kernels") == (kernels and {quantization: kernels[0]})
+    assert described.get("gemm_tables") == (kernels and {quantization: kernels[1]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "gemms", "experts"),
+    [
+        ({"gpu": "h200", "model": "deepseek-v3", "tensor_parallel_size": 8}, ("FLASHINFER_DEEPGEMM", "CUTLASS"), ("TRITON", "TRITON")),
+        ({"gpu": "h200", "model": "deepseek-v3", "tensor_parallel_size": 8, "enable_expert_parallel": True}, ("FLASHINFER_DEEPGEMM", "CUTLASS"), ("FLASHINFER_CUTLASS",) * 2),
+        ({"gpu": "h100-80gb", "model": "gpt-oss-120b"}, None, ("TRITON", "TRITON")),
+        ({"gpu": "b200", "model": "gpt-oss-120b"}, None, ("FLASHINFER_TRTLLM_MXFP4_BF16",) * 2),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "vllm_release": "0.21"}, None, ("FLASHINFER_CUTLASS", "TRITON")),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b"}, None, ("TRITON", "TRITON")),
+        ({"gpu": "h200", "model": "kimi-k2.5", "tensor_parallel_size": 8}, None, ("HUMMING", "MARLIN")),
+        ({"gpu": "h200", "model": "kimi-k2.5", "tensor_parallel_size": 8, "vllm_release": "0.31"}, None, ("MARLIN", "MARLIN")),
+    ],
+)  # fmt: skip
+def test_kernels_of_other_tables_are_named(fields, gemms, experts):
+    found = of(**fields)
+    assert (list(found.gemms.values()), found.expert_kernels) == ([] if gemms is None else [gemms], experts)
+    for kind, pair in (("GEMMs of these weights", gemms), ("Experts", experts)):
+        named = pair is not None and f"{kind} run in {pair[0]}, and their tables are of {pair[1]}" in found.text()
+        assert named == (pair is not None and pair[0] != pair[1])
