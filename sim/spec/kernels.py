@@ -6,7 +6,7 @@
 Both with the packages that the wheels require (FlashInfer, Humming, DeepGEMM), without environment variables, ``--linear-backend`` and
 ``--moe-backend``, and with the default exchange of tokens between engines. ``tests/real_vllm/kernels.py`` runs vLLM's own modules, and
 their choices in the wheels of 0.20 and 0.22 to 0.33 are ``tests/data/kernel_choices.json``. Earlier releases are taken as 0.20, but for
-mxfp4. Layers in 16 bits are cuBLAS's, of which there is no choice.
+experts in 16 bits and in mxfp4. Layers in 16 bits are cuBLAS's, of which there is no choice.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ UNPACKING = frozenset((MARLIN, HUMMING, MACHETE))
 FP8, FP8_TENSOR, FP8_BLOCK, FP8_ONLINE = "fp8", "fp8-tensor", "fp8-block", "fp8-online"
 _INT4 = frozenset(("awq", "gptq", "w4a16", "w4a16-g32"))
 _HOPPER, _FIRST_FP8 = 90, 89
-#: First minor releases in which Hopper's weights are unpacked by Humming, and in which its mxfp4 experts have Triton's kernels.
+#: First minor releases in which Hopper's weights are unpacked by Humming, and its mxfp4 experts have Triton's kernels.
 _FIRST_HUMMING, _FIRST_TRITON_MXFP4 = 32, 12
-_FIRST_DEEPGEMM_12 = 24
+#: The same, in which experts in 16 bits run in FlashInfer by default, and compute capability 12 has DeepGEMM.
+_FIRST_FLASHINFER, _FIRST_DEEPGEMM_12 = 20, 24
 
 
 class ExpertsNeed(NamedTuple):
@@ -132,6 +133,9 @@ def chosen_experts(need: ExpertsNeed, minor: int) -> str:
     capability, form = need.capability, need.form
     hopper, data_centre = capability == _HOPPER, capability // 10 == 10
     if form is None:
+        # Before, FlashInfer's had to be asked for (``VLLM_USE_FLASHINFER_MOE_FP16``).
+        if minor < _FIRST_FLASHINFER:
+            return TRITON
         if data_centre:
             return FLASHINFER_TRTLLM
         of_flashinfer = capability >= 120 or (hopper and minor < 23)

@@ -91,7 +91,7 @@ class Release:
         v2_counts_graphs: Whether the second model runner counts CUDA graphs.
         first_runner_drafts: Methods of drafts that the second model runner does not run.
         mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
-        mxfp4_hopper: Multiples of the hidden size and of that width on Hopper: of Marlin, and since 0.12 of Triton.
+        mxfp4_triton: Multiples of the hidden size and of that width for Triton's kernels on Hopper, since 0.12 (``kernels``).
         checks_states: Whether max_num_seqs is compared with the blocks that hold states.
         caches_states: Whether prefixes of models with states and attention are cached by default.
         large_a100: Whether an A100 of 80 GB has the default batch of a large GPU.
@@ -123,7 +123,7 @@ class Release:
     v2_counts_graphs: bool = False
     first_runner_drafts: frozenset[str] = frozenset({"ngram", "draft_model"})
     mxfp4_width: int = 256
-    mxfp4_hopper: tuple[int, int] = MARLIN_MXFP4
+    mxfp4_triton: tuple[int, int] = MARLIN_MXFP4
     checks_states: bool = False
     caches_states: bool = False
     large_a100: bool = True
@@ -159,7 +159,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
     (10, {}),
     (11, {"profiles_context": True, "fewest_sampler_bytes": 38, "keeps_video_text": True}),
-    (12, {"mxfp4_hopper": (256, 64)}),
+    (12, {"mxfp4_triton": (256, 64)}),
     (13, {"keeps_video_text": False}),
     (14, {"async_scheduling": True, "checks_all_stages": True}),
     (15, {}),
@@ -171,14 +171,14 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
             "fewest_sampler_bytes": 14,
             "sampler_rows": True,
             "keeps_workspace": True,
-            "mxfp4_hopper": (128, 64),
+            "mxfp4_triton": (128, 64),
         },
     ),
     (18, {}),
     (19, {"benchmarks_embedding": True}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True, "checks_override": True}),
     (21, {}),
-    (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_hopper": (1, 64)}),
+    (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_triton": (1, 64)}),
     (23, {"v2_model_types": _DENSE, "v2_warm_up_bytes": FLASHINFER_SAMPLER_BYTES}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
     (25, {"v2_dense": True}),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from ...types.errors import SettingError
 from ..deployment import NVFP4, Deployment
+from ..kernels import TRITON, TRTLLM_MXFP4, chosen_experts, experts_need
 from ..matrix import WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes, value_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
@@ -159,7 +160,7 @@ def _errors(launch: Launch) -> tuple[float, float]:
         return _ERRORS[None]
     below, above = (max(_ERRORS.get(form, _OTHER_ERROR)[side] for form in formats) for side in range(2))
     if "mxfp4" in formats and launch.gpu.major == _HOPPER:
-        below = _LESS_ON_HOPPER.get(launch.release.mxfp4_hopper, below)
+        below = _LESS_ON_HOPPER.get(_mxfp4_multiples(launch), below)
     if launch.is_taken:
         taken = [_TAKEN.get(form, _OTHER_TAKEN) for form in formats]
         below, above = max(below, *(each[0] for each in taken)), max(above, *(each[1] for each in taken))
@@ -219,16 +220,18 @@ def _padding_bytes(launch: Launch, layers: range) -> int:
 
 
 def _mxfp4_multiples(launch: Launch) -> tuple[int, int]:
-    """Multiples of the hidden size and of a rank's width: FlashInfer's kernels on data-centre Blackwell, Triton's on Hopper once wheels
-    have them, Marlin on other cards, RTX Blackwell included. Experts on a latent vector (Kimi K3) run in later releases alone."""
+    """Multiples of the hidden size and of a rank's width by the kernels that the release takes (``kernels``). Experts on a latent vector (Kimi K3)
+    run in later releases alone."""
     assert launch.model.experts is not None
     if launch.model.experts.latent_size:
         return MARLIN_MXFP4
-    if launch.gpu.compute_capability is None:
+    need = experts_need(launch.model, launch.gpu, "mxfp4", launch.expert_ranks)
+    if need is None:
         return _ROCM
-    if launch.gpu.is_blackwell:
+    kernel = chosen_experts(need, launch.release.since[1])
+    if kernel == TRTLLM_MXFP4:
         return _TRTLLM_HIDDEN, launch.release.mxfp4_width
-    return launch.release.mxfp4_hopper if launch.gpu.major == _HOPPER else MARLIN_MXFP4
+    return launch.release.mxfp4_triton if kernel == TRITON else MARLIN_MXFP4
 
 
 def _expert_bytes(hidden_size: int, width: int, bias: bool) -> int:
