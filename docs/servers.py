@@ -280,7 +280,7 @@ _METRICS = {
 }
 
 #: Fields of the board that are stored for the intervals.
-_STORED = ("server", "gpu", "backend", "kind", "load", "busy", "overload", "standing", "errors", "source")
+_STORED = ("server", "gpu", "backend", "kernels", "kind", "load", "busy", "overload", "standing", "errors", "source")
 _BOARD_METRICS = {"throughput": "output tokens/s", "ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 

@@ -12,8 +12,10 @@ from typing import Literal
 
 from ...sim import Settings, Workload
 from ...sim.cost.backends import attention_backend
+from ...sim.cost.kernels import experts_kernels, model_gemm_kernels
 from ...sim.engine.replica import deployment_of
 from ...sim.spec import gpu, model
+from ...sim.spec.matrix import formats_by_part
 from ...sim.spec.shape import ModelSpec
 
 Client = Literal["open loop", "closed loop", "at once"]
@@ -31,6 +33,19 @@ def backend_of(settings: Settings) -> str:
         return "MLA kernels, sparse" if shape.indexer else "MLA kernels"
     own = deployment_of(settings, shape, card)
     return _SHORT.get(name := attention_backend(shape, card, own, settings.tensor_parallel_size).name, name)
+
+
+def kernels_of(settings: Settings) -> dict[str, str]:
+    """The kernels that vLLM takes by default, by number format and part, such as "fp8 GEMMs"; GEMMs in 16 bits have no choice."""
+    shape, card = model(settings.model), gpu(settings.gpu)
+    given = shape, card, deployment_of(settings, shape, card)
+    ranks = settings.tensor_parallel_size
+    found = {f"{form} GEMMs": kernels.run for form, kernels in model_gemm_kernels(*given, ranks, ()).items()}
+    experts = experts_kernels(*given, ranks)
+    if experts is not None:
+        form = formats_by_part(given[2].quantization).get("expert") if given[2].quantization else None
+        found[f"{form or '16-bit'} experts"] = experts.run
+    return {part: name for part, name in found.items() if name is not None}
 
 
 def kind_of(settings: Settings, shape: ModelSpec) -> str:

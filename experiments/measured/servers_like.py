@@ -19,7 +19,7 @@ from ...sim.spec.matrix import PARTS, QUANTIZATIONS, formats_by_part
 from ...sim.spec.shape import ModelSpec
 from ..runs.near_saturation import LoadClass
 from .intervals import SHARE, Calibrated, Levels, class_text, levels_of, run_errors
-from .server_class import Client, backend_of, client_of, kind_of
+from .server_class import Client, backend_of, client_of, kernels_of, kind_of
 
 #: Metrics by name, their labels and units, in the order of text.
 LABELS = {"tpot": ("TPOT", " ms"), "ttft": ("TTFT", " ms"), "throughput": ("throughput", " tokens/s")}
@@ -244,6 +244,10 @@ def _lacking(settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
     own = settings.quantization or shape.quantization
     if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
         yield _weights_text(own)
+    else:
+        for part, name in kernels_of(settings).items():
+            if all(row["kernels"].get(part) != name for row in rows):
+                yield f"{part} in {name}"
 
 
 def _weights_text(quantization: str | None) -> str:

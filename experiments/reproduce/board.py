@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ...sim import Settings
 from ...sim.spec import model
-from ..measured.server_class import Client, backend_of, kind_of
+from ..measured.server_class import Client, backend_of, kernels_of, kind_of
 
 Standing = Literal["fitted", "seen", "unseen"]
 #: Metrics of the board, and the figures that each is taken from: the first that was measured.
@@ -50,6 +50,7 @@ class BoardRow:
         server: Runs of the same source, card, model, parallelism and number formats share it: leave-one-server-out leaves these
             out together.
         gpu, backend, kind, load: Its class.
+        kernels: Of GEMMs and experts, by number format and part; vLLM's default, but for those that the fact names.
         busy: Whether requests wait in the simulation (``runs.near_saturation``).
         overload: Whether they wait for more than 5 s in the mean.
         standing, first_used: See the module; the day is null for a run of the user.
@@ -63,6 +64,7 @@ class BoardRow:
     server: str
     gpu: str
     backend: str
+    kernels: Mapping[str, str]
     kind: str
     load: Client
     busy: bool
@@ -118,6 +120,7 @@ def board_row(fact: Mapping[str, Any], settings: Settings, rows: Sequence[Mappin
         server="; ".join(map(str, (lab, settings.gpu, settings.model, *about, fact["settings"].get("vllm_release")))),
         gpu=settings.gpu,
         backend=backend_of(settings),
+        kernels=kernels_of(settings) | fact.get("kernels", {}),
         kind=kind_of(settings, model(settings.model)),
         load=client_of_fact(fact),
         busy=rows[0]["load"] != "light",

@@ -274,7 +274,7 @@ def _holds_inside(launch: Launch) -> bool:
     """Whether the kernels of the experts hold their tensors themselves, and free them."""
     quantization, gpu = launch.deployment.quantization, launch.gpu
     if quantization == "mxfp4":
-        return gpu.is_blackwell or (gpu.major == _HOPPER and launch.release.mxfp4_hopper != MARLIN_MXFP4)
+        return gpu.is_blackwell or (gpu.major == _HOPPER and launch.release.mxfp4_triton != MARLIN_MXFP4)
     if quantization == "nvfp4":
         return gpu.fp4_flops_per_s is not None
     return quantization in (None, "fp8") and gpu.is_blackwell

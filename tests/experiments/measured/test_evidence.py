@@ -53,7 +53,7 @@ def test_the_errors_are_those_of_the_page():
         ({"gpu": "h100-80gb", "model": "mixtral-8x7b"}, open_loop(), "h100-80gb FA3 MoE, open loop", 11, 3),
         ({"gpu": "a100-80gb", "model": "qwen3-14b"}, open_loop(), "a100-80gb FA2 dense", 7, 3),
         (
-            {"gpu": "h200", "model": "gpt-oss-120b"},
+            {"gpu": "h200", "model": "minimax-m2.5", "tensor_parallel_size": 4},
             Served("light", "closed loop"),
             "h200 FA3 MoE quantised, closed loop",
             11,
@@ -286,3 +286,18 @@ def test_kernels_of_other_tables_are_named(fields, gemms, experts):
     for kind, pair in (("GEMMs of these weights", gemms), ("Experts", experts)):
         named = pair is not None and f"{kind} run in {pair[0]}, and their tables are of {pair[1]}" in found.text()
         assert named == (pair is not None and pair[0] != pair[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "lacking"),
+    [
+        # The measured servers set VLLM_MXFP4_USE_MARLIN=1.
+        ({"gpu": "h100-80gb", "model": "gpt-oss-120b"}, ("mxfp4 experts in TRITON",)),
+        ({"gpu": "b200", "model": "gpt-oss-120b"}, ()),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b"}, ()),
+        ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "vllm_release": "0.21"}, ("16-bit experts in FLASHINFER_CUTLASS",)),
+    ],
+)  # fmt: skip
+def test_servers_with_other_kernels_give_no_interval(fields, lacking):
+    found = of(open_loop(tpot=10.0), **fields)
+    assert found.like.lacking == lacking and (found.headline() == "") == bool(lacking)

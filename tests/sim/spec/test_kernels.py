@@ -96,7 +96,7 @@ def test_experts_of_every_preset_on_every_card_are_a_case_that_was_compared():
     ("name", "quantization", "expected"),
     [("qwen3-14b", "fp8", "fp8-online"), ("deepseek-v3", None, "fp8-block"), ("qwen3-14b", "awq", "awq"), ("qwen3-14b", None, None)],
 )  # fmt: skip
-def test_fp8_is_told_apart_by_its_scales(name, quantization, expected):
+def test_fp8_has_the_scales_of_its_checkpoint(name, quantization, expected):
     shape = model(name)
     form = quantization or shape.quantization
     assert scaled_form(shape, form, form) == expected
