@@ -159,7 +159,11 @@ class Evidence:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
-        return asdict(self)
+        named = {
+            "gemms": {form: kernels._asdict() for form, kernels in self.gemms.items()},
+            "expert_kernels": self.expert_kernels and self.expert_kernels._asdict(),
+        }
+        return asdict(self) | named
 
 
 def evidence(settings: Settings, served: Served = Served()) -> Evidence:
