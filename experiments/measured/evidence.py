@@ -39,7 +39,7 @@ _OF_FIT = {"output_throughput": "throughput", "mean_ttft_ms": "TTFT", "mean_tpot
 READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
     "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms", "endpoint",
-    "api_server",
+    "api_server", "enable_expert_parallel", "vllm_release", "attention_backend",
 )  # fmt: skip
 _INT4_GEMMS = "No table of vLLM has int4 GEMMs: those of these weights, in {}, take the time of bf16 GEMMs that read 4 bits a weight."
 _UNPACKED_GEMMS = (

@@ -301,3 +301,13 @@ def test_kernels_of_other_tables_are_named(fields, gemms, experts):
 def test_servers_with_other_kernels_give_no_interval(fields, lacking):
     found = of(open_loop(tpot=10.0), **fields)
     assert found.like.lacking == lacking and (found.headline() == "") == bool(lacking)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [({"vllm_release": "0.21"}, "Experts run in FLASHINFER_CUTLASS"), ({"attention_backend": "TRITON_ATTN"}, "Attention runs in TRITON_ATTN")],
+)  # fmt: skip
+def test_a_finished_run_has_the_kernels_of_its_release(fields, part):
+    chosen = settings(policy="vllm-v1", gpu="h100-80gb", model="mixtral-8x7b", **fields)
+    assert part in recorded_text(chosen.as_dict())
+    assert part not in recorded_text(settings(policy="vllm-v1", gpu="h100-80gb", model="mixtral-8x7b").as_dict())
