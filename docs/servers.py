@@ -177,7 +177,7 @@ NOTES = """\
   is alone. That had been decided for all releases after the run of Llama 2 70B at 20 requests/s came out 16 % too long, which was the fault above. The wheels of 0.13 to
   0.16 have it off.
 - The sampler takes time (`--sampling`): clients of the H100, A100 and L40S runs with warm prompts (inference-perf) send no temperature, so that the server samples by
-  `generation_config.json` of the model: Llama with top-p, Qwen3 with top-k and top-p, CodeLlama and Mixtral with neither. Its time is PyTorch's sort, of a table ([docs/gpu.md](gpu.md#sampler)).
+  `generation_config.json` of the model: Llama with top-p, Qwen3 with top-k and top-p, CodeLlama and Mixtral with neither. Its time is PyTorch's sort, of a table (`sim/cost/sampler.py`).
   It was found by comparing Llama 3.1 70B with Llama 2 70B on the same four GPUs: 96,000 more logits a row take 0.6 ms more at 5 requests/s and 1.1 ms at 10, the simulation had 0.1.
 - Changed with these three, one after the other, medians of TPOT over the 22 dense runs on H100 that nothing was fitted to: 2.8 % before; 3.7 % with elements; 3.5 % without fusion before
   0.17; 1.8 % with the sampler. Of the six fitted ones: 1.7, 1.7, 1.3 and 5.5 %: Llama 2 7B, on one GPU, is now 3 to 10 % too long, so that other times of its steps are.

@@ -198,7 +198,7 @@ What no computation from a line can have, by experiment:
 - **Others on the card**: Llama 3.1 8B on an RTX 3090 started with 5.68 GiB, and ran out of memory with 5.61 beside a desktop of 1.7 GiB.
 - **The link of a server**: of four servers of Hopper with NVLink from 0.18 to 0.26, two have 0.5 GiB outside of torch, and two 2.2.
 
-The two "starts" that are wrong run out of memory in the sampler's warm-up: of GLM-4.7 in nvfp4 on four RTX PRO 6000 5 to 8 GiB are in use on one card that nothing
+The "starts" that are wrong run out of memory after the KV cache is allocated, all but one in the sampler's warm-up: of GLM-4.7 in nvfp4 on four RTX PRO 6000 5 to 8 GiB are in use on one card that nothing
 explains; Qwen3.6 27B on four H100 lacks about 0.2 GiB, as its graphs take 2.04 GiB where 1.37 are computed.
 
 - **server**: what the log says: "starts", or "refused" with vLLM's message.

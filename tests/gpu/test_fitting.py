@@ -338,7 +338,7 @@ def published(folder: Path) -> Path:
     reduced = [
         {"num_gpus": ranks, "message_size": size, "backend": backend, "latency": us * longer / 1e3}
         for ranks, size in product((2, 4, 8, 16), 2 ** np.arange(7, 30))
-        for us in [float(REDUCED.us(OPERATIONS["all_reduce"](float(size), ranks)))]
+        for us in [float(REDUCED.us(OPERATIONS["all_reduce"](2.0 * size, ranks)))]
         for backend, longer in (("vllm_graph", 1), ("vllm_eager", 9))
     ]
     latent: dict[str, list[dict[str, object]]] = {"generation": [], "context": []}

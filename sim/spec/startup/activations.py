@@ -15,8 +15,8 @@ All are bytes in torch's allocator at the moment when most are allocated; the ph
     outputs      of the encoder, in V1 with the pixels; in its budget of max(tokens, those of the largest item)
     compilation  a second embedding and its output twice, with which Inductor runs the embedding's kernel to choose whether to combine it with
                  others (``benchmark_combo_kernel``, which vLLM sets since 0.11.2). Only for a text model on one rank, and only if no compile
-                 cache is found. It is the high end since 0.12, and likely since 0.19: of eight servers of 0.19 to 0.26 four log it, and those of
-                 0.17 and 0.18 do not
+                 cache is found. It is the high end since 0.12, and likely since 0.27, and since 0.19 below compute capability 9: of 0.19 to
+                 0.26 four of five servers log it there, and none of six on later cards; those of 0.17 and 0.18 do not
     context      2 bytes * 65,536 rows * heads * (K and V without rotary part) of latent attention: ``MLAAttention.forward`` without
                  metadata, since 0.11; logs leave no room for it in sparse attention
     workspace    of experts, by their kernels (``workspace_shapes``), kept in logs since 0.17 but not in one of 0.13, else part of the
@@ -57,8 +57,8 @@ _HIDDEN_QUARTERS, _PASSED_ON = (8, 15, 24), 2
 _EIGHT_BIT = ("fp8", "mxfp8", "nvfp4")
 #: From this release on, no log decides what the high end of an interval has of workspaces.
 _FIRST_UNCERTAIN = (0, 14)
-#: The first release that combines kernels.
-_FIRST_COMBINED = (0, 12)
+#: The first release that combines kernels, and the first in which logs of all cards show it.
+_FIRST_COMBINED, _FIRST_ON_ALL = (0, 12), (0, 27)
 #: Last minor version in which a layer with experts in 4 bits calls Marlin itself, by number format.
 _LAST_OWN = {"gptq": 19, "awq": 20, "w4a16": 22, "w4a16-g32": 22}
 _INDEXER_LOGITS_BYTES = 512 * _MIB
@@ -160,7 +160,10 @@ def _compilation_bytes(launch: Launch, bound: int) -> int:
     """What Inductor allocates to choose a kernel for the embedding: a copy of it, and its output twice."""
     cold = not launch.is_compiled
     if launch.is_compiled is None:
-        cold = bound == 2 or (bound == 1 and launch.release.benchmarks_embedding)
+        is_logged = launch.release.benchmarks_embedding and (
+            launch.release.since >= _FIRST_ON_ALL or (launch.gpu.major or 0) < _HOPPER
+        )
+        cold = bound == 2 or (bound == 1 and is_logged)
     copied = copied_embedding_bytes(launch) if cold else 0
     return copied + 4 * launch.max_num_batched_tokens * launch.model.hidden_size if copied else 0
 

@@ -49,10 +49,10 @@ _LARGE, _SEGMENT = 10 << 20, 2 << 20
 _ERRORS = {None: (0.003, 0.004), "mxfp4": (0.005, 0.005), "nvfp4": (0.03, 0.01)}
 _OTHER_ERROR = (0.004, 0.008)
 #: The same where the checkpoint is another one of that shape: those in nvfp4 of one model keep other parts in 16 bits. Two of RedHat's log
-#: 12 % less and 7 % more than nvidia's, and one of unsloth's is refused with about 25 % more. Of 14 in other formats the logs are from 1.9 % less
+#: 12 % less and 7 % more than nvidia's, and one of unsloth's is refused with about 25 % more. Of 15 in other formats the logs are from 2.8 % less
 #: to 2.0 % more.
 _TAKEN = {None: (0.003, 0.02), "nvfp4": (0.13, 0.25)}
-_OTHER_TAKEN = (0.02, 0.03)
+_OTHER_TAKEN = (0.03, 0.03)
 #: By the multiples of a release: with Triton's kernels installed beside a wheel that has none, gpt-oss 120B has 64.38 GiB on Hopper, not 65.97;
 #: where a log alone has the multiples, by the code 60.78 GiB, not 64.57.
 _LESS_ON_HOPPER = {MARLIN_MXFP4: 0.025, (256, 64): 0.059}

@@ -112,10 +112,12 @@ def test_a_compile_cache_saves_the_second_embedding():
     assert likely == pytest.approx(1.46, abs=0.03) and likely < high
     # The log leaves out cuBLAS's workspace, which the low end has.
     assert low - 32 / 1024 == pytest.approx(0.33, abs=0.03)
-    # Nothing is compiled without graphs, ranks divide the embedding, and before 0.19 no log shows it.
+    # Nothing is compiled without graphs, ranks divide the embedding, and before 0.27 no log of this card shows it; from 0.19 on Ampere's do.
     for other in ({"graphs": False}, {"ranks": 2}):
         assert estimate(launch("qwen3-32b", "rtx-5090", 28, 2048, 256, quantization="awq", **other)).likely < 0.5 * GIB
-    assert estimate(launch("qwen3-32b", "rtx-5090", 18, 2048, 256)).likely < 0.7 * GIB
+    assert estimate(launch("qwen3-32b", "rtx-5090", 26, 2048, 256)).likely < 0.7 * GIB
+    sizes = [estimate(launch("qwen3-32b", "a100-80gb", minor, 2048, 256)).likely / GIB for minor in (18, 19)]
+    assert sizes[0] < 0.7 and sizes[1] == pytest.approx(1.49, abs=0.05)
 
 
 def test_flashinfer_s_sampler_is_in_the_interval_of_old_releases():

@@ -149,7 +149,7 @@ def test_a_swap_space_of_too_many_blocks_is_refused():
         ),
         (
             lambda: model("opt-13b").slot_bytes("fp17"),
-            "dtype = 'fp17': one of fp32, fp16, bf16, fp8, int8, int4, fp8_ds_mla",
+            "dtype = 'fp17': one of fp32, fp16, bf16, fp8, int8, int4, fp8_ds_mla, nvfp4",
         ),
         (
             lambda: model("opt-13b").weight_bytes(tensor_parallel=3),
