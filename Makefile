@@ -6,15 +6,16 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # mypy takes the name of the package from its folder: a link by that name stands for a checkout of any name.
 TYPES := $(VENV)/types
-# As many workers as cores; the tests of a file share what they set up.
-PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto --dist loadfile --no-loadscope-reorder
+# Half more workers than cores, as tests wait for processes and browsers; the tests of a file share what they set up.
+WORKERS := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
+PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 SMALL := --num-prompts 50 --request-rate 2
 ON_LOWEST = $(MAKE) VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
 test test-all test-vllm test-llama-cpp: export PYTHONDONTWRITEBYTECODE =
-# Every core has a worker of its own: threads of libraries would wait for each other.
+# Workers take all cores: threads of libraries would wait for each other.
 test test-all test-vllm test-llama-cpp: export OMP_NUM_THREADS = 1
 
 .PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs step-costs screenshots clean

@@ -32,6 +32,7 @@ IGNORED = {
     "experiments/measured/replay.py": 1,
     "sim/policy/vllm_real.py": 1,
     "sim/real_vllm/core.py": 2,
+    "sim/recording/blocks/recording.py": 1,
     "sim/types/errors.py": 1,
 }
 
