@@ -30,11 +30,13 @@ from ..workload.workload import Workload
 from .base import blocks_of
 from .options import Options, VllmServeOptions, VllmV1Options, minor_version
 from .server import Limits, Pool, Server
-from .token_budget import TokenBudget
+from .token_budget import Chunk, TokenBudget
 from .vllm_sosp23 import steps_until_head_fits
 
 #: More steps than in any leap.
 _FOR_EVER = 1 << 40
+#: What a decode within its block computes, and the blocks that it takes.
+_A_TOKEN = 1, 0
 
 
 class VllmV1(TokenBudget):
@@ -89,6 +91,7 @@ class VllmV1(TokenBudget):
         self._is_plain = self.groups.kinds == (FULL,) and not overlaps
         self.splits_chunks = self.groups.states_by_block or overlaps
         self._speculative = found = chosen.speculative
+        self._has_options = overlaps or found is not None
         if found is not None:
             if limits.max_num_batched_tokens <= found.lookahead_tokens:
                 remedy = f"must be more than the {found.lookahead_tokens} drafts of a sequence"
@@ -223,73 +226,47 @@ class VllmV1(TokenBudget):
         return FreeKVCacheBlockQueue if first else LeastRecentlyUsed
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """Schedule the running sequences, then the waiting sequences."""
-        if self._offloads:
-            return self._schedule_offloaded(state, transaction)
-        if isinstance(transaction, SpeculativeTransaction):
-            return self._schedule_drafts(state, transaction)
-        if self.splits_chunks:
-            return self._schedule_split(state, transaction)
-        if not state.stalled and transaction.free >= transaction.takes:
-            return self._fill(state, transaction, next(iter(state.prefilling), None))
-        if state.stalled or not self._is_plain or state.finished:
-            return self._one_by_one(state, transaction)
-        if transaction.memory.cache_log is None and transaction.memory.tables is None:
-            # Blocks without ids and contents only need counting.
-            return super().schedule(state, transaction)
-        return self._schedule_in_order(state, transaction)
+        """vLLM's ``Scheduler.schedule``: the running sequences, then the waiting ones, then the plan.
 
-    def _schedule_offloaded(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """As ``schedule``; then copies between GPU and host begin, for some of which the step may wait."""
-        transfers = transaction.memory.transfers
-        self._loads = {} if transfers is None else transfers.loaded
-        self.sorts_loads = bool(self._loads)
-        plan = self._schedule_split(state, transaction)
-        flush = transaction.end_decision(_computed(state, plan))
-        return plan._replace(flush_ticks=flush) if flush else plan
+        Where every running sequence decodes one token, or is the last one and in its prefill, and all find their blocks, the
+        order in which they take them decides nothing, and blocks are counted at once (``_fill``).
+        """
+        if self._has_options:
+            self._begin(state, transaction)
+        alike = self._in_lockstep and not state.stalled and not (self.splits_chunks and state.prefilling)
+        if alike and transaction.free >= transaction.takes:
+            plan = self._fill(state, transaction, next(iter(state.prefilling), None))
+        else:
+            plan = self._one_by_one(state, transaction)
+        return self._end(state, transaction, plan) if self._has_options else plan
 
-    def _schedule_drafts(self, state: State, transaction: SpeculativeTransaction) -> StepPlan:
-        """As ``schedule``, where sequences that decode also verify drafts: each step is decided anew, sequence by sequence."""
-        plan, memory = self._one_by_one(state, transaction), transaction.memory
-        return plan._replace(
-            drafts={**memory.drafts, **memory.padding},
-            prefill_tokens=plan.prefill_tokens - sum(memory.padding.values()),
-            valid_until_horizon=False,
-        )
+    @property
+    def _in_lockstep(self) -> bool:
+        """Whether every decode computes one token."""
+        return self._speculative is None
 
-    def _schedule_split(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """As ``schedule``, where chunks may end before the end of the budget, so that several prefills go on at once."""
+    def _begin(self, state: State, transaction: PagedTransaction) -> None:
+        """What the options of the scheduler say of the coming step."""
         self._longest_chunk = self._cap.of(state)
         if self._cadence is not None:
             self._cadence.begin(state)
-        if not (state.stalled or state.prefilling) and transaction.free >= transaction.takes:
-            plan = self._fill(state, transaction, None)
-        else:
-            plan = self._one_by_one(state, transaction)
+        if self._offloads:
+            transfers = transaction.memory.transfers
+            self._loads = {} if transfers is None else transfers.loaded
+            self.sorts_loads = bool(self._loads)
+
+    def _end(self, state: State, transaction: PagedTransaction, plan: StepPlan) -> StepPlan:
+        """The plan of the step, with what the options add to it."""
         if self._cadence is not None:
             self._cadence.end(state, plan)
         if self._by_priority and state.waiting and not plan.preempted:
             # A request that arrives may come before those that wait.
             plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), stops_at_arrival=True)
+        if self._offloads and (flush := transaction.end_decision(_computed(state, plan))):
+            plan = plan._replace(flush_ticks=flush)
+        if isinstance(transaction, SpeculativeTransaction):
+            plan = transaction.verifies(plan)
         return plan
-
-    def _schedule_in_order(self, state: State, transaction: PagedTransaction) -> StepPlan:
-        """As ``_one_by_one``, for too few blocks and sequences that keep every token: skips sequences that need no new
-        block."""
-        transaction.grow_tables(0)
-        before, size = state.decode_step - 1, transaction.block_size
-        opens = [place for place, sequence in enumerate(state.running) if not (before + sequence.lag) % size]
-        kept = [*state.running, *state.prefilling]
-        preempted: list[Sequence] = []
-        for place in opens:
-            while not transaction.free and len(kept) > place:
-                preempted.append(kept.pop())
-                transaction.preempt(preempted[-1])
-            if place >= len(kept):
-                break
-            transaction.take(kept[place], 1, 1)
-        transaction.end_of_running(bool(kept))
-        return StepPlan(preempted=tuple(preempted), valid_until_horizon=False, stops_at_arrival=False)
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
         """See ``TokenBudget``."""
@@ -301,18 +278,26 @@ class VllmV1(TokenBudget):
         """vLLM's loop over the running sequences: each takes its blocks, or the last one is preempted."""
         transaction.grow_tables(0)
         kept = [*state.running, *state.prefilling, *state.stalled, *state.finished]
-        kept.sort(key=lambda sequence: sequence.order)
+        kept.sort(key=_BY_ORDER)
         budget, place = self.limits.max_num_batched_tokens - self.extra_slots, 0
         preempted: list[Sequence] = []
+        # Within a block of the only KV group a decode takes nothing, and gives nothing back.
+        size = transaction.block_size if self._in_lockstep and transaction.memory.is_plain else 1
+        running, before = state.running, state.decode_step - 1
         # Tokens of each scheduled sequence, and the blocks that it took for them, less those that it gave back.
         scheduled: dict[Sequence, tuple[int, int]] = {}
         while place < len(kept) and budget > 0:
             sequence = kept[place]
+            if sequence in running and (before + sequence.lag) % size:
+                scheduled[sequence] = _A_TOKEN
+                budget -= 1
+                place += 1
+                continue
             tokens = self._next_tokens(sequence, state, budget, transaction)
             if tokens:
-                before = transaction.free
+                given_back = -transaction.free
                 needed = transaction.needed(sequence, tokens)
-                given_back = transaction.free - before
+                given_back += transaction.free
                 while transaction.free < needed and sequence in kept[place : place + 1]:
                     victim = self._victim(kept)
                     if self._offloads and self.schedules_ahead and _in_flight(victim, state, transaction.memory):
@@ -340,8 +325,7 @@ class VllmV1(TokenBudget):
                     self._cadence.prefills = True
             place += 1
         transaction.end_of_running(bool(kept))
-        computed = [(sequence, tokens) for sequence, (tokens, _) in scheduled.items()]
-        return self._plan(state, transaction, budget, kept, computed, tuple(preempted))
+        return self._plan(state, transaction, budget, kept, scheduled, tuple(preempted))
 
     def _victim(self, kept: list[Sequence]) -> Sequence:
         """The running sequence to preempt: the last one, or the least urgent one."""
@@ -387,17 +371,20 @@ class VllmV1(TokenBudget):
         transaction: PagedTransaction,
         budget: int,
         kept: list[Sequence],
-        scheduled: list[tuple[Sequence, int]],
+        scheduled: Mapping[Sequence, tuple[int, int]],
         preempted: tuple[Sequence, ...],
     ) -> StepPlan:
         """Plan of the step, after the running sequences have taken their blocks."""
-        computes = dict(scheduled)
-        stalls = tuple(each for each in kept if each in state.running and each not in computes)
-        resumes = tuple(each for each in kept if each in state.stalled and each in computes)
-        for each in kept:
-            if each in state.prefilling and each not in computes:
-                transaction.pass_over(each)
-        prefills = [(each, tokens) for each, tokens in scheduled if each in state.prefilling]
+        stalls: tuple[Sequence, ...] = ()
+        if len(scheduled) < len(kept):
+            stalls = tuple(each for each in kept if each in state.running and each not in scheduled)
+        resumes = tuple(each for each in scheduled if each in state.stalled) if state.stalled else ()
+        prefills: list[Chunk] = []
+        if state.prefilling:
+            prefills = [(each, scheduled[each][0]) for each in scheduled if each in state.prefilling]
+            for each in kept:
+                if each in state.prefilling and each not in scheduled:
+                    transaction.pass_over(each)
         ended = [(each, tokens) for each, tokens in prefills if each.computed_tokens + tokens == each.start_tokens]
         chunks = [chunk for chunk in prefills if chunk not in ended]
         if preempted:
@@ -485,6 +472,8 @@ def _in_flight(sequence: Sequence, state: State, memory: BlockCounts) -> bool:
     return sequence not in state.stalled
 
 
+#: Order of the running sequences.
+_BY_ORDER = attrgetter("order")
 #: vLLM's order of requests with a priority: by that, then by arrival.
 _BY_URGENCY = attrgetter("urgency")
 

@@ -72,7 +72,7 @@ def test_an_older_free_queue_is_noticed(caching):
 
 def test_a_policy_that_frees_all_victims_first_is_noticed(monkeypatch):
     """Before any sequence takes a block, as vllm-v1 did until it was compared with vLLM."""
-    monkeypatch.setattr(VllmV1, "_schedule_in_order", TokenBudget.schedule)
+    monkeypatch.setattr(VllmV1, "_one_by_one", TokenBudget.schedule)
     cases = [case for seed in (0, 10) for case in _cases("tight", seed) if not case.prefix_caching]
     differing = [case.name for case in cases if first_difference(server.serve(case), ours.serve(case))]
     assert len(differing) > 3

@@ -204,7 +204,7 @@ class CachedTransaction(PagedTransaction):
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """See ``PagedTransaction``."""
-        self.memory.hold(sequence, tokens, self.decode_step)
+        self.memory.hold(sequence, tokens)
 
     # For steps that handle the running sequences one by one.
 
@@ -290,9 +290,8 @@ class CachedMemory(PagedMemory):
         self.free += self.pool.num_shared - shared
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, len(found) * self.block_size))
 
-    def hold(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
+    def hold(self, sequence: Sequence, tokens: int) -> None:
         """Extend a table to ``tokens`` and cache its full blocks."""
-        self.tables.grow_until(decode_step + 1)
         self.tables.hold(sequence, tokens)
         self.tables.cache(sequence, tokens // self.block_size)
 

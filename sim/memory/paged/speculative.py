@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...types.sequence import Sequence
+from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.drafts import Speculation
@@ -129,6 +129,15 @@ class SpeculativeTransaction(PagedTransaction):
         self.memory.drop_table(sequence)
         self.memory.drafts.pop(sequence, None)
         self.free = self.memory.free
+
+    def verifies(self, plan: StepPlan) -> StepPlan:
+        """The plan with the drafts of the step, none of which count as prompts; how far the step gets is drawn."""
+        drafts, padding = self.memory.drafts, self.memory.padding
+        return plan._replace(
+            drafts={**drafts, **padding},
+            prefill_tokens=plan.prefill_tokens - sum(padding.values()),
+            valid_until_horizon=False,
+        )
 
     # Tables are always up to date, and nothing is granted tentatively.
 

@@ -1,0 +1,49 @@
+"""``VllmV1`` counts blocks at once where the order of the running sequences decides nothing: its loop, which goes through
+them one by one, decides the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.sim.policy.vllm_v1 import VllmV1
+from real_vllm import ours
+from real_vllm.record import digest
+from real_vllm.workloads import KINDS, OPTIONS, Case
+
+_MODES = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+def _served(case: Case, asynchronous: bool) -> tuple[str, object]:
+    return digest(ours.serve(case, asynchronous)), ours.summary(case, asynchronous, leap=True, ids=False)
+
+
+def _without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for drafts: every step is the loop's, and no decode is passed over within its block."""
+    monkeypatch.setattr(VllmV1, "_in_lockstep", property(lambda policy: False))
+
+
+@_MODES
+@pytest.mark.parametrize("kind", KINDS)
+def test_counting_at_once_decides_as_the_loop(kind: str, asynchronous: bool, monkeypatch):
+    cases = [KINDS[kind](seed) for seed in range(40, 43)]
+    counted = [_served(case, asynchronous) for case in cases]
+    _without_shortcuts(monkeypatch)
+    assert [_served(case, asynchronous) for case in cases] == counted
+
+
+@_MODES
+@pytest.mark.parametrize("option", OPTIONS)
+def test_counting_at_once_decides_as_the_loop_under_options(option: str, asynchronous: bool, monkeypatch):
+    cases = [OPTIONS[option](KINDS[kind](44)) for kind in ("tight", "prefixes", "states", "windows_cached")]
+    counted = [_served(case, asynchronous) for case in cases]
+    _without_shortcuts(monkeypatch)
+    assert [_served(case, asynchronous) for case in cases] == counted
+
+
+def test_a_shortcut_with_too_few_blocks_is_noticed(monkeypatch):
+    """Counting at once where a sequence lacks a block takes blocks that are not there, or decides otherwise."""
+    case = KINDS["tight"](40)
+    before = _served(case, False)
+    monkeypatch.setattr(VllmV1, "_one_by_one", lambda policy, state, transaction: policy._fill(state, transaction, None))
+    with pytest.raises(Exception):  # noqa: B017  (any of the faults that an overdrawn pool has)
+        assert _served(case, False) == before
