@@ -44,6 +44,8 @@ def test_a_shortcut_with_too_few_blocks_is_noticed(monkeypatch):
     """Counting at once where a sequence lacks a block takes blocks that are not there, or decides otherwise."""
     case = KINDS["tight"](40)
     before = _served(case, False)
-    monkeypatch.setattr(VllmV1, "_one_by_one", lambda policy, state, transaction: policy._fill(state, transaction, None))
+    monkeypatch.setattr(
+        VllmV1, "_one_by_one", lambda policy, state, transaction: policy._fill(state, transaction, None)
+    )
     with pytest.raises(Exception):  # noqa: B017  (any of the faults that an overdrawn pool has)
         assert _served(case, False) == before
