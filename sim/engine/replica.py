@@ -9,7 +9,7 @@ from typing import cast
 
 from ..config.settings import Settings
 from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks, read_server
-from ..memory import Memory, PageGroups, most_prompt_blocks
+from ..memory import GroupSize, Memory, PageGroups, most_prompt_blocks
 from ..policy import Limits, Pool, Server
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import Options, option_names
@@ -18,7 +18,7 @@ from ..runs.api_server import ApiServer
 from ..runs.replica import Replica
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
 from ..spec.context_parallel import require_context_parallel
-from ..spec.hybrid import formed_layout, require_one_block_size
+from ..spec.hybrid import formed_layout, require_block_sizes
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
 from ..spec.releases import LAST_ORDERED
@@ -157,7 +157,10 @@ def _pool_size(settings: Settings, kind: type[AnyPolicy], server: Server) -> tup
     config = server.layout.config if server.layout else None
     size = config.block_size if config else checked_block_size(server.model, settings.block_size)
     found = kind.pool_size(server, settings.policy_options, settings.num_gpu_blocks_override, size)
-    return whole_numbers(kind, "pool_size", found)
+    num_blocks, size = whole_numbers(kind, "pool_size", found)
+    if config and server.layout and server.layout.has_block_sizes:
+        size = config.scheduler_block_size
+    return num_blocks, size
 
 
 def _limits(kind: type[AnyPolicy], server: Server, options: Options, num_blocks: int, size: int) -> Limits:
@@ -257,7 +260,7 @@ def _layout(
     if shape.mixer:
         exports = shape.mixer.export_tokens(gpu(settings.gpu).major, deployment.vllm_minor or LAST_ORDERED)
     layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports)
-    require_one_block_size(shape, layout)
+    require_block_sizes(shape, layout, settings.kind.serves_block_sizes)
     return layout
 
 
@@ -279,14 +282,21 @@ def _page_groups(
     if layout is None:
         return None
     window, config = layout.window_tokens, layout.config
+    in_flight, longest = kind.in_flight_tokens(limits, options), limits.max_model_len
+    sizes: tuple[GroupSize, ...] = ()
+    if config and layout.has_block_sizes:
+        sizes = tuple(
+            GroupSize(tokens, each, each and most_prompt_blocks(each, in_flight, longest, tokens))
+            for tokens, each in ((group.block_size, group.span.tokens) for group in config.groups)
+        )
     return PageGroups(
         kinds=tuple(group.span.kind for group in layout.groups),
         window_tokens=window,
         states_by_block=config is not None and config.mamba_cache_mode == "align",
         ahead=options.schedules_ahead,
         exports_states=config is not None and config.exports_states,
-        most_prompt_blocks=window
-        and most_prompt_blocks(window, kind.in_flight_tokens(limits, options), limits.max_model_len, size),
+        most_prompt_blocks=window and most_prompt_blocks(window, in_flight, longest, size),
+        sizes=sizes,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .accounting.kv_groups import PageGroups, most_prompt_blocks
+from .accounting.kv_groups import GroupSize, PageGroups, most_prompt_blocks
 from .accounting.ledger import BUCKETS
 from .contiguous.buddy import BuddyArena
 from .contiguous.contiguous import BatchMemory, ContiguousMemory
@@ -29,6 +29,7 @@ __all__ = [
     "DialogueContiguousMemory",
     "DialogueMemory",
     "Memory",
+    "GroupSize",
     "PageGroups",
     "PagedMemory",
     "RadixMemory",

@@ -6,7 +6,6 @@ slots are shares of bytes: the shares of all groups and of free slots add up to 
 
 from __future__ import annotations
 
-from collections import Counter
 from math import fsum
 from typing import Any
 
@@ -26,8 +25,9 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
     layout, span = run.replica.layout, run.window
     if layout is None:
         return []
-    kinds = _numbers(run)
-    windows = {kind: accounts.window(span.start_ticks, span.end_ticks) for kind, accounts in _accounts(run).items()}
+    accounts = _accounts(run)
+    windows = {number: each.window(span.start_ticks, span.end_ticks) for number, (_, _, each) in enumerate(accounts)}
+    number_of = {place: number for number, (places, _, _) in enumerate(accounts) for place in places}
     return [
         {
             "name": name,
@@ -35,7 +35,7 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
             "padding_layers": layout.page_layers - group.num_layers,
             "window": group.span.tokens or None,
             "page_bytes": run.replica.page_bytes,
-            **_shares(windows[group.span.kind], kinds[group.span.kind], layout.page_padding(place)),
+            **_shares(windows[number_of[place]], len(accounts[number_of[place]][0]), layout.page_padding(place)),
         }
         for place, (name, group) in enumerate(zip(layout.names, layout.groups, strict=True))
     ]
@@ -46,26 +46,28 @@ def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.n
     layout = run.replica.layout
     if layout is None:
         return {}
-    kinds = _numbers(run)
-    at_rows = {kind: accounts.at_rows(part) for kind, accounts in _accounts(run).items()}
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for places, slots, accounts in _accounts(run):
+        rows = accounts.at_rows(part)
+        # They hold the same, but for blocks that two requests computed side by side, so one group's slots are the mean.
+        mean = {bucket: slots * rows[bucket] // len(places) for bucket in (*HELD, STATE) if bucket in rows}
+        found |= dict.fromkeys(places, mean)
     return {
-        f"{name}.{bucket}": at_rows[group.span.kind][bucket] // kinds[group.span.kind]
-        for name, group in zip(layout.names, layout.groups, strict=True)
+        f"{name}.{bucket}": found[place][bucket]
+        for place, (name, group) in enumerate(zip(layout.names, layout.groups, strict=True))
         for bucket in ((STATE,) if group.span.kind in (STATE, RING) else HELD)
     }
 
 
 @once
-def _accounts(run: Run) -> dict[str, Accounts]:
-    """The ledger of the groups of each kind, together."""
-    groups = run.log.groups
-    return {kind: Accounts(run.log, groups._replace(kinds=(kind,) * groups.kinds.count(kind))) for kind in groups.kinds}
-
-
-def _numbers(run: Run) -> Counter[str]:
-    """Groups of each kind: they hold the same, but for blocks that two requests computed side by side, so one group's
-    slots are the mean."""
-    return Counter(run.log.groups.kinds)
+def _accounts(run: Run) -> list[tuple[tuple[int, ...], int, Accounts]]:
+    """The ledgers of the groups that hold the same: their numbers, slots of the pool that one of their slots is, and the ledger of
+    all of them together."""
+    log, groups = run.log, run.log.groups
+    classes = groups.classes(log.block_size)
+    if groups.sizes:
+        return [(each.places, *own) for each, own in zip(classes, run.accounts.classes, strict=True)]
+    return [(each.places, 1, Accounts(log, groups._replace(kinds=(each.kind,) * each.number))) for each in classes]
 
 
 def _shares(window: Window, groups: int, padding: float) -> dict[str, dict[str, float]]:

@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, Never, TypeAlias, TypeVar
 import numpy as np
 
 from ..memory import Memory, Transaction
-from ..memory.accounting.kv_groups import PageGroups
+from ..memory.accounting.kv_groups import STATE, PageGroups
 from ..types.sequence import StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -48,6 +48,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it schedules over several KV groups.
+        serves_block_sizes: Whether their blocks may have several sizes.
         serves_states: Whether some of them may keep fixed-size states.
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
@@ -72,6 +73,7 @@ class Policy(Generic[MemoryT, TransactionT]):
     groups_sequences: ClassVar[bool] = False
     disaggregates: ClassVar[bool] = False
     serves_kv_groups: ClassVar[bool] = False
+    serves_block_sizes: ClassVar[bool] = False
     serves_states: ClassVar[bool] = False
     default_max_num_seqs: ClassVar[int | None] = 256
     default_max_num_batched_tokens: ClassVar[int] = 2048
@@ -159,15 +161,16 @@ class Policy(Generic[MemoryT, TransactionT]):
         By default the blocks, of all KV groups, for an admission with prompt and output without the last token, which is
         never stored; a preemption may cause it.
         """
-        blocks = blocks_of(workload.prompt_tokens + workload.output_tokens - 1, block_size)
-        groups = self.groups
-        windows = groups.sliding * np.minimum(blocks, groups.most_prompt_blocks)
+        tokens, groups = workload.prompt_tokens + workload.output_tokens - 1, self.groups
+        needed = np.full(len(workload), self.null_blocks)
         # A step that continues from a state at the end of a block holds that state and the new one, and perhaps one exported
         # from within. Where steps are scheduled ahead a state is released a step later: only blocks of one token end in that
         # step, too.
         held = 2 + groups.exports_states + (groups.ahead and block_size == 1) if groups.states_by_block else 1
-        states = groups.states * np.minimum(blocks, held) + groups.rings * np.minimum(blocks, 1)
-        return groups.full * blocks + windows + states + self.null_blocks
+        for each in groups.classes(block_size):
+            blocks, most = blocks_of(tokens, each.block_size), held if each.kind == STATE else each.most_prompt_blocks
+            needed += each.number * (blocks if most is None else np.minimum(blocks, most))
+        return needed
 
 
 #: A policy over any kind of memory: what all have in common may be called, ``schedule`` and ``horizon`` may not.

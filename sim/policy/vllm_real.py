@@ -33,7 +33,7 @@ class VllmReal(VllmV1):
     name = "vllm-real"
     system = "the installed vLLM"
     options_type: ClassVar[type[Options]] = VllmServeOptions
-    disaggregates = False
+    disaggregates = serves_block_sizes = False
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         given = self.options_type() if options is None else options

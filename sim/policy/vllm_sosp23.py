@@ -216,7 +216,7 @@ def steps_until_head_fits(
         if memory.cache_log:
             # Its cached prefix and the free blocks may change with every step.
             return 1
-        wanted = memory.groups.wanted_blocks(-(-state.waiting[0].start_tokens // memory.block_size))
+        wanted = memory.wanted_blocks(state.waiting[0].start_tokens)
     else:
         return limit
     step = memory.step_that_frees(state.decode_step, wanted + limits.watermark_blocks)

@@ -66,7 +66,7 @@ class VllmV1(TokenBudget):
     default_enforce_eager = False
     defaults_source = "default of vllm serve 0.33"
     pool_source = "computed from the GPU memory as by vllm serve 0.33"
-    serves_kv_groups = serves_states = True
+    serves_kv_groups = serves_states = serves_block_sizes = True
     #: The order in which free blocks are taken; None for that of the release.
     eviction_order: ClassVar[type[FreeKVCacheBlockQueue] | None] = None
 
@@ -167,7 +167,7 @@ class VllmV1(TokenBudget):
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         if self._speculative is not None:
             return self._speculative_memory(self._speculative, pool, usable)
-        chains = None if pool.token_runs is None else Chains(pool.token_runs, size)
+        chains = None if pool.token_runs is None else Chains(pool.token_runs, self.groups.hash_block_size(size))
         if chains is not None and pool.host_blocks:
             return OffloadedMemory(
                 usable,

@@ -23,6 +23,9 @@ A row of the run log says where the buckets stand in its first step; in step j o
 
 and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have closed forms.
 
+Where the blocks of groups have several sizes, each class of groups has a ledger of its own, in tokens of these groups
+(``RunLog.of_class``). A slot of the pool is the smallest share of a block that a token has; ``free`` is what all classes leave.
+
 Where layers are KV groups, live and held are those of a group that keeps every token, and skipped(j) grows
 as held(j) does. A sliding group has live - skipped and held - skipped, and the pool has what its groups have.
 
@@ -39,12 +42,12 @@ which holds also where no sequence runs, and the cache lies idle.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
 from operator import mul
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -156,6 +159,11 @@ class Accounts:
     def __init__(self, run_log: RunLog, groups: PageGroups | None = None) -> None:
         self.log, self._groups = run_log, groups or run_log.groups
         self._cached = CachedSlots(run_log)
+        #: Of each class of groups with blocks of a size of their own: slots of the pool that one of its slots is, and its ledger.
+        self.classes = [
+            (run_log.block_size // each.block_size, Accounts(run_log.of_class(place)))
+            for place, each in enumerate(run_log.groups.classes(run_log.block_size) if run_log.groups.sizes else ())
+        ]
 
     def _growth(self) -> dict[str, Moments]:
         """Growth of the columns of rows that grow by blocks, each as ``growth_moments``; most runs need it once."""
@@ -174,6 +182,8 @@ class Accounts:
             SimulationFault: A leap passes an edge, so the run did not stop at this window; or a bucket is below 0.
         """
         run_log, end_ticks = self.log, self.log.end_ticks if end_ticks is None else end_ticks
+        if self.classes:
+            return self._window_of_classes(start_ticks, end_ticks)
         over_steps: Counter[str] = Counter()
         over_time: Counter[str] = Counter()
         growth = self._growth()
@@ -205,6 +215,32 @@ class Accounts:
             slot_steps=slot_steps,
             slot_ticks=slot_ticks,
         )
+
+    def _window_of_classes(self, start_ticks: int, end_ticks: int) -> Window:
+        """``window``, of the ledgers of all classes."""
+        parts = [(slots, accounts.window(start_ticks, end_ticks)) for slots, accounts in self.classes]
+        one, capacity = parts[0][1], self.log.capacity_slots
+        first, stop = (int(self.log.first_iteration_from(edge)) for edge in (start_ticks, end_ticks))
+        cached = self._cached.over_steps(first, stop), self._cached.over_time(start_ticks, end_ticks)
+        spans = one.num_steps, end_ticks - start_ticks
+        steps, ticks = (
+            self._of_classes([(slots, getattr(each, name)) for slots, each in parts], kept, capacity * span)
+            for name, kept, span in zip(("slot_steps", "slot_ticks"), cached, spans, strict=True)
+        )
+        for name, slots in (*steps.items(), *ticks.items()):
+            if slots < 0:
+                raise SimulationFault(f"the ledger does not add up: {name} = {slots}, summed over a window")
+        return replace(one, slot_steps=steps, slot_ticks=ticks)
+
+    @staticmethod
+    def _of_classes(parts: Iterable[tuple[int, Mapping[str, Any]]], cached: Any, slots: int) -> dict[str, Any]:
+        """The buckets of the pool, as columns or sums, from those of each class in its own slots; ``slots`` is the pool."""
+        found = Counter[str]()
+        for ratio, buckets in parts:
+            for name, own in buckets.items():
+                found[name] = found[name] + ratio * own
+        pool = {name: found[name] for name in found if name not in ("cached", "free")} | {"cached": cached}
+        return pool | {"free": slots - sum(pool.values())}
 
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a residency and goes with it."""
@@ -260,6 +296,12 @@ class Accounts:
         Raises:
             SimulationFault: Names the first row that fails, and the bucket.
         """
+        for _, accounts in self.classes:
+            accounts.require_conserved()
+        if self.classes:
+            for part in slices(len(self.log.row_step), _CHUNK_ROWS):
+                self.at_rows(part)
+            return
         run_log, end, nothing = self.log, 0, np.zeros((), dtype=np.int64)
         # A memory fills a few of the levels; the others are one number, broadcast.
         filled = [name for name in _LEVELS if run_log.rows[name].strides != (0,)]
@@ -316,6 +358,11 @@ class Accounts:
             SimulationFault: A bucket is below 0, so that the others exceed the pool.
         """
         run_log = self.log
+        if self.classes:
+            parts = [(slots, accounts.at_rows(part)) for slots, accounts in self.classes]
+            found = self._of_classes(parts, self._cached_at_rows[part], run_log.capacity_slots)
+            self._require(found, part.start or 0)
+            return found
         rows = {name: column[part] for name, column in run_log.rows.items()}
         tail = sum(
             sign * _level(changes, run_log.row_iteration[part]) for changes, sign in zip(self._tail_changes, (1, -1))

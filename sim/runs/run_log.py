@@ -7,15 +7,15 @@ functions of time say when a step starts and ends, exactly, from the row it lies
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..memory.accounting.kv_groups import PageGroups
-from ..memory.accounting.ledger import CACHE_CHANGE, COMPLETE, DERIVED, LEAP, METER, Ledger, Table
+from ..memory.accounting.kv_groups import FULL, PageGroups
+from ..memory.accounting.ledger import CACHE_CHANGE, COMPLETE, DERIVED, LEAP, METER, Ledger, Table, of_class
 from ..types.columns import column_by_slices, column_of, columns_of, slices
 from ..types.sequence import NOT_DECODING, SWAPPED_IN
 
@@ -82,6 +82,24 @@ class RunLog:
         others = {name: getattr(ledger, name).columns() for name in ("chunks", "copies", "host")}
         log = {"rows": _complete(rows, residencies), "residencies": residencies, "evictions": evictions, **others}
         return cls(**log, compiled=ledger.compiled, **facts)
+
+    def of_class(self, place: int) -> RunLog:
+        """The log of one class of KV groups with blocks of a size of their own, as if they had the pool to themselves: its slots are
+        tokens of theirs, and nothing is cached."""
+        each, rows = self.groups.classes(self.block_size)[place], self.rows
+        shared = "shared" if each.kind == FULL else "shared_in_windows"
+        columns = {"held": "held", "prefill_tail": "prefill_tail", "skipped": "skipped", "shared": shared}
+        own = {
+            name: rows[of_class(column, place)] for column, name in columns.items() if of_class(column, place) in rows
+        }
+        return replace(
+            self,
+            rows=rows | own,
+            capacity_slots=self.capacity_slots // self.block_size * each.block_size,
+            block_size=each.block_size,
+            groups=PageGroups((each.kind,) * each.number, each.window_tokens, ahead=self.groups.ahead),
+            cached_level=None,
+        )
 
     def forget(self) -> None:
         """Drop the columns that are quickly computed again: in a long run they take more room than the log."""
@@ -362,7 +380,7 @@ def _complete(rows: dict[str, np.ndarray], residencies: dict[str, np.ndarray]) -
     found = columns_of([np.int64] * len(DERIVED), (derived(part) for part in slices(number)))
     known = rows | dict(zip(DERIVED, found, strict=True)) | {"growing": rows.get("growing", rows["batch_size"])}
     nothing = np.broadcast_to(0, number)
-    return {name: known.get(name, nothing) for name in LEAP + DERIVED + METER}
+    return {name: known.get(name, nothing) for name in dict.fromkeys((*LEAP, *DERIVED, *METER, *rows))}
 
 
 def _prefills(start_ticks: np.ndarray, residencies: dict[str, np.ndarray]) -> np.ndarray:

@@ -47,6 +47,15 @@ class HybridLayout:
         return sum(group.span.kind == "sliding" for group in self.groups)
 
     @property
+    def has_block_sizes(self) -> bool:
+        """Whether the blocks of its attention groups have several sizes, or their windows several lengths."""
+        if self.config is None or self.config.mamba_block_size:
+            return False
+        groups = self.config.groups
+        windows = {group.span.tokens for group in groups if group.kind == "sliding"}
+        return len({group.block_size for group in groups}) > 1 or len(windows) > 1
+
+    @property
     def page_layers(self) -> int:
         """Layers of a page: the number of layers of the largest group."""
         return max(group.num_layers for group in self.groups)
@@ -142,10 +151,16 @@ def formed_layout(
     return HybridLayout(tuple(groups), config)
 
 
-def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
-    """Raise NotSimulated if blocks of attention groups have different sizes, which no memory of the simulator supports."""
+def require_block_sizes(model: ModelSpec, layout: HybridLayout, several: bool) -> None:
+    """Raise NotSimulated if the blocks of attention groups have other sizes than a policy serves, or chunks.
+
+    Args:
+        several: Whether it serves several sizes, of groups without states.
+    """
     config = layout.config
     assert config is not None
+    if several and not model.mixer and not any(group.kind == "chunked" for group in config.groups):
+        return
     for group in config.groups:
         fixed = group.kind in ("state", "ring")
         if group.kind == "chunked" or (not fixed and group.block_size != config.block_size):
@@ -154,8 +169,9 @@ def require_one_block_size(model: ModelSpec, layout: HybridLayout) -> None:
             )
             remedy = "another --tensor-parallel-size may give one size"
             if not model.mixer:
+                sizes = f"{sizes} under this policy"
                 remedy = (
-                    "--disable-hybrid-kv-cache-manager gives one size (layers with a window then keep all tokens), and so may"
-                    " another --tensor-parallel-size"
+                    "--policy vllm-v1 serves both, --disable-hybrid-kv-cache-manager gives one size (layers with a window then keep"
+                    " all tokens), and so may another --tensor-parallel-size"
                 )
             raise NotSimulated("model", model.name, sizes, remedy)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import lcm
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fragmeter.sim.memory import PagedMemory, PageGroups
+from fragmeter.sim.memory import GroupSize, PagedMemory, PageGroups
 from fragmeter.sim.memory.paged.group_cache import NULL_BLOCK
 from fragmeter.sim.types.sequence import Sequence
 
@@ -15,39 +16,43 @@ from .paged import spans
 from .served import Served, chosen
 
 COUNTS = ((0, 1), (1, 1), (1, 2), (2, 1))
+#: Of the blocks of groups, in turns.
+RATIOS = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 3), (3, 1))
 PROMPTS, OUTPUTS = range(1, 17), range(1, 16)
 
 
 class GroupTables:
     """A table for each group of a sequence, the full ones first; the page freed last is the first one taken."""
 
-    def __init__(self, num_pages: int, block_size: int, groups: PageGroups) -> None:
+    def __init__(self, num_pages: int, sizes: list[GroupSize], groups: PageGroups) -> None:
         self.free = list(reversed(range(num_pages)))
         self.tables: dict[Sequence, tuple[list[int | None], ...]] = {}
-        self.block_size, self.groups = block_size, groups
+        self.sizes, self.groups = sizes, groups
 
-    def passed(self, table: list[int | None], computed: int) -> list[int]:
+    def passed(self, group: int, table: list[int | None], computed: int) -> list[int]:
         """Places of pages that the token after ``computed`` ones does not see, the last one first."""
-        first_seen = computed - self.groups.window_tokens + 1
-        places = [place for place in range(len(table)) if (place + 1) * self.block_size <= first_seen]
+        size, window, _ = self.sizes[group]
+        first_seen = computed - window + 1 if window else 0
+        places = [place for place in range(len(table)) if (place + 1) * size <= first_seen]
         return [place for place in reversed(places) if table[place] is not NULL_BLOCK]
 
     def exchange(self, sequence: Sequence, computed: int, tokens: int) -> tuple[int, int]:
         """Pages that the sequence gives back, and then takes, to compute up to ``tokens``."""
         tables = self.tables.get(sequence, ([],) * self.groups.number)
-        back = sum(len(self.passed(table, computed)) for table in tables[self.groups.full :])
-        return back, sum(max(0, -(-tokens // self.block_size) - len(table)) for table in tables)
+        back = sum(len(self.passed(group, table, computed)) for group, table in enumerate(tables))
+        sizes = [size.block_size for size in self.sizes]
+        return back, sum(max(0, -(-tokens // size) - len(table)) for size, table in zip(sizes, tables, strict=True))
 
     def reach(self, sequence: Sequence, computed: int, tokens: int) -> None:
         tables = self.tables.setdefault(sequence, tuple([] for _ in range(self.groups.number)))
-        for table in tables[self.groups.full :]:
-            passed = self.passed(table, computed)
+        for group, table in enumerate(tables):
+            passed = self.passed(group, table, computed)
             # Given back as one: the last one is the first to be taken again.
             self.free += [table[place] for place in reversed(passed)]
             for place in passed:
                 table[place] = NULL_BLOCK
-        for table in tables:
-            while len(table) * self.block_size < tokens:
+        for size, table in zip(self.sizes, tables, strict=True):
+            while len(table) * size.block_size < tokens:
                 table.append(self.free.pop())
 
     def drop(self, sequence: Sequence) -> None:
@@ -60,14 +65,23 @@ class GroupTables:
 
 class HybridMachine(Served, RuleBasedStateMachine):
     """Admissions of prompts shorter and longer than the window, either in chunks or with pauses, leaps of any length,
-    preemption."""
+    preemption; over blocks of one size or of two, with windows of two lengths."""
 
-    @initialize(pool=combined(range(4, 25, 2), range(1, 4), COUNTS, range(1, 10), EITHER))
+    @initialize(pool=combined(range(4, 25, 2), range(1, 4), COUNTS, range(1, 10), EITHER, RATIOS))
     def build(self, pool):
-        num_pages, block_size, (full, sliding), window, self.may_pause = pool
+        num_pages, block_size, (full, sliding), window, self.may_pause, ratios = pool
         groups = PageGroups.of(full, sliding, window, num_pages)
-        self.serve(PagedMemory(num_pages, block_size, ids=True, groups=groups))
-        self.model = GroupTables(num_pages, block_size, groups)
+        sizes = [GroupSize(block_size)] * full + [GroupSize(block_size, window, num_pages)] * sliding
+        if len(set(ratios)) > 1:
+            windows = [0] * full + [window, 2 * window + 1][:sliding]
+            sizes = [
+                GroupSize(block_size * ratios[place % 2], each, each and num_pages)
+                for place, each in enumerate(windows)
+            ]
+            groups = groups._replace(sizes=tuple(sizes), window_tokens=max(windows))
+        slots = lcm(*(size.block_size for size in sizes))
+        self.serve(PagedMemory(num_pages, slots, ids=True, groups=groups))
+        self.model = GroupTables(num_pages, sizes, groups)
         # Computed tokens of each chunked prefill.
         self.standing: dict[Sequence, int] = {}
         # Pages that the coming step takes, less those that it gives back, once it has begun.
@@ -124,9 +138,9 @@ class HybridMachine(Served, RuleBasedStateMachine):
         computed = self.standing.pop(sequence, 0)
         self.start(sequence, pauses)
         self.model.reach(sequence, computed, sequence.start_tokens)
-        if not pauses and (sequence.start_tokens - 1) % self.memory.block_size == 0:
+        if not pauses:
             # The slot of its last token counts as a running sequence's.
-            self.exchanged += self.memory.groups.number
+            self.exchanged += sum((sequence.start_tokens - 1) % size.block_size == 0 for size in self.model.sizes)
 
     @precondition(lambda self: not self.may_pause)
     @rule(chunk=combined(range(4, 25), OUTPUTS, range(1, 9), range(4)))
@@ -201,7 +215,7 @@ class HybridMachine(Served, RuleBasedStateMachine):
 
     def steps_that_fit(self, limit: int) -> int:
         """Steps in each of which pages that are free before it suffice for all sequences, found on a copy of the tables."""
-        copy = GroupTables(0, self.memory.block_size, self.model.groups)
+        copy = GroupTables(0, self.model.sizes, self.model.groups)
         copy.free = [*self.model.free]
         copy.tables = {sequence: tuple(map(list, tables)) for sequence, tables in self.model.tables.items()}
         for step in range(limit):
@@ -248,14 +262,17 @@ class HybridMachine(Served, RuleBasedStateMachine):
         self.state.decode_step += steps
 
     def meter(self) -> tuple[int, ...]:
-        """As of a group that keeps every token: slots live, held and past the ends of unfinished prompts; and those that
-        a sliding group has given back."""
-        size, tables = self.memory.block_size, self.model.tables
-        live = sum(self.tokens.values()) + sum(self.standing.values())
-        held = size * sum(len(found[-1]) for found in tables.values())
-        tail = sum(max(0, len(tables[s][-1]) * size - s.target_tokens) for s in self.standing)
-        skipped = size * sum(found[-1].count(NULL_BLOCK) for found in tables.values())
-        return live, held, tail, skipped
+        """Slots that are live, and of a group that keeps every token those held and past the ends of unfinished prompts; and those that
+        a sliding group has given back. Where blocks have several sizes, of each class of groups, in slots of its own."""
+        tables, columns = self.model.tables, [sum(self.tokens.values()) + sum(self.standing.values())]
+        classes = self.memory.groups.classes(self.memory.block_size)
+        for each in classes if self.memory.groups.sizes else classes[-1:]:
+            size, group = each.block_size, each.places[0]
+            columns.append(size * sum(len(found[group]) for found in tables.values()))
+            columns.append(sum(max(0, len(tables[s][group]) * size - s.target_tokens) for s in self.standing))
+            if each.window_tokens:
+                columns.append(size * sum(found[group].count(NULL_BLOCK) for found in tables.values()))
+        return tuple(columns)
 
     def look(self) -> None:
         """The tables, as a look finds them now. Invariants 2 and 3: a page is in one entry, or free."""

@@ -62,13 +62,31 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
         "vocab_size": 1000,
         "max_position_embeddings": 1 << 20,
     }
-    if windows:
+    alike = len({layer.kv_heads for layer in layers}) == 1
+    if windows and alike:
         (config["sliding_window"],) = windows
         config["layer_types"] = [f"{layer.kind}_attention" for layer in layers]
     states = [layer for layer in layers if layer.kind == "state"]
     if states:
         _, (heads, values, keys) = states[0].state_shapes
-    if any(layer.kind == "ring" for layer in layers):
+    if not alike:
+        full, local = (next(layer for layer in layers if layer.kind == kind) for kind in ("full", "sliding"))
+        config |= {
+            "model_type": "mimo_v2_flash",
+            "num_attention_heads": 12,
+            "swa_num_attention_heads": 12,
+            "num_key_value_heads": full.kv_heads,
+            "swa_num_key_value_heads": local.kv_heads,
+            "head_dim": full.head_size,
+            "swa_head_dim": local.head_size,
+            "sliding_window_size": local.tokens,
+            "hybrid_layer_pattern": [int(layer.kind == "sliding") for layer in layers],
+            "moe_layer_freq": [0] * len(layers),
+            "n_routed_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 64,
+        }
+    elif any(layer.kind == "ring" for layer in layers):
         kinds = [layer.kind for layer in layers if layer.kind in ("state", "rows")]
         rows, key = (next(layer for layer in layers if layer.kind == kind) for kind in ("rows", "key"))
         config |= {

@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_events import BlockRemoved
 from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.block_pool import BlockPool
@@ -124,12 +123,13 @@ class Recorder(IdleExecutor):
         #: Sampled tokens of each request, given as they come.
         self.outputs: list[list[int]] = []
         self._sampled: Future[ModelRunnerOutput] = Future()
-        self._events: list[Any] = []
-        self._events_seen = 0
+        #: Blocks that lost their contents since the last step. One may have several hashes: vLLM then has as many events.
+        self._evicted = 0
 
     def attach(self, engine: core.EngineCore, outputs: list[list[int]], clock: Clock) -> None:
         """Take the engine to look at, what requests generate, and the clock to move."""
         self.scheduler, self.outputs, self.clock = engine.scheduler, outputs, clock
+        self._count_evicted(engine.scheduler.kv_cache_manager.block_pool)
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Future[Any]:
         """A step has been scheduled: write down what it does, and say what it samples."""
@@ -182,17 +182,23 @@ class Recorder(IdleExecutor):
             free=manager.block_pool.get_num_free_blocks(),
             cached=tuple(block.block_id for block in manager.block_pool.blocks if block.block_hash is not None),
             hits=tuple((index, found[index]) for index, _ in scheduled if index in found),
-            evicted=self._evicted(manager.block_pool),
+            evicted=self._take_evicted(),
             tables=tuple((index, *map(tuple, groups)) for index, groups in sorted(tables.items()) if any(groups)),
         )
 
-    def _evicted(self, pool: BlockPool) -> int:
-        """Blocks that lost their contents since this was asked last."""
-        if pool.kv_event_queue is not self._events:
-            self._events, self._events_seen = pool.kv_event_queue, 0
-        new = self._events[self._events_seen :]
-        self._events_seen = len(self._events)
-        return sum(len(event.block_hashes) for event in new if isinstance(event, BlockRemoved))
+    def _take_evicted(self) -> int:
+        evicted, self._evicted = self._evicted, 0
+        return evicted
+
+    def _count_evicted(self, pool: BlockPool) -> None:
+        evict = pool._maybe_evict_cached_block
+
+        def evict_one(block: Any) -> bool:
+            evicted = evict(block)
+            self._evicted += evicted
+            return evicted
+
+        pool._maybe_evict_cached_block = evict_one
 
 
 def _specs_of(setup: Setup, config: VllmConfig) -> list[KVCacheSpec]:

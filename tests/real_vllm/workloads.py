@@ -232,6 +232,29 @@ def _in_windows(draw: random.Random, case: Case) -> Case:
     return replace(case, layers=layers, block_size=size, num_blocks=least + draw.choice([0, 0, 1, 5, 20, 100]))
 
 
+def block_sizes(seed: int) -> Case:
+    """Layers with a window beside layers of other heads that keep every token, so that blocks of the one kind have some times the tokens
+    of the other's (Gemma 4, MiMo-V2-Flash): with and without a cache."""
+    draw = random.Random(f"block_sizes/{seed}")
+    case = draw.choice([prefixes, turns, chunks, mixed, tight])(seed)
+    full_heads, heads = draw.choice([(1, 2), (1, 2), (2, 1), (1, 4), (4, 1), (1, 3), (3, 1), (2, 4)])
+    window = min(draw.choice([1, 4, 16, 17, 33, 64, 200]), case.max_model_len - 1)
+    kinds = {"f": Layer(kv_heads=full_heads), "w": Layer("sliding", window, kv_heads=heads)}
+    pattern = draw.choice(["fw", "wf", "fww", "wwf", "wfw", "wwwf", "ffw"])
+    size, most = draw.choice([16, 16, 32]), max(full_heads, heads)
+    sizes = {"f": size * most // full_heads, "w": size * most // heads}
+    # The bound by which vLLM starts, of two steps in flight.
+    held = -(-min(window - 1 + 2 * case.max_num_batched_tokens, case.max_model_len) // sizes["w"]) + 1
+    least = pattern.count("f") * -(-case.max_model_len // sizes["f"]) + pattern.count("w") * held + 1
+    return replace(
+        case,
+        name=f"block_sizes/{seed}",
+        layers=tuple(kinds[letter] for letter in pattern),
+        block_size=size,
+        num_blocks=least + draw.choice([0, 0, 1, 5, 20, 100]),
+    )
+
+
 def states(seed: int) -> Case:
     """Layers with a fixed-size state beside layers that keep every token, with and without a cache: gated delta nets, which
     export no states from within a prefill, or Mamba-2, which does."""
@@ -279,7 +302,7 @@ def rings(seed: int) -> Case:
 #: Every kind of workload, by name.
 KINDS: dict[str, Callable[[int], Case]] = {
     make.__name__: make
-    for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states, rings)
+    for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states, rings, block_sizes)
 }
 
 

@@ -8,15 +8,63 @@ state      a page for the fixed-size state of its layers (Mamba, linear attentio
            states from within a prefill, its last chunk takes two: one for the end of the last block before its end
 ring       a page for the buffer of an indexer (``CircularBufferSpec`` of vLLM), from the first chunk to the end of the
            sequence; no look-up finds it
+
+Groups may have blocks of several sizes, of 16 tokens and of 32 where a block of either has the same bytes. Look-ups then find prefixes
+of a multiple of all sizes, and a slot is the share of a block that a token has in the group with the longest common multiple of them:
+
+    sizes        16  16  32        a block has 32 slots; a token of the first two groups has two of them
+    tokens 40    3   3   2         blocks, of 96 + 96 + 64 slots
 """
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 FULL, SLIDING, STATE, RING = "full", "sliding", "state", "ring"
 #: Tokens that the state of a sequence stands for in the next step, with the step before: as of a window of two.
 STATE_WINDOW = 2
+
+
+class GroupSize(NamedTuple):
+    """Blocks of one group, in a pool with blocks of several sizes.
+
+    Attributes:
+        block_size: Tokens of a block.
+        window_tokens, most_prompt_blocks: See ``PageGroups``; 0 in a group that keeps every token.
+    """
+
+    block_size: int
+    window_tokens: int = 0
+    most_prompt_blocks: int = 0
+
+
+class GroupClass(NamedTuple):
+    """Groups with the same blocks: they take them, and give them back, at the same tokens.
+
+    Attributes:
+        kind: Of the groups.
+        block_size: Tokens of a block.
+        window_tokens: Tokens that a token needs, itself included; 0 where blocks are given back at the end of the sequence alone.
+        most_prompt_blocks: Blocks that an admission asks for at the most in one group; None without a bound.
+        places: The groups, by their numbers.
+    """
+
+    kind: str
+    block_size: int
+    window_tokens: int
+    most_prompt_blocks: int | None
+    places: tuple[int, ...]
+
+    @property
+    def number(self) -> int:
+        """How many groups."""
+        return len(self.places)
+
+    def wanted_blocks(self, tokens: int) -> int:
+        """Blocks that the admission of ``tokens`` asks for in one group."""
+        blocks, most = -(-tokens // self.block_size), self.most_prompt_blocks
+        return blocks if most is None else min(blocks, most)
 
 
 class PageGroups(NamedTuple):
@@ -30,6 +78,8 @@ class PageGroups(NamedTuple):
         ahead: Whether a step is decided while the step before it runs; blocks are then released a step later.
         exports_states: Whether a prefill's last chunk also keeps the state at the last end of a block before its end
             (``num_prefill_checkpoint_blocks`` of vLLM's ``MambaSpec``).
+        sizes: Of each group, where their blocks, or their windows, are not all alike; ``window_tokens`` is then the longest window,
+            and the blocks of the pool have as many slots as the least common multiple of the sizes.
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -38,6 +88,7 @@ class PageGroups(NamedTuple):
     states_by_block: bool = False
     ahead: bool = False
     exports_states: bool = False
+    sizes: tuple[GroupSize, ...] = ()
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:
@@ -73,10 +124,29 @@ class PageGroups(NamedTuple):
         kinds = {SLIDING: self.window_tokens, STATE: STATE_WINDOW if self.states_by_block else 0}
         return {kind: tokens for kind, tokens in kinds.items() if tokens and kind in self.kinds}
 
-    def wanted_blocks(self, blocks: int) -> int:
-        """Blocks that an admission asks for in all groups, where it asks for ``blocks`` in a full one."""
-        states = self.states * min(blocks, 1 + self.exports_states) + self.rings * min(blocks, 1)
-        return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks) + states
+    def classes(self, block_size: int) -> tuple[GroupClass, ...]:
+        """The classes of groups, by their first group.
+
+        Args:
+            block_size: Tokens of a block where all groups have the same.
+        """
+        found: dict[tuple[str, int, int, int | None], list[int]] = {}
+        for place, kind in enumerate(self.kinds):
+            size, window, most = block_size, self.window_tokens, self.most_prompt_blocks
+            if self.sizes:
+                size, window, most = self.sizes[place]
+            of_kind = {
+                FULL: (0, None),
+                SLIDING: (window, most),
+                STATE: (STATE_WINDOW if self.states_by_block else 0, 1 + self.exports_states),
+                RING: (0, 1),
+            }
+            found.setdefault((kind, size, *of_kind[kind]), []).append(place)
+        return tuple(GroupClass(*each, tuple(places)) for each, places in found.items())
+
+    def hash_block_size(self, block_size: int) -> int:
+        """Tokens of a hash, which all sizes of blocks are multiples of."""
+        return gcd(*(size.block_size for size in self.sizes)) if self.sizes else block_size
 
     def exports(self, computed: int, tokens: int, prefill_end: int, block_size: int) -> bool:
         """Whether a chunk from ``computed`` up to ``tokens`` tokens takes two blocks in a group of states.

@@ -54,6 +54,13 @@ METER = (
     "saved",  # slots that tables name again, after a first table or a pin
     "rejected",  # slots that a step writes for drafts that no output keeps
 )
+
+
+def of_class(name: str, place: int) -> str:
+    """The name of a column of ``METER`` for one class of KV groups, in slots of its own blocks, where these have several sizes."""
+    return f"{name}.{place}"
+
+
 #: Columns that follow from the others.
 DERIVED = (
     "ticks",  # how long the steps take together

@@ -14,6 +14,10 @@ Past its window a sequence takes a block every ``block_size`` steps in a sliding
 window, and then takes the blocks for its next token. Released blocks are available to this sequence and the ones after it in
 the order, not to the ones before it.
 
+Groups with blocks of several sizes (``PageGroups.sizes``) have a histogram of phases for each size, and a cycle of steps is their
+least common multiple, ``block_size``. The blocks of a sequence are counted in units of their greatest common divisor: of u units a
+group with blocks of r units has ``ceil(u / r)``.
+
 Without prefix caching a state takes one block, from the first chunk of the prefill to the end of the sequence, and so does a
 ring, always. It is not counted among the groups above, but as ``fixed`` blocks of each sequence.
 
@@ -36,14 +40,14 @@ import numpy as np
 
 from ...types.sequence import Sequence
 from ...types.state import State
-from ..accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
-from ..accounting.ledger import METER
+from ..accounting.kv_groups import FULL, SLIDING, STATE, GroupClass, PageGroups
+from ..accounting.ledger import METER, of_class
 from ..interface.memory import Memory
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
 from ..prefix.block_tables import BlockTables
 from .group_cache import GroupCache
 from .group_tables import GroupTables
-from .phases import Phases
+from .phases import GrowingGroups, Phases
 from .skipped import SkippedBlocks, SkippedStates
 
 
@@ -51,8 +55,8 @@ class Partial(NamedTuple):
     """Blocks of a sequence in a chunked prefill, or of a stalled sequence.
 
     Attributes:
-        blocks: Number of blocks in a full group.
-        skipped: Number of these blocks that one group of each other kind has released.
+        blocks: Number of blocks in a full group, of the smallest size.
+        skipped: Number of blocks that one group of each other kind has released.
         computed_tokens: Computed tokens, including the last chunk.
         known_tokens: Those of them that are known to be computed when the next step is decided.
     """
@@ -68,7 +72,7 @@ class BlockCounts(Memory):
 
     Args:
         num_blocks: Blocks of the device pool.
-        block_size: Tokens a block, for the layers of one group.
+        block_size: Tokens a block, for the layers of one group; of blocks of several sizes the least common multiple.
         host_blocks: Blocks of the swap space.
         ids: Whether to hand out physical block ids and keep block tables. Counts, and so every
             decision, are the same with and without.
@@ -83,7 +87,10 @@ class BlockCounts(Memory):
             cache keeps, and can give up, are free.
         host_free: Blocks of the swap space that are free.
         is_plain: Whether there is one group, which keeps every token, and decodes take their blocks first.
-        phases: The phases of the sequences that decode.
+        phases: The phases of the sequences that decode, in blocks of ``block_size``.
+        classes: The classes of ``groups``.
+        unit_tokens: Tokens of the unit in which the blocks of a sequence in KV groups are counted.
+        sizes: The groups that take a block with every block of a sequence, by the size of their blocks.
         growing: Number of groups that take a block with every block of a sequence.
         fixed: Additional blocks of every sequence.
         giving: The managers of the kinds of groups that release blocks while their sequences run.
@@ -121,7 +128,9 @@ class BlockCounts(Memory):
         self.partial: dict[Sequence, Partial] = {}
         self.phases = Phases(block_size)
         self._whole_prompts = whole_prompts
-        self.is_plain, self.growing, self.fixed = True, 1, 0
+        self.is_plain, self.growing, self.fixed, self.unit_tokens = True, 1, 0, block_size
+        self.classes: tuple[GroupClass, ...] = ()
+        self.sizes: list[GrowingGroups] = []
         self.giving: list[SkippedBlocks] = []
         self.group_tables: GroupTables | None = None
         self.cache: GroupCache | None = None
@@ -134,25 +143,45 @@ class BlockCounts(Memory):
     def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, order: type[FreeKVCacheBlockQueue]) -> None:
         """Set up the managers of KV groups."""
         size, self.is_plain, self.groups = self.block_size, False, groups
-        pool = BlockPool(self.num_blocks, order)
+        pool, self.classes = BlockPool(self.num_blocks, order), groups.classes(size)
         self.fixed = groups.rings + (0 if groups.states_by_block else groups.states)
         self.growing = groups.number - self.fixed
-        if groups.sliding:
-            self.giving.append(SkippedBlocks(groups.window_tokens, size, groups.sliding, groups.ahead))
-            self.meter += ("skipped",)
+        self.unit_tokens = groups.hash_block_size(size)
+        number = dict.fromkeys((each.block_size for each in self.classes), 0) if groups.sizes else {size: 0}
+        for each in self.classes:
+            if each.kind in (FULL, SLIDING) or (each.kind == STATE and groups.states_by_block):
+                number[each.block_size] += each.number
+        for tokens, growing in number.items():
+            phases = self.phases if tokens == size else Phases(tokens)
+            self.sizes.append(GrowingGroups(tokens, growing, tokens // self.unit_tokens, phases))
+        self.giving = [
+            SkippedBlocks(each.window_tokens, each.block_size, each.number, groups.ahead)
+            for each in self.classes
+            if each.kind == SLIDING
+        ]
         if groups.states_by_block:
             self.giving.append(SkippedStates(size, groups))
-            self.meter += ("skipped_states",)
-        if self.fixed:
-            self.meter += ("states",)
         if chains is not None:
             self.cache = GroupCache(pool, size, groups, chains)
             self.cache_log = self.cached_level = self.cache.log
-            self.meter += ("shared", "shared_in_windows", "shared_states")
-        # Blocks of all sequences in a full group, and table entries beyond the first of a block, as included in ``free``.
-        self._blocks = self._shared = 0
+        self.meter = self._group_meter()
+        # Table entries beyond the first of a block, as included in ``free``.
+        self._shared = 0
         if ids or self.cache is not None:
             self.group_tables = GroupTables(pool, self.host_blocks, size, groups, self.cache)
+
+    def _group_meter(self) -> tuple[str, ...]:
+        """What ``advance`` tells the ledger of KV groups: of each class, where their blocks have several sizes."""
+        if self.groups.sizes:
+            columns = ["live"]
+            for place, each in enumerate(self.classes):
+                names = ["held", "prefill_tail"] + ["skipped"] * (each.kind == SLIDING) + ["shared"] * bool(self.cache)
+                columns += (of_class(name, place) for name in names)
+            return tuple(columns)
+        skipped = ("skipped",) * bool(self.groups.sliding) + ("skipped_states",) * self.groups.states_by_block
+        states = ("states",) * bool(self.fixed)
+        shared = ("shared", "shared_in_windows", "shared_states") if self.cache else ()
+        return (*self.meter, *skipped, *states, *shared)
 
     @property
     def cached_blocks(self) -> int:
@@ -172,17 +201,36 @@ class BlockCounts(Memory):
 
     # --- Blocks of all groups ---
 
-    def pages(self, blocks: int, skipped: Values[int]) -> int:
-        """Blocks of all growing groups if a full group has ``blocks`` and one group of each other kind has released
-        ``skipped`` of them."""
-        pages = self.growing * blocks
+    def pages(self, blocks: int, skipped: Values[int], before: int = 0) -> int:
+        """Blocks of all growing groups if a full group has ``blocks``, of the smallest size, more than ``before``, and one group of each
+        other kind has released ``skipped`` of them."""
+        pages = 0
+        for groups in self.sizes:
+            pages += groups.number * groups.more(blocks, before)
         for kind, back in zip(self.giving, skipped, strict=True):
             pages -= kind.number * back
         return pages
 
     def pages_for(self, tokens: int) -> int:
         """Blocks of all groups that a sequence with ``tokens`` needs for its next token; the host pool has room for these."""
-        return self.pages(-(-tokens // self.block_size), [kind.of(tokens) for kind in self.giving]) + self.fixed
+        blocks = -(-tokens // self.unit_tokens)
+        if self.is_plain:
+            return blocks
+        return self.pages(blocks, [kind.of(tokens) for kind in self.giving]) + self.fixed
+
+    def pages_of(self, tokens: int) -> int:
+        """Blocks of all growing groups for ``tokens``, if windows have released none."""
+        blocks = -(-tokens // self.unit_tokens)
+        return blocks if self.is_plain else self.pages(blocks, self._nothing.skipped)
+
+    def wanted_blocks(self, tokens: int) -> int:
+        """Blocks of all groups that the admission of a prompt of ``tokens`` asks for."""
+        if self.is_plain:
+            return -(-tokens // self.block_size)
+        wanted = 0
+        for each in self.classes:
+            wanted += each.number * each.wanted_blocks(tokens)
+        return wanted
 
     def skipped_in_prefill(self, sequence: Sequence, holding: Partial, computed: int, tokens: int) -> list[int]:
         """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
@@ -198,20 +246,21 @@ class BlockCounts(Memory):
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""
         return [kind.so_far(sequence, decode_step) for kind in self.giving]
 
-    def _hold(self, blocks: int, skipped: Values[int]) -> None:
-        """Hold ``blocks`` more in a full group; a group of each other kind releases ``skipped`` more."""
+    def _hold(self, blocks: int, skipped: Values[int], before: int = 0) -> None:
+        """Hold ``blocks`` more than ``before`` of a sequence in a full group; a group of each other kind releases ``skipped`` more."""
         if self.is_plain:
             self.free -= blocks
             return
-        self._blocks += blocks
+        for groups in self.sizes:
+            groups.blocks += groups.more(blocks, before)
         for kind, back in zip(self.giving, skipped, strict=True):
             kind.released += back
-        self.free -= self.pages(blocks, skipped)
+        self.free -= self.pages(blocks, skipped, before)
 
     def _count_shared(self) -> None:
         """Update ``free`` for shared blocks: a block in several tables counts once."""
         if self.cache:
-            shared = sum(self.cache.shared.values())
+            shared = sum(self.cache.shared)
             self.free += shared - self._shared
             self._shared = shared
 
@@ -233,8 +282,10 @@ class BlockCounts(Memory):
         """Blocks that come free if a sequence, and all that share with it, give way before ``decode_step``."""
         partial = self.partial.get(sequence)
         if partial is not None:
-            return self.pages(partial.blocks, partial.skipped) + self.fixed
-        blocks = -(-sequence.held_tokens(decode_step) // self.block_size)
+            return partial.blocks if self.is_plain else self.pages(partial.blocks, partial.skipped) + self.fixed
+        blocks = -(-sequence.held_tokens(decode_step) // self.unit_tokens)
+        if self.is_plain:
+            return blocks
         return self.pages(blocks, self.skipped_by(sequence, decode_step)) + self.fixed
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
@@ -265,7 +316,7 @@ class BlockCounts(Memory):
     def begin(self, sequence: Sequence, known_tokens: int) -> None:
         """Count the blocks of ``known_tokens``, which a waiting sequence has found."""
         if known_tokens:
-            blocks = known_tokens // self.block_size
+            blocks = known_tokens // self.unit_tokens
             nothing = self._nothing._replace(known_tokens=known_tokens)
             skipped = self.skipped_in_prefill(sequence, nothing, known_tokens, known_tokens)
             self._hold(blocks, skipped)
@@ -290,14 +341,14 @@ class BlockCounts(Memory):
             enough = self.phases.total(state.decode_step, limit) <= blocks
             return limit if enough else self.phases.steps_within(state.decode_step, blocks)
         if self.cache:
-            shared = self.cache.shared
-            if shared[SLIDING] or shared[STATE]:
+            if self.cache.shares_in_windows():
                 # A window that passes a shared block does not free it.
                 return 1
             # The tables may have passed some in the coming step already, which ``free`` does not know.
-            blocks += min(0, sum(shared.values()) - self._shared)
+            blocks += min(0, sum(self.cache.shared) - self._shared)
         alike = min((kind.steps_alike(state.decode_step) for kind in self.giving), default=limit)
         # In ``safe`` steps the sequences take at most ``blocks`` blocks, even if none is released.
+        size = min(groups.size for groups in self.sizes)
         safe = blocks // (self.growing * state.batch_size) * size if self.growing else limit
         return min(alike, safe if safe >= limit else self._steps_within_cycles(state.decode_step, blocks, limit))
 
@@ -335,16 +386,21 @@ class BlockCounts(Memory):
     def _cycle(self, decode_step: int) -> tuple[list[int], list[int]]:
         """Blocks taken, and blocks released, in each of the ``block_size`` steps from ``decode_step`` on."""
         # Blocks of a model with states have a thousand tokens, and a leap of it asks for such a cycle: no loop of Python.
-        takes = list(map(mul, repeat(self.growing), self.phases.cycle(decode_step)))
-        backs = [0] * self.block_size
+        steps = self.block_size
+        takes = backs = [0] * steps
+        for groups in self.sizes:
+            cycle = groups.phases.cycle(decode_step) * (steps // groups.size)
+            takes = list(map(add, takes, map(mul, repeat(groups.number), cycle)))
         for kind in self.giving:
-            backs = list(map(add, backs, map(mul, repeat(kind.number), kind.cycle(decode_step))))
+            cycle = kind.cycle(decode_step)
+            backs = list(map(add, backs, map(mul, repeat(kind.number), cycle * (steps // len(cycle)))))
         return takes, backs
 
     def room_after(self, state: State, steps: int) -> int:
         """Free slots after ``steps`` more decode steps of the running sequences. Changes nothing."""
-        taken = self.growing * self.phases.total(state.decode_step, steps)
-        if self.giving:
+        if self.is_plain:
+            taken = self.phases.total(state.decode_step, steps)
+        else:
             # Within a leap all cycles of ``block_size`` steps are equal.
             cycles, rest = divmod(steps, self.block_size)
             exchanges = list(map(sub, *self._cycle(state.decode_step)))

@@ -11,6 +11,13 @@ group can continue from its end:
     full             x  x  x  x  x  x  .      the longest prefix has 6 blocks
     sliding          .  .  x  x  .  x  x      search from the right: blocks 2 and 3, so 4 blocks are found
 
+Blocks of several sizes have hashes of their greatest common divisor: that of a block is the one at its end. A prefix is then as long as
+a multiple of their least common multiple, and blocks are published as all groups reach one (``HybridKVCacheCoordinator``):
+
+    tokens           0   16  32  48  64  80     blocks of 16 and of 32: the window needs two blocks
+    full, of 32      x       x       .          64 tokens
+    sliding, of 16   .   .   x   x   x   .      it could continue from 80; 64 are a multiple of 32
+
 A sliding or state group publishes only blocks that a look-up can use: the blocks before a *boundary*. A boundary is the last
 token of the prompt, or the end of a longer prefix that other groups had at the look-up of the request (6 above). A look-up
 finds a block from the step on that computes it, but a state only after that step.
@@ -26,7 +33,7 @@ from typing import NamedTuple
 
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
-from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups, skipped_blocks
+from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, GroupClass, PageGroups, skipped_blocks
 from ..accounting.repeats import idle_repeats
 from ..prefix import BlockPool, Chains, lookup_blocks
 
@@ -41,11 +48,42 @@ class Found(NamedTuple):
 
     Attributes:
         tables: For each group, the first blocks of its table; null before the window.
-        blocks: Length of the prefix in blocks.
+        blocks: Length of the prefix in blocks; of several sizes, in those of the least common multiple.
     """
 
     tables: tuple[Table, ...]
     blocks: int
+
+
+class _Seeker:
+    """How look-ups and publications see the blocks of a class of groups.
+
+    Args:
+        groups: The class.
+        hashed: Tokens of a hash.
+        block_size: As of ``GroupCache``.
+
+    Attributes:
+        kind, places, window_tokens: Of the class.
+        size: Tokens of its blocks.
+        hashes: Hashes of one of its blocks.
+        ratio: Its blocks in ``block_size`` tokens.
+        needed: Blocks needed before a token: for the window, or for a state.
+    """
+
+    __slots__ = ("hashes", "kind", "needed", "places", "ratio", "size", "window_tokens")
+
+    def __init__(self, groups: GroupClass, hashed: int, block_size: int) -> None:
+        self.kind, self.places, self.size = groups.kind, groups.places, groups.block_size
+        self.window_tokens = groups.window_tokens
+        self.hashes, self.ratio = self.size // hashed, block_size // self.size
+        self.needed = -(-(groups.window_tokens - 1) // self.size) if self.kind == SLIDING else 1
+
+    def names(self, names: list[int], start: int, stop: int) -> list[int]:
+        """Names of the blocks from ``start`` to ``stop``, of those of all hashes."""
+        if self.hashes == 1:
+            return names[start:stop]
+        return names[start * self.hashes + self.hashes - 1 : stop * self.hashes : self.hashes]
 
 
 class GroupCache:
@@ -53,29 +91,34 @@ class GroupCache:
 
     Args:
         pool: The blocks.
-        block_size: Tokens per block.
+        block_size: Tokens per block; of several sizes the least common multiple.
         groups: The KV groups that share the pool.
-        chains: Names of the blocks of every request.
+        chains: Names of the hashes of every request.
 
     Attributes:
         pool: The blocks.
         log: Log of the look-ups and of changes of the cached level.
         moment: Moment of the next change, in the numbering of the log.
-        shared: Number of table entries beyond the first of each block, by kind of group.
+        shared: Number of table entries beyond the first of each block, by class of groups.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, groups: PageGroups, chains: Chains) -> None:
         self.log = CacheLog(block_size)
         self.moment = 0
-        self.shared = {FULL: 0, SLIDING: 0, STATE: 0}
         self.pool = pool
         self._groups, self._size, self._chains = groups, block_size, chains
         self._number = groups.number
-        self._places = {kind: [at for at, one in enumerate(groups.kinds) if one == kind] for kind in groups.kinds}
-        # Number of blocks needed before a token: for the window, and for a state.
-        self._needed = {SLIDING: -(-(groups.window_tokens - 1) // block_size), STATE: 1}
+        hashed = groups.hash_block_size(block_size)
+        self._classes = groups.classes(block_size)
+        self.shared = [0] * len(self._classes)
+        #: Of each group.
+        self._class_of = {place: number for number, each in enumerate(self._classes) for place in each.places}
+        #: What a look-up asks, groups that keep every token first.
+        self._seekers = [_Seeker(each, hashed, block_size) for each in self._classes if each.kind != RING]
+        self._seekers.sort(key=lambda seeker: seeker.kind != FULL)
+        self._of_group = {place: seeker for seeker in self._seekers for place in seeker.places}
         self._computed_now: set[int] = set()
-        # For each sequence: names of its blocks, number of published or found blocks, and junction of its look-up.
+        # For each sequence: names of its hashes, number of published or found blocks, and junction of its look-up.
         self._names: dict[Sequence, list[int]] = {}
         self._published: dict[Sequence, int] = {}
         self._junction: dict[Sequence, int] = {}
@@ -93,60 +136,82 @@ class GroupCache:
             self._junction[sequence] = 0
             found: Table = [*self.pool.get_cached_blocks(names[:blocks])]
             return Found((found,), len(found))
-        longest, before = 0, -1
-        if FULL in self._places:
-            blocks = longest = self._prefix(names[:blocks])
-        # Each kind may shorten the prefix that another kind has accepted.
+        longest, before, first = 0, -1, True
+        # Each class may shorten the prefix that another one has accepted. Groups that keep every token have all shorter ones, too.
         while blocks != before:
             before = blocks
-            if SLIDING in self._places:
-                blocks = self._end_in_windows(names[:blocks])
+            for seeker in self._seekers:
+                if seeker.kind == FULL:
+                    if not first:
+                        continue
+                    blocks = self._prefix(seeker, names, blocks)
+                elif seeker.kind == SLIDING:
+                    blocks = self._end_in_windows(seeker, names, blocks)
+                else:
+                    blocks = self._end_at_state(seeker, names, blocks)
                 longest = max(longest, blocks)
-            if STATE in self._places:
-                blocks = self._end_at_state(names[:blocks])
-                longest = max(longest, blocks)
-        first = {FULL: 0, SLIDING: skipped_blocks(blocks * self._size, self._groups.window_tokens, self._size)}
+            first = False
         tables: list[Table] = []
         for place, kind in enumerate(self._groups.kinds):
             if kind == RING:
                 tables.append([])
                 continue
-            start = min(blocks, first.get(kind, max(0, blocks - 1)))
+            seeker = self._of_group[place]
+            stop = blocks * seeker.ratio
+            start = 0 if kind == FULL else max(0, stop - 1)
+            if kind == SLIDING:
+                start = min(stop, skipped_blocks(blocks * self._size, seeker.window_tokens, seeker.size))
             table: Table = [NULL_BLOCK] * start
-            table += self.pool.get_cached_blocks([self._hash(name, place) for name in names[start:blocks]])
+            table += self.pool.get_cached_blocks([self._hash(name, place) for name in seeker.names(names, start, stop)])
             tables.append(table)
         self._junction[sequence] = longest if longest > blocks else 0
         return Found(tuple(tables), blocks)
 
-    def _prefix(self, names: list[int]) -> int:
-        """Number of blocks, from the first one on, that all full groups have."""
-        blocks = len(names)
-        for place in self._places[FULL]:
-            blocks = len(self.pool.get_cached_blocks([self._hash(name, place) for name in names[:blocks]]))
-        return blocks
+    def _prefix(self, seeker: _Seeker, names: list[int], most: int) -> int:
+        """Length of a prefix that all groups of a class have, of at most so many blocks of ``block_size``."""
+        blocks = most * seeker.ratio
+        for place in seeker.places:
+            asked = [self._hash(name, place) for name in seeker.names(names, 0, blocks)]
+            blocks = len(self.pool.get_cached_blocks(asked))
+        return blocks // seeker.ratio
 
-    def _end_in_windows(self, names: list[int]) -> int:
-        """The longest prefix, in blocks, before the end of which all sliding groups have the blocks of the window."""
-        run = 0
-        for place in reversed(range(len(names))):
-            run = run + 1 if self._has(SLIDING, names[place]) else 0
-            if run and run >= self._needed[SLIDING]:
-                return place + run
+    def _end_in_windows(self, seeker: _Seeker, names: list[int], most: int) -> int:
+        """As ``_prefix``, for groups of which only the blocks of the window before its end must be there."""
+        run, ratio = 0, seeker.ratio
+        asked = seeker.names(names, 0, most * ratio)
+        for place in reversed(range(len(asked))):
+            # A run ends where a block of ``block_size`` does.
+            if run or not (place + 1) % ratio:
+                run = run + 1 if self._has(seeker, asked[place]) else 0
+            if run and run >= seeker.needed:
+                return (place + run) // ratio
         # A run that starts at the first block is a complete prefix.
-        return run
+        return run // ratio
 
-    def _end_at_state(self, names: list[int]) -> int:
-        """The longest prefix, in blocks, with a state at its end in all state groups."""
-        return next((place + 1 for place in reversed(range(len(names))) if self._has(STATE, names[place])), 0)
+    def _end_at_state(self, seeker: _Seeker, names: list[int], most: int) -> int:
+        """As ``_prefix``, for groups of which only the state at its end must be there."""
+        return next((place + 1 for place in reversed(range(most)) if self._has(seeker, names[place])), 0)
 
-    def _has(self, kind: str, name: int) -> bool:
-        return all(self.pool.is_cached(self._hash(name, place)) for place in self._places[kind])
+    def _has(self, seeker: _Seeker, name: int) -> bool:
+        return all(self.pool.is_cached(self._hash(name, place)) for place in seeker.places)
+
+    def shares_in_windows(self) -> bool:
+        """Whether tables of groups that release blocks share some."""
+        pairs = zip(self.shared, self._classes, strict=True)
+        return any(shared and each.kind in (SLIDING, STATE) for shared, each in pairs)
+
+    def shared_by_kind(self) -> tuple[int, int, int]:
+        """``shared`` of the full, sliding and state groups."""
+        found = {FULL: 0, SLIDING: 0, STATE: 0, RING: 0}
+        for shared, each in zip(self.shared, self._classes, strict=True):
+            found[each.kind] += shared
+        return found[FULL], found[SLIDING], found[STATE]
 
     def _hash(self, name: int, place: int) -> int:
         return name * self._number + place
 
     def names_of(self, sequence: Sequence) -> list[int]:
-        """Names of the blocks that a sequence fills up to the end of its output."""
+        """Names of the hashes of a sequence up to the end of its output."""
         names = self._names.get(sequence)
         if names is None:
             names = self._names[sequence] = self._chains.names(sequence.index)
@@ -175,10 +240,10 @@ class GroupCache:
     def enter(self, sequence: Sequence, found: Found) -> None:
         """Take the blocks that a waiting sequence has found."""
         references = self.pool.ref_cnt
-        for kind, table in zip(self._groups.kinds, found.tables, strict=True):
+        for place, table in enumerate(found.tables):
             blocks = [block for block in table if block is not NULL_BLOCK]
             if blocks:
-                self.shared[kind] += sum(references[block] > 0 for block in blocks)
+                self.shared[self._class_of[place]] += sum(references[block] > 0 for block in blocks)
                 self.pool.touch(blocks)
         self._published[sequence] = found.blocks
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
@@ -193,37 +258,42 @@ class GroupCache:
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
             if kind == RING:
                 continue
-            needed = self._needed.get(kind)
-            for at in range(done, full):
+            seeker = self._of_group[place]
+            needed, ratio, hashes = seeker.needed, seeker.ratio, seeker.hashes
+            for at in range(done * ratio, full * ratio):
                 block = table[at]
-                if block is NULL_BLOCK or (needed is not None and not any(end - needed <= at < end for end in ends)):
+                if block is NULL_BLOCK or (
+                    kind != FULL and not any(end * ratio - needed <= at < end * ratio for end in ends)
+                ):
                     continue
-                name = self._hash(names[at], place)
+                name = self._hash(names[at * hashes + hashes - 1], place)
                 pool.cache_full_blocks((block,), (name,))
                 if kind == STATE:
                     self._computed_now.add(name)
         self._published[sequence] = full
 
     def published(self, sequence: Sequence) -> int:
-        """Blocks of a sequence, from its first on, that it published or found."""
+        """Blocks of ``block_size`` of a sequence, from its first on, that it published or found."""
         return self._published.get(sequence, 0)
 
-    def repeated_blocks(self, idle: Iterable[tuple[Table, ...]]) -> int:
-        """Entries beyond the first of each block in the tables of one full group; tables that are ``idle`` are left out.
+    def repeated_slots(self, idle: Iterable[tuple[Table, ...]]) -> int:
+        """Tokens of the entries beyond the first of each block in the tables of one full group; tables that are ``idle`` are left out.
 
         All full groups share the same places, as a prefix is found in all of them.
         """
-        places = self._places.get(FULL, [])
-        if not places or not self.shared[FULL]:
+        number = next((at for at, each in enumerate(self._classes) if each.kind == FULL), None)
+        if number is None or not self.shared[number]:
             return 0
-        blocks = (block for tables in idle for block in tables[places[0]] if block is not NULL_BLOCK)
-        return self.shared[FULL] // len(places) - idle_repeats(blocks, self.pool.ref_cnt.__getitem__)
+        full = self._classes[number]
+        blocks = (block for tables in idle for block in tables[full.places[0]] if block is not NULL_BLOCK)
+        repeated = self.shared[number] // full.number - idle_repeats(blocks, self.pool.ref_cnt.__getitem__)
+        return repeated * full.block_size
 
-    def leave(self, blocks: list[int], kind: str) -> None:
-        """Update ``shared`` before a table of a group of this kind releases ``blocks``."""
-        references = self.pool.ref_cnt
-        if kind != RING:
-            self.shared[kind] -= sum(references[block] > 1 for block in blocks)
+    def leave(self, blocks: list[int], group: int) -> None:
+        """Update ``shared`` before a table of a group releases ``blocks``."""
+        references, number = self.pool.ref_cnt, self._class_of[group]
+        if self._classes[number].kind != RING:
+            self.shared[number] -= sum(references[block] > 1 for block in blocks)
 
     def forget(self, sequence: Sequence) -> None:
         """Delete the entries of a sequence without tables."""

@@ -39,21 +39,31 @@ class GroupTables:
         groups: PageGroups,
         cache: GroupCache | None,
     ) -> None:
+        size = groups.hash_block_size(block_size)
         self.pool = pool
         self.host_pool = BlockPool(host_blocks)
         self.host_tables: dict[Sequence, tuple[Table, ...]] = {}
         self.tables: dict[Sequence, tuple[Table, ...]] = {}
-        self._size, self._groups, self._cache, self._ahead = block_size, groups, cache, groups.ahead
-        self._windows = groups.windows()
-        # Sequences that may take or release blocks in a step, by the step modulo the block size.
-        self._takers: list[set[Sequence]] = [set() for _ in range(block_size)]
-        self._givers: list[set[Sequence]] = [set() for _ in range(block_size)]
+        self._size, self._groups, self._cache, self._ahead = size, groups, cache, groups.ahead
+        classes = groups.classes(block_size)
+        #: Tokens of a block of each group.
+        self._sizes = [
+            each.block_size for _, each in sorted((place, each) for each in classes for place in each.places)
+        ]
+        # Classes that release blocks while their sequences run: window and block size; and their groups, in order.
+        windowed = [each for each in classes if each.window_tokens]
+        self._windows = [(each.window_tokens, each.block_size) for each in windowed]
+        self._releasing = sorted((place, number) for number, each in enumerate(windowed) for place in each.places)
+        self._none_skipped = [0] * len(windowed)
+        # Sequences that may take or release blocks in a step, by the step modulo the smallest size of blocks.
+        self._takers: list[set[Sequence]] = [set() for _ in range(size)]
+        self._givers: list[set[Sequence]] = [set() for _ in range(size)]
         # Sequences before their first decode, which releases the blocks that only their prompt needed; and before their
         # second decode, if only that one does.
         self._prompts: set[Sequence] = set()
         self._second: set[Sequence] = set()
-        # Place up to which each sequence has released blocks, by kind of group.
-        self._skipped: dict[Sequence, dict[str, int]] = {}
+        # Place up to which each sequence has released blocks, by class of groups.
+        self._skipped: dict[Sequence, list[int]] = {}
         self._grown_until = 0
 
     def reach(self, sequence: Sequence, known: int, tokens: int, published: int) -> None:
@@ -62,20 +72,20 @@ class GroupTables:
         self.take(sequence, tokens, published)
 
     def skip(self, sequence: Sequence, known: int) -> None:
-        """Release the blocks of each kind of group that it does not need for the token after the first ``known`` tokens."""
+        """Release the blocks of each group that it does not need for the token after the first ``known`` tokens."""
         if not self._windows:
             return
-        before, size = self._skipped.get(sequence, {}), self._size
-        until = {kind: skipped_blocks(known, window, size) for kind, window in self._windows.items()}
+        before = self._skipped.get(sequence, self._none_skipped)
+        until = [skipped_blocks(known, window, size) for window, size in self._windows]
         if until == before:
             return
-        for kind, table in zip(self._groups.kinds, self._tables_of(sequence), strict=True):
-            if kind in until:
-                places = slice(before.get(kind, 0), until[kind])
-                passed = [block for block in table[places] if block is not NULL_BLOCK]
-                if passed:
-                    self.give_back(passed, kind)
-                    table[places] = [NULL_BLOCK] * len(table[places])
+        tables = self._tables_of(sequence)
+        for group, number in self._releasing:
+            table, places = tables[group], slice(before[number], until[number])
+            passed = [block for block in table[places] if block is not NULL_BLOCK]
+            if passed:
+                self.give_back(passed, group)
+                table[places] = [NULL_BLOCK] * len(table[places])
         self._skipped[sequence] = until
 
     def take(self, sequence: Sequence, tokens: int, published: int) -> None:
@@ -84,9 +94,9 @@ class GroupTables:
         Args:
             published: How many of them look-ups can find from now on.
         """
-        tables, blocks = self._tables_of(sequence), -(-tokens // self._size)
-        for kind, table in zip(self._groups.kinds, tables, strict=True):
-            missing = blocks - len(table)
+        tables = self._tables_of(sequence)
+        for kind, size, table in zip(self._groups.kinds, self._sizes, tables, strict=True):
+            missing = -(-tokens // size) - len(table)
             if kind == RING:
                 missing = 1 - len(table)
             elif kind == STATE:
@@ -111,10 +121,10 @@ class GroupTables:
             tables = self.tables[sequence] = tuple([] for _ in range(self._groups.number))
         return tables
 
-    def give_back(self, blocks: list[int], kind: str) -> None:
+    def give_back(self, blocks: list[int], group: int) -> None:
         """Release blocks of one table; the last of them is taken again first."""
         if self._cache:
-            self._cache.leave(blocks, kind)
+            self._cache.leave(blocks, group)
         self.pool.free_blocks(blocks)
 
     def join(self, sequence: Sequence, decode_step: int, known: int) -> None:
@@ -130,7 +140,7 @@ class GroupTables:
         self.reach(sequence, known, start, start)
         # Before step s it holds start + s - decode_step - 1 tokens.
         self._takers[(decode_step + 1 - start) % size].add(sequence)
-        for window in self._windows.values():
+        for window, _ in self._windows:
             self._givers[(decode_step + window - start + self._ahead) % size].add(sequence)
         self._prompts.add(sequence)
 
@@ -166,8 +176,8 @@ class GroupTables:
     def drop(self, sequence: Sequence) -> None:
         """Release all blocks of a sequence; does nothing if they were already released."""
         if sequence in self.tables:
-            for kind, table in zip(self._groups.kinds, self.detach(sequence), strict=True):
-                self.give_back([block for block in table if block is not NULL_BLOCK], kind)
+            for group, table in enumerate(self.detach(sequence)):
+                self.give_back([block for block in table if block is not NULL_BLOCK], group)
 
     def detach(self, sequence: Sequence) -> tuple[Table, ...]:
         """Remove the tables of a sequence, the blocks of which stay taken until they are given back."""

@@ -30,7 +30,7 @@ from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import FULL, PageGroups
+from ..accounting.kv_groups import PageGroups
 from ..accounting.moments import after_step
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.host_tier import HostTier, Offer
@@ -314,6 +314,6 @@ class OffloadedMemory(PagedMemory):
         assert self.group_tables is not None
         for sequence, blocks in self.deferred.items():
             self._hold(-self.partial.pop(sequence).blocks, ())
-            self.group_tables.give_back(blocks, FULL)
+            self.group_tables.give_back(blocks, 0)
         self.deferred = {}
         self._settle_cache()

@@ -16,11 +16,12 @@ whole prompt (``partial``), and nothing of it grows but by chunks.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Values
 
 from ...types.errors import Overdrawn
 from ...types.sequence import Sequence
 from ...types.state import State
-from ..accounting.kv_groups import SLIDING, STATE
+from ..accounting.kv_groups import SLIDING
 from ..accounting.ledger import Meter
 from ..accounting.moments import after_step
 from .counts import BlockCounts, Partial
@@ -39,9 +40,11 @@ class PagedMemory(BlockCounts):
         transaction = self._transaction
         if transaction is None:
             transaction = self._transaction = PagedTransaction(self)
-        takes = need = self.growing * self.phases.counts[decode_step % self.block_size]
-        if not self.is_plain:
-            need -= self._open_groups(decode_step)
+        if self.is_plain:
+            takes = need = self.phases.counts[decode_step % self.block_size]
+        else:
+            takes = self._taken_in(decode_step)
+            need = takes - self._open_groups(decode_step)
         transaction.decode_step, transaction.free, transaction.takes, transaction.need = (
             decode_step,
             self.free,
@@ -49,6 +52,18 @@ class PagedMemory(BlockCounts):
             need,
         )
         return transaction
+
+    def _taken_in(self, decode_step: int) -> int:
+        """Blocks that the running sequences take in a step."""
+        takes = 0
+        for groups in self.sizes:
+            takes += groups.number * groups.phases.counts[decode_step % groups.size]
+        return takes
+
+    def _change_phase(self, ahead: int, number: int) -> None:
+        """So many sequences more take a block of any size in step ``ahead``."""
+        for groups in self.sizes:
+            groups.phases.add(ahead % groups.size, number)
 
     def _open_groups(self, decode_step: int) -> int:
         """Bring counts up to date before ``decode_step``. Returns the blocks that the running sequences give back in it."""
@@ -66,9 +81,9 @@ class PagedMemory(BlockCounts):
         start, tokens = before.computed_tokens, sequence.start_tokens if self._whole_prompts else computed
         if before is self._nothing:
             self.free -= self.fixed
-        blocks = -(-tokens // self.block_size)
+        blocks = -(-tokens // self.unit_tokens)
         more = self.skipped_in_prefill(sequence, before, start, computed)
-        self._hold(blocks - before.blocks, more)
+        self._hold(blocks - before.blocks, more, before.blocks)
         skipped = tuple(back + again for back, again in zip(before.skipped, more, strict=True))
         self.partial[sequence] = Partial(blocks, skipped, computed, start if self.groups.ahead else computed)
         if self.tables:
@@ -86,13 +101,14 @@ class PagedMemory(BlockCounts):
         sequence does; unless it is ``past``.
         """
         before, size = sequence.start_tokens - 1, self.block_size
+        if not self.is_plain:
+            self._change_phase(decode_step - before, 1)
+            self._admit_to_groups(sequence, decode_step, -(-(before + past) // self.unit_tokens))
+            return
         phase, counts = (decode_step - before) % size, self.phases.counts
         # ``Phases.add``, spelt out: every sequence comes and goes.
         counts[phase] += 1
         counts[phase + size] += 1
-        if not self.is_plain:
-            self._admit_to_groups(sequence, decode_step, -(-(before + past) // size))
-            return
         self.free += -(before + past) // size
         if self.partial and sequence in self.partial:
             self.free += self.partial.pop(sequence).blocks
@@ -104,7 +120,7 @@ class PagedMemory(BlockCounts):
             self.free -= self.fixed
         held, tokens = self.partial.pop(sequence, self._nothing), sequence.start_tokens
         more = self.skipped_in_prefill(sequence, held, held.computed_tokens, tokens)
-        self._hold(blocks - held.blocks, more)
+        self._hold(blocks - held.blocks, more, held.blocks)
         for kind, back, again in zip(self.giving, held.skipped, more, strict=True):
             kind.join(sequence, tokens - decode_step, back + again)
         if self.group_tables:
@@ -116,9 +132,12 @@ class PagedMemory(BlockCounts):
         if sequence in self.partial:
             return
         phase, held = (1 - sequence.lag) % self.block_size, sequence.held_tokens(decode_step)
-        self.phases.add(phase, -1)
+        if self.is_plain:
+            self.phases.add(phase, -1)
+        else:
+            self._change_phase(1 - sequence.lag, -1)
         skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
-        self.partial[sequence] = Partial(-(-held // self.block_size), skipped, held, held)
+        self.partial[sequence] = Partial(-(-held // self.unit_tokens), skipped, held, held)
         if self.tables:
             self.tables.grow_until(decode_step)
             self.tables.park(sequence, phase)
@@ -144,7 +163,7 @@ class PagedMemory(BlockCounts):
 
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         held, tables = self.partial.pop(sequence), self.tables or self.group_tables
-        self._hold(-held.blocks, [-back for back in held.skipped])
+        self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
         self.free += self.fixed
         if tables:
             tables.grow_until(decode_step)
@@ -185,7 +204,7 @@ class PagedMemory(BlockCounts):
         self.host_free += self.pages_for(tokens)
         if not self.is_plain:
             skipped = tuple(kind.of(tokens) for kind in self.giving)
-            held = Partial(-(-tokens // self.block_size), skipped, tokens, tokens)
+            held = Partial(-(-tokens // self.unit_tokens), skipped, tokens, tokens)
             self._hold(*held[:2])
             self.partial[sequence] = held
         self.admit(sequence, decode_step)
@@ -214,9 +233,10 @@ class PagedMemory(BlockCounts):
             self.group_tables.grow_until(decode_step)
         for sequence in leaving:
             ahead = 1 - sequence.lag
-            self.phases.add(ahead % self.block_size, -1)
+            self._change_phase(ahead, -1)
             skipped = [-kind.leave(sequence, decode_step) for kind in self.giving]
-            self._hold((ahead - decode_step) // self.block_size, skipped)
+            taken = (ahead - decode_step) // self.unit_tokens
+            self._hold(taken, skipped, -taken)
             self.free += self.fixed
             if self.group_tables:
                 self.group_tables.drop(sequence)
@@ -230,7 +250,7 @@ class PagedMemory(BlockCounts):
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
         """See ``Memory``."""
-        return self.cache.repeated_blocks(self._idle_tables(admitted)) * self.block_size if self.cache else 0
+        return self.cache.repeated_slots(self._idle_tables(admitted)) if self.cache else 0
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:
         """Tables of KV groups that no decode reads in the coming step."""
@@ -267,22 +287,46 @@ class PagedMemory(BlockCounts):
 
     def _advance_groups(self, state: State, steps: int, tail: int) -> Meter:
         """``advance``, without the slots that are live."""
-        size, decode_step = self.block_size, state.decode_step
-        others: tuple[int, ...] = (size * (state.batch_size + len(self.partial)),) if self.fixed else ()
+        decode_step = state.decode_step
         if self.cache and self.group_tables:
-            if steps and (self.cache.shared[SLIDING] or self.cache.shared[STATE]):
+            if steps and self.cache.shares_in_windows():
                 self.group_tables.grow_until(decode_step + 1)
             self._count_shared()
             self.cache.settle()
             self.cache.log.row += 1
-            others += tuple(entries * size for entries in self.cache.shared.values())
-        if not steps:
-            return self._blocks * size, tail, *(kind.released * size for kind in self.giving), *others
-        taken, held = self.phases.total(decode_step, steps), self._blocks + self.phases.counts[decode_step % size]
-        before = [kind.released for kind in self.giving]
-        changes = [kind.advance(decode_step, steps) for kind in self.giving]
-        self._hold(taken, [released for _, released in changes])
-        if self.free < 0:
-            raise self.overdrawn()
-        skipped = ((back + first) * size for back, (first, _) in zip(before, changes, strict=True))
-        return held * size, tail, *skipped, *others
+        held = [groups.blocks for groups in self.sizes]
+        skipped = [kind.released for kind in self.giving]
+        if steps:
+            for place, groups in enumerate(self.sizes):
+                held[place] += groups.phases.counts[decode_step % groups.size]
+                taken = groups.phases.total(decode_step, steps)
+                groups.blocks += taken
+                self.free -= groups.number * taken
+            for place, kind in enumerate(self.giving):
+                first, released = kind.advance(decode_step, steps)
+                skipped[place] += first
+                kind.released += released
+                self.free += kind.number * released
+            if self.free < 0:
+                raise self.overdrawn()
+        if self.groups.sizes:
+            return self._by_class(held, skipped)
+        size = self.block_size
+        others: tuple[int, ...] = (size * (state.batch_size + len(self.partial)),) if self.fixed else ()
+        if self.cache:
+            others += tuple(entries * size for entries in self.cache.shared_by_kind())
+        return held[0] * size, tail, *(blocks * size for blocks in skipped), *others
+
+    def _by_class(self, held: Values[int], skipped: Values[int]) -> Meter:
+        """What ``advance`` says of each class of groups, in slots of its own blocks."""
+        blocks = {groups.size: number for groups, number in zip(self.sizes, held, strict=True)}
+        released, found = iter(skipped), []
+        for place, each in enumerate(self.classes):
+            size = each.block_size
+            tail = sum(max(0, -(-p.computed_tokens // size) * size - s.target_tokens) for s, p in self.partial.items())
+            found += [blocks[size] * size, tail]
+            if each.kind == SLIDING:
+                found.append(next(released) * size)
+            if self.cache:
+                found.append(self.cache.shared[place] * size)
+        return tuple(found)

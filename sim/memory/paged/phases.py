@@ -49,3 +49,30 @@ class Phases:
             left -= need
             steps += 1
         return steps
+
+
+class GrowingGroups:
+    """Groups with blocks of one size that take a block with every block of a sequence.
+
+    Attributes:
+        size: Tokens of a block.
+        number: How many groups.
+        units: Blocks of the smallest size to one of theirs.
+        phases: Of the sequences that decode, modulo their size.
+        blocks: Blocks of all sequences in one group that gives none back.
+    """
+
+    __slots__ = ("blocks", "number", "phases", "size", "units")
+
+    def __init__(self, size: int, number: int, units: int, phases: Phases) -> None:
+        self.size, self.number, self.units, self.phases = size, number, units, phases
+        self.blocks = 0
+
+    def more(self, units: int, before: int) -> int:
+        """Blocks more in one group if a sequence has so many ``units`` more than ``before``."""
+        return more_blocks(units, before, self.units)
+
+
+def more_blocks(units: int, before: int, ratio: int) -> int:
+    """Blocks of ``ratio`` units that a sequence takes for so many ``units`` more than ``before``."""
+    return units if ratio == 1 else -(-(before + units) // ratio) + -before // ratio

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from ...types.sequence import NOT_DECODING, Sequence
+from ..accounting.kv_groups import FULL, SLIDING
 from .counts import BlockCounts
 from .group_cache import Found
+from .phases import more_blocks
 from .skipped import known_tokens
 
 
@@ -46,14 +48,13 @@ class PagedTransaction:
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that must be free for the admission of a prompt of ``tokens``."""
-        blocks = -(-tokens // self.block_size)
-        return blocks if self.memory.is_plain else self.memory.groups.wanted_blocks(blocks)
+        return self.memory.wanted_blocks(tokens)
 
     def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a prefill takes for its next ``tokens``, less those that it gives back for them."""
         memory, computed = self.memory, sequence.computed_tokens
         held = memory.partial[sequence]
-        more = max(0, -(-(computed + tokens) // self.block_size) - held.blocks)
+        more = max(0, -(-(computed + tokens) // memory.unit_tokens) - held.blocks)
         if memory.is_plain:
             return more
         if memory.group_tables:
@@ -63,8 +64,8 @@ class PagedTransaction:
             # Released blocks may still be in tables of other sequences.
             self.free = memory.cache.pool.num_free
             states = self._new_states(sequence, computed, computed + tokens)
-            return (memory.groups.full + memory.groups.sliding) * more + min(more * memory.groups.states, states)
-        return memory.pages(more, memory.skipped_in_prefill(sequence, held, computed, computed + tokens))
+            return self._new_blocks(more, held.blocks) + min(more * memory.groups.states, states)
+        return memory.pages(more, memory.skipped_in_prefill(sequence, held, computed, computed + tokens), held.blocks)
 
     def take_for_running(self) -> None:
         """The running sequences take their blocks for the step."""
@@ -88,33 +89,44 @@ class PagedTransaction:
         Args:
             tokens: How many it would compute now.
         """
-        memory, start, size = self.memory, sequence.start_tokens, self.block_size
+        memory, start = self.memory, sequence.start_tokens
         if memory.cache is None:
             return self.blocks_of(start)
-        found, groups, blocks = self.group_found.blocks, memory.groups, -(-start // size)
+        known = self.group_found.blocks * self.block_size
         if memory.cache.computes_now(self.group_found):
             # The state at the end of the prefix is only available after this step.
             return memory.num_blocks + 1
-        windows = max(0, min(blocks, groups.most_prompt_blocks) - found)
-        states = self._new_states(sequence, found * size, start)
-        most = groups.full * (blocks - found) + groups.sliding * windows + states + groups.rings
-        return max(most, self._blocks_now(sequence, found * size + tokens)) + memory.cache.to_take(self.group_found)
+        most = self._new_states(sequence, known, start) + memory.groups.rings
+        for each in memory.classes:
+            if each.kind in (FULL, SLIDING):
+                most += each.number * max(0, each.wanted_blocks(start) - known // each.block_size)
+        return max(most, self._blocks_now(sequence, known + tokens)) + memory.cache.to_take(self.group_found)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
         """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
-        memory, size = self.memory, self.block_size
+        memory = self.memory
         if memory.cache is None:
-            return self.blocks_of(sequence.start_tokens) - memory.growing * -(-tokens // size) - memory.fixed
+            return self.blocks_of(sequence.start_tokens) - memory.pages_of(tokens) - memory.fixed
         if memory.cache.computes_now(self.group_found):
             return 0
         at_once = self._blocks_now(sequence, tokens) + memory.cache.to_take(self.group_found)
-        return self.lacking(sequence, tokens - self.group_found.blocks * size) - at_once
+        return self.lacking(sequence, tokens - self.group_found.blocks * self.block_size) - at_once
 
     def _blocks_now(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a sequence takes to compute its first ``tokens``, after those that it found."""
-        groups, found, size = self.memory.groups, self.group_found.blocks, self.block_size
-        states = self._new_states(sequence, found * size, tokens)
-        return (groups.full + groups.sliding) * (-(-tokens // size) - found) + states + groups.rings
+        known = self.group_found.blocks * self.block_size
+        states = self._new_states(sequence, known, tokens)
+        found = known // self.memory.unit_tokens
+        more = -(-tokens // self.memory.unit_tokens) - found
+        return self._new_blocks(more, found) + states + self.memory.groups.rings
+
+    def _new_blocks(self, units: int, before: int) -> int:
+        """Blocks for so many units more than ``before`` in all groups that keep tokens."""
+        memory, blocks = self.memory, 0
+        for each in memory.classes:
+            if each.kind in (FULL, SLIDING):
+                blocks += each.number * more_blocks(units, before, each.block_size // memory.unit_tokens)
+        return blocks
 
     def _new_states(self, sequence: Sequence, computed: int, tokens: int) -> int:
         """Blocks that a chunk from ``computed`` up to ``tokens`` tokens, with a new block at its end, takes for states."""
@@ -155,7 +167,7 @@ class PagedTransaction:
 
     def needs_block(self, sequence: Sequence, decode_step: int) -> bool:
         """Whether the slot of ``decode_step`` opens a new block for a running sequence."""
-        return not sequence.held_tokens(decode_step) % self.block_size
+        return not sequence.held_tokens(decode_step) % self.memory.unit_tokens
 
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
         """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
@@ -164,7 +176,9 @@ class PagedTransaction:
             kind.number * (kind.in_decode(sequence, decode_step) - kind.so_far(sequence, decode_step))
             for kind in self.memory.giving
         )
-        return back, self.groups * (held % self.block_size == 0)
+        if self.memory.is_plain:
+            return back, self.groups * (held % self.block_size == 0)
+        return back, sum(groups.number for groups in self.memory.sizes if held % groups.size == 0)
 
     # Where the running sequences go one by one. With block ids they take their blocks at once.
 

@@ -129,8 +129,8 @@ class TestPagesOfGroups:
 def test_an_admission_asks_for_a_block_for_each_ring_and_state(kinds, exports, blocks):
     """Of five blocks of tokens, three at the most in a window; where kernels export states, two for each state."""
     groups = PageGroups(kinds, window_tokens=4, most_prompt_blocks=3, exports_states=exports)
-    assert groups.wanted_blocks(5) == blocks
-    assert groups.wanted_blocks(0) == 0
+    wanted = [sum(each.number * each.wanted_blocks(tokens) for each in groups.classes(1)) for tokens in (5, 0)]
+    assert wanted == [blocks, 0]
 
 
 class TestAdmission:

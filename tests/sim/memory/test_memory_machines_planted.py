@@ -23,7 +23,7 @@ from fragmeter.sim.memory import (
     SharingMemory,
     SlotRadixMemory,
 )
-from fragmeter.sim.memory.accounting.kv_groups import SLIDING, STATE
+from fragmeter.sim.memory.accounting.kv_groups import STATE
 from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
@@ -148,11 +148,11 @@ def gives_its_first_pages_back_first(tables: GroupTables, sequence) -> None:
     drop(tables, sequence)
 
 
-def finds_any_block_of_a_window(cache: GroupCache, names: list[int]) -> int:
-    return next((place + 1 for place in reversed(range(len(names))) if cache._has(SLIDING, names[place])), 0)
+def finds_any_block_of_a_window(cache: GroupCache, seeker, names: list[int], most: int) -> int:
+    return next((place + 1 for place in reversed(range(most)) if cache._has(seeker, names[place])), 0)
 
 
-def forgets_other_tables(cache: GroupCache, blocks: list[int], kind: str) -> None:
+def forgets_other_tables(cache: GroupCache, blocks: list[int], group: int) -> None:
     pass
 
 
@@ -160,9 +160,9 @@ def gives_the_last_state_back(tables: GroupTables, sequence, known: int) -> None
     skip(tables, sequence, known + tables._size)
 
 
-def keeps_every_state(tables: GroupTables, blocks: list[int], kind: str) -> None:
-    if kind != STATE:
-        give_back(tables, blocks, kind)
+def keeps_every_state(tables: GroupTables, blocks: list[int], group: int) -> None:
+    if tables._groups.kinds[group] != STATE:
+        give_back(tables, blocks, group)
 
 
 def swaps_what_windows_have_passed(memory: PagedMemory, tokens: int) -> int:

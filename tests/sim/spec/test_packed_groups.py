@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fragmeter.sim.spec import CacheSettings, KvCacheConfig, cache_layers, form_kv_cache, model, packed_groups
-from fragmeter.sim.spec.hybrid import formed_layout, require_one_block_size
+from fragmeter.sim.spec.hybrid import formed_layout, require_block_sizes
 from fragmeter.sim.types.errors import SimulationFault
 
 GLM = "glm-5.3-flash"
@@ -109,7 +109,7 @@ def test_a_sequence_of_glm_has_one_ring_and_two_states_a_group_or_three():
 
 def test_the_layout_names_the_layers_of_the_model():
     layout = formed_layout(model(GLM), SETTINGS, "bf16", 4)
-    require_one_block_size(model(GLM), layout)
+    require_block_sizes(model(GLM), layout, several=False)
     sparse = tuple(layer for layer in range(45) if layer % 4 == 3)
     assert layout.names == ("state.0", "state.1", "state.2", "state.3", "full_attention", "ring")
     assert layout.groups[4].layers == layout.groups[5].layers == sparse
