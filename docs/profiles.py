@@ -45,8 +45,8 @@ COLUMNS = """\
 ## Whole columns held out
 
 All rows of one m, batch, length, ... are left out, a third of the inner columns at a time. GEMMs have n and k from 512. Decode attention
-has 1 to 256 sequences of 512 to 32k tokens, head_dim 128. Prefill attention has prompts from 64 tokens, latent attention (`mla`) 8 to
-128 heads.
+has 1 to 256 sequences of 512 to 32k tokens, head_dim 128. Prefill attention has prompts from 64 tokens, latent attention (`mla`, `dsa`) 8 to
+128 heads. `gemm_w8` and `gemm_w4` are of TensorRT-LLM's kernels, all others of vLLM's.
 
 | GPU | operation | held out | points | median | mean | 95 % | bias | median within |
 |---|---|---|---|---|---|---|---|---|
@@ -138,6 +138,12 @@ Why other operations miss 5 %, by experiments on the same tables. *At its own po
 - **Experts**: kernels are tuned shape by shape. One model over all shapes is 6.4 % (H100, bf16), 7.4 % (B200) and 7.3 % (B200, nvfp4) off at its own points,
   a model for each shape 2.7, 3.0 and 3.4 %. The mean of two neighbours in width misses the one between them by 4.5 to 6 %. So experts of [a known shape](#experts-of-a-known-shape)
   are within the limit (but on the A100, 5.9 %), and a smooth model over shapes is not.
+- **Gated delta nets, prompts, extrapolated**: 64 heads of values from 48 and fewer. The scan goes in waves over heads times prompts: four prompts of 2,048 tokens take 112 us with 32 heads on an
+  H200, 215 with 48 and 217 with 64 (132 multiprocessors), which no smooth model of heads follows. All heads of Qwen3.5 on 1 to 8 GPUs are in the tables.
+- **Sparse attention, prompts**: heads on a rank. Four prompts of 2,048 tokens take 4.6, 4.9, 5.6, 6.3 and 10.5 ms with 8, 16, 32, 64 and 128 heads on an H200, 3.7, 3.8, 4.5, 5.4 and 6.1 on a B200; with an
+  fp8 KV cache 16 heads take 9.5 ms on an H200 and 32 take 5.9: other kernels. Ranks have 8, 16, 32, 64 or 128 heads, and all are in the tables; what a load changes, tokens and keys, is predicted within 5 % but on GB300, of which the table is rough (5.6 and 6.2 % at its own points). The error of an
+  operation is that of the worst of four tables: DeepSeek V3.2 and GLM 5, each with a KV cache of 16 bits and fp8.
+- **4-bit weights on the A100**: times of the table rise and fall with m (4,096 x 4,096: 128 rows 40 us, 192 rows 44, 256 rows 73, 384 rows 78), 4.9 % at its own points.
 - **mxfp4 experts, extrapolated**: the table has two models, gpt-oss 20B and 120B. Without the larger one, and without whole experts, what remains is 32
   experts in slices of 90 to 1,440. Whole experts (2,880) are then 35 % off on an H100, their slices 2.9 to 6.5 %. Any other shape of mxfp4 experts is such a
   guess.

@@ -10,7 +10,7 @@ dependency nor part of the package.
 bf16 rows are read, fp8 and nvfp4 rows of GEMMs with a scale a tensor, quantising the activations included, and bf16 and
 block-scaled fp8 rows of latent attention; rows of other number formats and of sliding windows are skipped.
 
-Experts have models of their own (``fit_experts``).
+Experts have models of their own (``fit_experts``), and so have states, sparse attention and unpacked weights (``fit_modules``).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ...sim.output.files import require_apart, require_writable_file, write_whol
 from ...sim.spec.gpu import GpuSpec, gpu
 from ...sim.types.errors import UserError
 from .fit_experts import FORMATS, fitted_experts
+from .fit_modules import MODULES, fitted_modules
 from .fitting import Points, Say, describe, errors, is_possible, limit_of, require_rows, silent
 from .tables import FRAMEWORK, OperationTables
 
@@ -179,9 +180,9 @@ def profile(described: Card, say: Say = silent) -> dict[str, Any]:
     sheet, tables, base = described
     found = dict(_found(described, say))
     ops = {operation: _fitted(table, sheet, say) for operation, table in found.items()}
-    experts = fitted_experts(tables, sheet, say)
+    more = fitted_experts(tables, sheet, say) | fitted_modules(tables, sheet, say)
     if base is not None:
-        return _added(described, base, ops | experts)
+        return _added(described, base, ops | more)
     faster = [str(operation).removeprefix("gemm_") for operation in ops if operation.startswith("gemm_")]
     formats = f"bf16, GEMMs in {' and '.join(faster)}, too" if faster else "bf16"
     licence = {} if tables.system is None else {"licence": LICENCE}
@@ -192,7 +193,7 @@ def profile(described: Card, say: Say = silent) -> dict[str, Any]:
         "source": _source(tables, formats, found["gemm"]),
         **licence,
         "dtype": "bf16",
-        "ops": ops | experts | assumed(sheet),
+        "ops": ops | more | assumed(sheet),
     }
 
 
@@ -297,7 +298,7 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
     rates = {"measured_bytes_per_s": measured.memory_bytes_per_s, "bytes_per_s": wanted.memory_bytes_per_s}
     memory = {"memory": {name: round(_DELIVERED * rate) for name, rate in rates.items()}}
     # All-reduces are bound by the links, which are the same.
-    for name in (name for name in (*FITTED, *FORMATS) if name in ops and name != "all_reduce"):
+    for name in (name for name in (*FITTED, *FORMATS, *MODULES) if name in ops and name != "all_reduce"):
         ops[name] |= memory
         if "shapes" in ops[name]:
             ops[name]["shapes"] = {shape: entry | memory for shape, entry in ops[name]["shapes"].items()}
@@ -308,7 +309,7 @@ def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[
 
 def report(name: str, fitted: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One line per operation and held-out column, or shapes (interpolated, extrapolated)."""
-    operations = (operation for operation in (*FITTED, *FORMATS) if operation in fitted["ops"])
+    operations = (operation for operation in (*FITTED, *FORMATS, *MODULES) if operation in fitted["ops"])
     for operation in (operation for operation in operations if "table" in fitted["ops"][operation].get("fit", {})):
         fit = fitted["ops"][operation]["fit"]
         for column, found in (fit["held_out"] | fit.get("held_out_shapes", {})).items():

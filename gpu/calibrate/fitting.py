@@ -22,6 +22,8 @@ from .points import REPEATED
 
 #: Logarithmic error beyond which a point has less weight.
 OUTLIER = 0.1
+_LATENT_DECODES = ("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8")
+_LATENT_PREFILLS = ("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8")
 _EXPERTS = ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4")
 #: Knots of the residual tables: a spacing in doublings, or the knots themselves. Other operations have no table.
 #: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
@@ -29,13 +31,19 @@ KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "gemm": {"m": 2, "n": 2, "k": 2},
     "gemm_fp8": {"m": 2, "n": 2, "k": 2},
     "gemm_nvfp4": {"m": 2, "n": 2, "k": 2},
+    **dict.fromkeys(("gemm_w8", "gemm_w4"), {"m": 2, "n": 2, "k": 2}),
     **dict.fromkeys(_EXPERTS, {"rows": 2, "reached": 2, "width": 2, "hidden": 2}),
     "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
     "contiguous_attention": {"lanes": 1, "length": 1},
     "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
     "mixed_attention": {"lanes": 1, "length": 1, "rows": 2, "span": 2},
-    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), {"batch": 1, "length": 2, "heads": 1}),
-    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), {"tokens": 1, "keys": 2, "heads": 1}),
+    **dict.fromkeys(_LATENT_DECODES[:2], {"batch": 1, "length": 2, "heads": 1}),
+    **dict.fromkeys(_LATENT_PREFILLS[:2], {"tokens": 1, "keys": 2, "heads": 1}),
+    # Four tables each, so with fewer knots.
+    **dict.fromkeys(_LATENT_DECODES[2:], {"batch": 2, "length": 2, "heads": 1}),
+    **dict.fromkeys(_LATENT_PREFILLS[2:], {"tokens": 1, "keys": 4, "heads": 1}),
+    "gdn_decode": {"lanes": 1, "heads": 2},
+    "gdn_prefill": {"tokens": 2, "length": 2, "heads": 1},
     "all_reduce": {"message": 2, "ranks": 1},
 }
 #: Columns that are held out in turn, by operation.
@@ -43,12 +51,15 @@ COLUMNS = {
     "gemm": ("m", "n"),
     "gemm_fp8": ("m", "n"),
     "gemm_nvfp4": ("m", "n"),
+    **dict.fromkeys(("gemm_w8", "gemm_w4"), ("m", "n")),
     **dict.fromkeys(_EXPERTS, ("tokens", "width")),
     **dict.fromkeys(("decode_attention", "contiguous_attention"), ("batch", "length")),
     "prefill_attention": ("tokens", "keys"),
     "mixed_attention": ("batch", "length", "tokens", "span"),
-    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("batch", "length", "heads")),
-    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("tokens", "keys", "heads")),
+    **dict.fromkeys(_LATENT_DECODES, ("batch", "length", "heads")),
+    **dict.fromkeys(_LATENT_PREFILLS, ("tokens", "keys", "heads")),
+    "gdn_decode": ("batch", "value_heads"),
+    "gdn_prefill": ("tokens", "length", "value_heads"),
     "all_reduce": ("message",),
 }
 #: What makes a shape, by operation: the sizes that a model has and a load does not change.
@@ -56,11 +67,13 @@ SHAPES = {
     "gemm": ("n", "k"),
     "gemm_fp8": ("n", "k"),
     "gemm_nvfp4": ("n", "k"),
+    **dict.fromkeys(("gemm_w8", "gemm_w4"), ("n", "k")),
     **dict.fromkeys(_EXPERTS, ("held", "hidden_size", "width")),
     "decode_attention": ("heads", "kv_heads", "head_dim"),
     "prefill_attention": ("heads", "kv_heads", "head_dim"),
     "mixed_attention": ("heads",),
-    **dict.fromkeys(("mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8"), ("heads",)),
+    **dict.fromkeys((*_LATENT_DECODES, *_LATENT_PREFILLS), ("heads",)),
+    **dict.fromkeys(("gdn_decode", "gdn_prefill"), ("key_heads", "value_heads")),
     "all_reduce": ("ranks",),
 }
 #: Limit of the median error of an operation, held out. The same for all operations: a step is their sum, and its time

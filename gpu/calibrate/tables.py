@@ -35,13 +35,19 @@ _ATTENTION = {
     "head_dim": 1,
 }
 _LATENT = {"model": None, "gemm_type": None, "kv_cache_dtype": None, "num_heads": 1, "batch_size": 1}
+_SPARSE = _LATENT | {"step": 0}
 _EXPERTS = ("num_tokens", "topk", "num_experts", "moe_ep_size", "moe_tp_size", "hidden_size", "inter_size")
+_DELTA = ("batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 COLUMNS: dict[str, dict[str, int | None]] = {
     "gemm_perf": {"gemm_dtype": None, "m": 1, "n": 1, "k": 1},
     "generation_attention_perf": _ATTENTION | {"step": 0},
     "context_attention_perf": _ATTENTION | {"isl": 1},
     "mla_generation_module_perf": _LATENT | {"step": 0},
     "mla_context_module_perf": _LATENT | {"isl": 1},
+    "dsa_generation_module_perf": _SPARSE,
+    "dsa_context_module_perf": _SPARSE | {"isl": 1},
+    "gdn_perf": {"kernel_source": None, **dict.fromkeys(_DELTA, 1)},
+    "scale_matrix_perf": {"m": 1, "k": 1},
     "custom_allreduce_perf": {"backend": None, "num_gpus": 2, "message_size": 1},
     "moe_perf": {"moe_dtype": None, "distribution": None, "kernel_source": None, **dict.fromkeys(_EXPERTS, 1)},
 }
@@ -72,12 +78,14 @@ class OperationTables:
     Args:
         place: A folder, or the wheel of aiconfigurator-core.
         system: System of the published layout, e.g. ``h100_sxm``; None: the folder has the tables of one card.
+        framework: The engine of which the tables have kernels.
 
     Raises:
         UserError: ``place`` is neither a folder nor a wheel.
     """
 
-    def __init__(self, place: Path, system: str | None = None) -> None:
+    def __init__(self, place: Path, system: str | None = None, framework: str = FRAMEWORK) -> None:
+        self._framework = framework
         self.place, self._prefix = place, PurePosixPath(place.as_posix())
         self._paths = sorted(_files(place))
         self.system = system
@@ -116,10 +124,10 @@ class OperationTables:
             return False
         if self.system is not None:
             return self._is_of(path, self.system)
-        return not _is_versioned(path) or path.parts[-3] == FRAMEWORK
+        return not _is_versioned(path) or path.parts[-3] == self._framework
 
     def _is_of(self, path: PurePosixPath, system: str) -> bool:
-        return (self._prefix / path).match(f"systems/data/{system}/*/{FRAMEWORK}/*/*.parquet")
+        return (self._prefix / path).match(f"systems/data/{system}/*/{self._framework}/*/*.parquet")
 
     def _content(self, path: PurePosixPath) -> bytes:
         if self.place.is_dir():

@@ -18,7 +18,6 @@ from math import exp
 import numpy as np
 
 from ..spec.deployment import Deployment, dtype_bits
-from ..spec.deployment import stages as layers_of_stages
 from ..spec.gpu import GpuSpec
 from ..spec.matrix import formats_by_part
 from ..spec.pool import block_bytes
@@ -30,11 +29,13 @@ from .base import Peers, StepCost, StepParts, coefficient, prompt_blocks
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
-from .kernels import experts_kernels, gemm_kernels
+from .kernels import experts_kernels, gemm_kernels, unpacked_gemm
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
 from .sampler import describe_sampler, sampler_us
+from .small_kernels import NORM_BYTES, norm_all_reduces, small_kernels
+from .states import GDN_OPERATIONS, StateOperations
 
 #: Resolution of the factor of a measured operation of mixed attention.
 _FACTOR_PARTS = 1_000_000
@@ -60,8 +61,10 @@ class AttentionCurves:
 
     Args:
         paged: Whether decodes read by block tables. Else their calls are ``contiguous_attention``, where the calibration has it.
+        states: Layers with states instead of attention; their time is added.
 
     Attributes:
+        states: As given.
         mixed_model: The operation ``mixed_attention`` of the calibration, where it holds for the model; else None.
         calls: Decodes in mixed calls, where there is no such operation.
     """
@@ -75,7 +78,9 @@ class AttentionCurves:
         block_size: int,
         deployment: Deployment = Deployment(),
         paged: bool = True,
+        states: StateOperations | None = None,
     ) -> None:
+        self.states = states
         shape, context_ranks = model.head_attention(tensor_parallel), deployment.decode_context_parallel
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(deployment.kv_dtype) / 8
         gathered, self._ranks = context_ranks * shape.heads, context_ranks
@@ -91,10 +96,12 @@ class AttentionCurves:
         is_profile = calibration.kind == "profile"
         self._heads = shape.heads
         self.backend = attention_backend(model, gpu, deployment, tensor_parallel) if is_profile else TWO_CALLS
-        self.mixed_model = mixed_model(calibration, gathered // shape.kv_heads, self.backend)
+        # A measured factor holds for calls of attention alone.
+        self.mixed_model = None if states else mixed_model(calibration, gathered // shape.kv_heads, self.backend)
         rate = calibration.ops["prefill_attention"].coefficients.flops_per_s or gpu.fp16_flops_per_s
         self.calls = MixedCalls(self.backend, gpu, gathered, shape.kv_heads, shape.head_dim, rate, self._token_bytes)
-        self._groups = [(group.num_layers, group.span.tokens or None) for group in model.kv_groups()]
+        kept = [group for group in model.kv_groups() if group.span.keeps_tokens]
+        self._groups = [(group.num_layers, group.span.tokens or None) for group in kept]
         self._longest = model.max_model_len
         self._curves: dict[tuple[int, bool], RisingCurve] = {}
         self.prefill = Surface(self._prefill)
@@ -174,7 +181,8 @@ class AttentionCurves:
             alone = self._decode_us(batch, held)
             us += layers * (self.calls.decode_us(batch, held, alone) if in_mixed_call else alone)
             kv_bytes += layers * self._token_bytes * read / self._ranks
-        return us + self._evicted_us(batch, kv_bytes)
+        states = self.states.decode_us(batch) if self.states else 0.0
+        return us + self._evicted_us(batch, kv_bytes) + states
 
     def _evicted_us(self, batch: int, kv_bytes: np.ndarray) -> np.ndarray:
         """By how much the GEMMs of a step are longer behind reads of so much KV; 0 where that was not measured."""
@@ -186,7 +194,7 @@ class AttentionCurves:
             within = pairs if window is None else np.minimum(pairs, window * tokens)
             held = tokens + np.maximum(0, within / tokens - (tokens + 1) / 2)
             us += layers * self._prefill_us(tokens, within, held)
-        return us
+        return us + self.states.prefill_us(tokens, pairs) if self.states and tokens else us
 
 
 def mixed_model(calibration: Calibration, group: int, backend: Backend) -> OpModel | None:
@@ -205,14 +213,17 @@ def gemm_model(calibration: Calibration, gpu: GpuSpec, quantization: str | None)
     """The model of GEMMs with weights in a number format.
 
     Formats in which the GPU multiplies faster than in 16 bits have the calibration's own model (``gemm_fp8``, ``gemm_nvfp4``),
-    or the one of 16 bits with flops as the data sheet has them. Other formats are unpacked to 16 bits.
+    or the one of 16 bits with flops as the data sheet has them. Other formats are unpacked to 16 bits: ``gemm_w8`` or ``gemm_w4``, else
+    the model of 16 bits, which reads fewer bytes.
 
     Args:
         quantization: None is 16 bits.
     """
     sixteen = calibration.ops["gemm"]
-    if quantization is None or (faster := shares.speedup(gpu, quantization)) == 1:
+    if quantization is None:
         return sixteen
+    if (faster := shares.speedup(gpu, quantization)) == 1:
+        return calibration.ops.get(unpacked_gemm(quantization), sixteen)
     if (own := _OF_GEMMS.get(quantization)) in calibration.ops:
         return calibration.ops[own]
     found, rate = sixteen.coefficients, sixteen.coefficients.flops_per_s
@@ -290,13 +301,14 @@ class CalibratedCost:
     @staticmethod
     def refusal(model: ModelSpec, calibration: Calibration, quantization: str | None = None) -> str | None:
         """Why a calibration does not cover a model; None if it does."""
-        if model.latent and not latent_operations(calibration, model, quantization):
+        sparse, latent = model.indexer is not None, latent_operations(calibration, model, quantization)
+        if sparse and not latent:
+            return f"{model.name} attends to the tokens that an indexer chooses, and {calibration.name} has no operation for its widths"
+        if model.latent and not latent:
             return f"{model.name} keeps latent vectors, and {calibration.name} has no operation that attends to them"
-        if model.indexer:
-            return f"{model.name} attends to the tokens that an indexer chooses, which no calibrated operation computes"
-        if model.mixer:
+        if model.mixer and (calibration.kind != "profile" or model.shared_blocks or model.latent):
             return f"{model.name} has layers with a fixed-size state, which no calibrated operation computes"
-        if model.window_heads or model.mlp_sizes:
+        if model.window_heads or (model.mlp_sizes and calibration.kind != "profile"):
             return f"layers of {model.name} differ in their heads or MLPs, and operations are computed for one kind of layer"
         return None
 
@@ -327,19 +339,20 @@ class CalibratedCost:
         self.tensor_parallel, self.deployment = tensor_parallel, deployment
         stages = deployment.pipeline_parallel
         self._block_size = block_size
-        longest = max(map(len, layers_of_stages(model.num_layers, stages)))
-        self._pieces = model.attention(tensor_parallel).kv_tensors * longest
+        self._pieces = model.attention(tensor_parallel).kv_tensors * model.most_attention_layers(stages)
         self._block_bytes = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
         self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
         ranks = deployment.expert_ranks(tensor_parallel)
         divided = deployment.decode_context_parallel
         self._links = Links(model, gpu, tensor_parallel, stages, ranks.engines, divided)
-        self._latent = latent_operations(calibration, model, deployment.quantization)
+        self._latent = latent_operations(calibration, model, deployment.quantization, deployment.kv_dtype)
         self._attention: AttentionCurves | LatentCurves
         if self._latent:
             self._attention = LatentCurves(self._latent, model, tensor_parallel, divided)
         else:
-            self._attention = AttentionCurves(calibration, model, gpu, tensor_parallel, block_size, deployment, paged)
+            given = calibration, model, gpu, tensor_parallel
+            states = StateOperations(*given, deployment) if model.mixer else None
+            self._attention = AttentionCurves(*given, block_size, deployment, paged, states)
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)
@@ -374,9 +387,14 @@ class CalibratedCost:
             return None
         # One after every attention and every MLP.
         calls, width = self.model.num_mixers + self.model.num_mlps, self.model.hidden_size * operations.ELEMENT_BYTES
-        return Curve(
-            lambda tokens: calls * reduce.us(operations.all_reduce(np.maximum(tokens, 1) * width, ranks)), MOST_TOKENS
-        )
+        norms = norm_all_reduces(self.model)
+
+        def us(tokens: np.ndarray) -> np.ndarray:
+            tokens = np.maximum(tokens, 1)
+            states = calls * reduce.us(operations.all_reduce(tokens * width, ranks))
+            return states + norms * reduce.us(operations.all_reduce(tokens * NORM_BYTES, ranks)) if norms else states
+
+        return Curve(us, MOST_TOKENS)
 
     def _token_us(self, tokens: np.ndarray) -> np.ndarray:
         """All layers without attention, and the embedding."""
@@ -390,9 +408,15 @@ class CalibratedCost:
             )
             written = tokens / self.deployment.decode_context_parallel
             one = us("kv_write", operations.kv_write(written, shape.kv_heads, shape.head_dim, kv_element_bytes))
-            layers = [one] * model.num_layers
+            layers = [one] * len(model.attention_layers)
         for layer in range(model.num_layers):
-            layers.append(self._elementwise_us(tokens, self._activated(layer)))
+            # Of a layer with a mixer or an MLP alone there are half of the kernels.
+            share = ((model.span(layer).kind != "none") + model.has_mlp(layer)) / 2
+            if share:
+                layers.append(share * self._elementwise_us(tokens, round(self._activated(layer) / share)))
+        if "small_kernel" in self.calibration.ops:
+            launched = small_kernels(model, self.deployment.vllm_minor)
+            layers.append(launched * us("small_kernel", operations.small_kernel()))
         models = self._gemm_models
         own = [(gemm, count) for gemm, count in self._gemms.items() if gemm.experts is None or self._engines == 1]
         gemms = [count * models[gemm.quantization].us(gemm.work(tokens)) for gemm, count in own]
@@ -548,11 +572,13 @@ class CalibratedCost:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""
         calibration = self.calibration
         formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
-        one_of = {*_OF_EXPERTS.values(), *LATENT_OPERATIONS} - {*self._latent}
-        one_of |= {"mixed_attention"}
-        others = [(name, found) for name, found in calibration.ops.items() if name not in one_of]
-        experts = [] if self._experts is None else [self._experts]
+        one_of = {*_OF_EXPERTS.values(), *LATENT_OPERATIONS, *GDN_OPERATIONS, "gemm_w8", "gemm_w4", "mixed_attention"}
         attention = self._attention
+        states = attention.states if isinstance(attention, AttentionCurves) else None
+        used = self._latent | (states.operations if states else {})
+        others = [(name, found) for name, found in calibration.ops.items() if name not in one_of]
+        others += used.items()
+        experts = [] if self._experts is None else [self._experts]
         mixed, backend = [], {}
         if isinstance(attention, AttentionCurves):
             table = table_backend(self.gpu) if calibration.kind == "profile" else attention.backend
@@ -560,7 +586,7 @@ class CalibratedCost:
         if isinstance(attention, AttentionCurves) and attention.mixed_model is not None:
             mixed = [("mixed_attention", attention.mixed_model)]
         models = [*others, *experts, *mixed, *formats]
-        terms = {
+        terms: dict[str, object] = {
             f"{name}.{term}": coefficient(value, _UNITS[term], model.source or calibration.source)
             for name, model in models
             for term, value in asdict(model.coefficients).items()
@@ -573,6 +599,8 @@ class CalibratedCost:
         }
         if isinstance(attention, AttentionCurves) and attention.mixed_model is None:
             terms |= attention.calls.describe()
+        if states is not None:
+            terms = {**terms, **states.describe()}
         if calibration.repeated_reads < 1:
             source = f"{calibration.source}; time of a repeated read of KV over that of a first one"
             terms["repeated_reads"] = coefficient(calibration.repeated_reads, "1", source)

@@ -9,7 +9,7 @@ import numpy as np
 from ..spec.deployment import ExpertRanks
 from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.shape import Experts, ModelSpec
-from ..spec.weights import layer_matrices
+from ..spec.weights import layer_matrices, mixer_matrices
 from . import operations
 from .operations import ELEMENT_BYTES, Amount, Work
 
@@ -50,15 +50,19 @@ def layer_gemms(
     quantization: str | None,
     expert_ranks: ExpertRanks | None = None,
 ) -> list[Gemm]:
-    """The GEMMs of one layer on a rank: Q, K and V together, output, then MLP, or router and experts.
+    """The GEMMs of one layer on a rank: Q, K and V together, or the projections of a state, output, then MLP, or router and experts.
 
     Those of latent attention are left out: they belong to its own operation.
     """
     ranks = expert_ranks or ExpertRanks(slices=tensor_parallel)
     matrices = layer_matrices(model, layer, tensor_parallel, ranks)
-    projections = len(model.attention(tensor_parallel).matrices)
+    projections = len(mixer_matrices(model, layer, tensor_parallel))
     found, mlp = [], matrices[projections:]
-    if not model.latent:
+    if model.span(layer).kind == "state":
+        # The convolution belongs to the state's own operation.
+        mixer = [matrix for matrix in matrices[:projections] if matrix.part != "convolution"]
+        found = [_gemm((matrix,), quantization) for matrix in mixer]
+    elif projections and not model.latent:
         query, kv, output = matrices[:projections]
         found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
     for matrix in mlp:

@@ -1,7 +1,8 @@
 """The kernels of a simulated server (``spec.kernels``), and those of the tables that its step times are fitted to.
 
 A table of aiconfigurator-core times vLLM's own layers, with the kernels that its release chooses on the card: the same rule says which. GEMMs in
-16 bits are cuBLAS's on both sides. Number formats without a table take the time of 16-bit GEMMs.
+16 bits are cuBLAS's on both sides. Weights that are unpacked to 16 bits have a table of TensorRT-LLM's kernels on the A100. Number formats without
+a table take the time of 16-bit GEMMs.
 """
 
 from __future__ import annotations
@@ -21,14 +22,23 @@ from ..spec.kernels import (
     experts_need,
     scaled_form,
 )
+from ..spec.matrix import QUANTIZATIONS
 from ..spec.releases import LAST_ORDERED
 from ..spec.shape import ModelSpec
 from .gemms import Gemm, layer_gemms
+from .operations import OpName
 
 #: Minor versions of vLLM in the tables; the A100's are older, and have 16 bits alone.
 _TABLE_MINOR = 24
 #: Operations of GEMMs by number format, and the compute capability from which vLLM multiplies in it.
 _GEMM_TABLES = {"fp8": ("gemm_fp8", 89), "nvfp4": ("gemm_nvfp4", 100)}
+#: TensorRT-LLM's plug-in for weights that are unpacked.
+UNPACKING_TABLE = "TRTLLM_WEIGHT_ONLY"
+
+
+def unpacked_gemm(quantization: str) -> OpName:
+    """The operation of GEMMs with weights of this number format, where they are unpacked to 16 bits."""
+    return "gemm_w4" if QUANTIZATIONS[quantization].bits == 4 else "gemm_w8"
 
 
 class Kernels(NamedTuple):
@@ -95,7 +105,9 @@ def experts_kernels(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, tens
 
 def _gemm_table(capability: int, form: str, operations: Container[str]) -> str | None:
     operation, least = _GEMM_TABLES.get(form, ("", 0))
-    if operation not in operations or capability < least:
+    if capability < least or not operation:
+        return UNPACKING_TABLE if unpacked_gemm(form) in operations else None
+    if operation not in operations:
         return None
     return chosen_linear(capability, FP8 if form == "fp8" else form, _TABLE_MINOR)
 

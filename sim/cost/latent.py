@@ -1,7 +1,8 @@
 """Latent attention (MLA) from a calibration, with the projections of its layers.
 
 The tables that profiles are fitted to time the whole module of a layer: projections, writing the latent vector, attention.
-They are of DeepSeek-V3's widths, with any number of heads, and hold for no other, nor for sparse attention (V3.2).
+They are of DeepSeek-V3's widths, with any number of heads, and hold for no other. Those of sparse attention, with its indexer, are of the
+widths of DeepSeek V3.2 and of GLM 5, with a KV cache in 16 bits and in fp8 each.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from ..spec.attention import Latent
+from ..spec.attention import Indexer, Latent
+from ..spec.deployment import dtype_bits
 from ..spec.matrix import formats_by_part
 from ..spec.shape import ModelSpec
 from .calibration import Calibration
 from .curves import RisingCurve, Surface
-from .operations import MLA_HIDDEN_SIZE, MLA_LATENT, OPERATIONS, OpModel, OpName
+from .operations import DSA_TOP_K, DSA_WIDTHS, MLA_HIDDEN_SIZE, MLA_LATENT, OPERATIONS, OpModel, OpName, Work, dsa_name
 
 #: The operations of decodes and prefills, by the number format of the projections.
 _OPERATIONS: dict[bool, tuple[OpName, OpName]] = {
@@ -24,16 +26,46 @@ _OPERATIONS: dict[bool, tuple[OpName, OpName]] = {
     True: ("mla_decode_fp8", "mla_prefill_fp8"),
 }
 
-LATENT_OPERATIONS = {name for names in _OPERATIONS.values() for name in names}
+_SPARSE: dict[bool, tuple[OpName, OpName]] = {
+    False: ("dsa_decode", "dsa_prefill"),
+    True: ("dsa_decode_fp8", "dsa_prefill_fp8"),
+}
+
+LATENT_OPERATIONS = {name for known in (_OPERATIONS, _SPARSE) for names in known.values() for name in names}
 
 
-def latent_operations(calibration: Calibration, model: ModelSpec, quantization: str | None) -> dict[OpName, OpModel]:
-    """The operations of a model's latent attention; none if the calibration has none for its widths."""
-    if model.indexer or model.latent != Latent(*MLA_LATENT) or model.hidden_size != MLA_HIDDEN_SIZE:
-        return {}
+def latent_operations(
+    calibration: Calibration, model: ModelSpec, quantization: str | None, kv_dtype: str = "fp16"
+) -> dict[OpName, OpModel]:
+    """The operations of a model's latent attention, of decodes and of prefills; none if the calibration has none for its widths.
+
+    Args:
+        kv_dtype: Number format of the KV cache; tables of dense attention have 16 bits alone.
+    """
     formats = formats_by_part(quantization) if quantization else {}
-    names = _OPERATIONS[formats.get("mixer") == "fp8"]
-    return {name: calibration.ops[name] for name in names if name in calibration.ops}
+    is_fp8 = formats.get("mixer") == "fp8"
+    if model.indexer is None:
+        if model.latent != Latent(*MLA_LATENT) or model.hidden_size != MLA_HIDDEN_SIZE:
+            return {}
+        found = {name: calibration.ops.get(name) for name in _OPERATIONS[is_fp8]}
+    else:
+        if not _is_sparse(model, model.indexer):
+            return {}
+        shape = dsa_name(model.hidden_size, "auto" if dtype_bits(kv_dtype) == 16 else "fp8")
+        by_shape = {name: calibration.ops.get(name) for name in _SPARSE[is_fp8]}
+        found = {name: entry.shapes.get(shape) if entry else None for name, entry in by_shape.items()}
+    known = {name: entry for name, entry in found.items() if entry is not None}
+    return known if len(known) == len(found) else {}
+
+
+def _is_sparse(model: ModelSpec, indexer: Indexer) -> bool:
+    """Whether a model has the widths of a table of sparse attention, and an indexer in every layer."""
+    widths, latent = DSA_WIDTHS.get(model.hidden_size), model.latent
+    if widths is None or latent is None or indexer.pool_tokens > 1 or indexer.top_k != DSA_TOP_K:
+        return False
+    everywhere = len(indexer.layers) == model.num_layers and indexer.heads == widths.index_heads
+    rank, rope = MLA_LATENT[:2]
+    return everywhere and latent == Latent(rank, rope, widths.nope, widths.v, widths.q_rank)
 
 
 class LatentCurves:
@@ -57,6 +89,7 @@ class LatentCurves:
     ) -> None:
         self._decode_op, self._prefill_op = ops.items()
         self._ranks = context_ranks
+        self._widths = (model.hidden_size,) if model.indexer else ()
         self._heads, self._layers = model.heads_per_rank(tensor_parallel), len(model.attention_layers)
         self._longest = model.max_model_len
         self._curves: dict[int, RisingCurve] = {}
@@ -82,14 +115,14 @@ class LatentCurves:
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
         (name, model), heads = self._decode_op, self._heads * self._ranks
-        us = model.us(OPERATIONS[name](batch, np.maximum(context / self._ranks, batch), heads))
+
+        def call(held: np.ndarray, heads: int) -> Work:
+            return OPERATIONS[name](batch, held, heads, *self._widths)
+
+        us = model.us(call(np.maximum(context / self._ranks, batch), heads))
         if self._ranks > 1:
             empty = np.array([batch])
-            us = (
-                us
-                - model.us(OPERATIONS[name](batch, empty, heads))
-                + model.us(OPERATIONS[name](batch, empty, self._heads))
-            )
+            us = us - model.us(call(empty, heads)) + model.us(call(empty, self._heads))
         return self._layers * us
 
     def _prefill(self, tokens: int, pairs: np.ndarray) -> np.ndarray:
@@ -97,4 +130,4 @@ class LatentCurves:
             return np.zeros(pairs.shape)
         name, model = self._prefill_op
         held = tokens + np.maximum(0, pairs / tokens - (tokens + 1) / 2)
-        return self._layers * model.us(OPERATIONS[name](tokens, pairs, held, self._heads))
+        return self._layers * model.us(OPERATIONS[name](tokens, pairs, held, self._heads, *self._widths))

@@ -66,6 +66,16 @@ def gemm_nvfp4(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> 
     return gemm(m, n, k, n * k * NVFP4_BYTES if weight_bytes is None else weight_bytes)
 
 
+def gemm_w8(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
+    """``gemm`` of 8-bit weights, which are unpacked to 16 bits."""
+    return gemm(m, n, k, n * k if weight_bytes is None else weight_bytes)
+
+
+def gemm_w4(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
+    """``gemm`` of 4-bit weights, which are unpacked to 16 bits."""
+    return gemm(m, n, k, n * k / 2 if weight_bytes is None else weight_bytes)
+
+
 def moe(
     tokens: Amount,
     used: int,
@@ -251,6 +261,120 @@ def mla_prefill_fp8(tokens: Amount, pairs: Amount, context_tokens: Amount, heads
     return mla_prefill(tokens, pairs, context_tokens, heads, 1)
 
 
+def dsa_name(hidden_size: int, kv_dtype: str) -> str:
+    """Name of the widths of a model with sparse latent attention, and of its KV cache: tables have a model for each."""
+    return f"{hidden_size}-{'fp8' if kv_dtype.startswith('fp8') else 'auto'}"
+
+
+class DsaWidths(NamedTuple):
+    """Widths of a layer with sparse latent attention; the latent vector has 512 elements and 64 of rotary key, an index key 128."""
+
+    hidden_size: int
+    q_rank: int
+    nope: int
+    v: int
+    index_heads: int
+
+
+#: Of DeepSeek V3.2 and GLM 5, of which there are tables, by the hidden size; all attend to ``DSA_TOP_K`` tokens.
+DSA_WIDTHS = {7168: DsaWidths(7168, 1536, 128, 128, 64), 6144: DsaWidths(6144, 2048, 192, 256, 32)}
+DSA_TOP_K, _INDEX_DIM, _INDEX_BYTES = 2048, 128, 132
+
+
+def _dsa_params(widths: DsaWidths, heads: Amount) -> tuple[Amount, int]:
+    """Parameters of the projections of one layer with ``heads`` heads, and those of its indexer, which every rank holds."""
+    each = widths.q_rank * (widths.nope + _ROPE) + _KV_RANK * (widths.nope + widths.v) + widths.v * widths.hidden_size
+    indexer = widths.q_rank * widths.index_heads * _INDEX_DIM + widths.hidden_size * (_INDEX_DIM + widths.index_heads)
+    return widths.hidden_size * (widths.q_rank + _KV_RANK + _ROPE) + heads * each, indexer
+
+
+def dsa_decode(
+    batch: Amount,
+    context_tokens: Amount,
+    heads: Amount,
+    hidden_size: Amount = MLA_HIDDEN_SIZE,
+    element_bytes: float = ELEMENT_BYTES,
+) -> Work:
+    """Sparse latent attention of ONE layer with its projections and indexer: one new token of each of ``batch`` sequences, which hold
+    ``context_tokens`` together. Scores are of all tokens, attention is on the latent vectors of at most ``DSA_TOP_K`` of a sequence.
+
+    Residuals go by sequences (``batch``), their mean ``length``, and ``heads``.
+    """
+    widths, width = DSA_WIDTHS[int(np.max(hidden_size))], 2 * _KV_RANK + _ROPE
+    (params, indexer), attended = _dsa_params(widths, heads), np.minimum(context_tokens, DSA_TOP_K * np.asarray(batch))
+    flops = 2 * batch * (params + indexer) + 2 * attended * heads * width
+    flops = flops + 2 * context_tokens * widths.index_heads * _INDEX_DIM
+    read = (attended * (_KV_RANK + _ROPE) + batch * heads * width) * ELEMENT_BYTES + context_tokens * _INDEX_BYTES
+    at: dict[str, Amount] = {"batch": batch, "length": context_tokens / batch, "heads": heads}
+    return Work(flops, (params + indexer) * element_bytes + read, at=at)
+
+
+def dsa_prefill(
+    tokens: Amount,
+    pairs: Amount,
+    context_tokens: Amount,
+    heads: Amount,
+    hidden_size: Amount = MLA_HIDDEN_SIZE,
+    element_bytes: float = ELEMENT_BYTES,
+) -> Work:
+    """As ``dsa_decode``, ``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys.
+
+    Residuals go by ``tokens``, the mean ``keys`` that a query sees of the new tokens, and ``heads``.
+    """
+    widths, width = DSA_WIDTHS[int(np.max(hidden_size))], 2 * _KV_RANK + _ROPE
+    (params, indexer), attended = _dsa_params(widths, heads), np.minimum(pairs, DSA_TOP_K * np.asarray(tokens))
+    flops = 2 * tokens * (params + indexer) + 2 * attended * heads * width
+    flops = flops + 2 * pairs * widths.index_heads * _INDEX_DIM
+    moved = (context_tokens * (_KV_RANK + _ROPE) + 2 * tokens * widths.hidden_size) * ELEMENT_BYTES
+    at: dict[str, Amount] = {"tokens": tokens, "keys": np.minimum(pairs / tokens, (tokens + 1) / 2), "heads": heads}
+    return Work(flops, (params + indexer) * element_bytes + moved, at=at)
+
+
+def dsa_decode_fp8(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = MLA_HIDDEN_SIZE) -> Work:
+    """``dsa_decode`` with projections in fp8, a scale for each block of 128 x 128."""
+    return dsa_decode(batch, context_tokens, heads, hidden_size, 1)
+
+
+def dsa_prefill_fp8(
+    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = MLA_HIDDEN_SIZE
+) -> Work:
+    """``dsa_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
+    return dsa_prefill(tokens, pairs, context_tokens, heads, hidden_size, 1)
+
+
+#: Width of keys and of values of the gated delta nets in the tables (Qwen3.5), taps of their convolution, tokens of a chunk.
+GDN_DIM, GDN_TAPS, _CHUNK = 128, 4, 64
+
+
+def gdn_decode(batch: Amount, key_heads: Amount, value_heads: Amount, state_bytes: float = 4) -> Work:
+    """Convolution and recurrence of ONE layer of a gated delta net for one new token of each of ``batch`` sequences: their states of
+    ``state_bytes`` an element are read and written.
+
+    Residuals go by sequences times heads of values (``lanes``), and these heads (``heads``).
+    """
+    channels = (2 * key_heads + value_heads) * GDN_DIM
+    state = 2 * value_heads * GDN_DIM * GDN_DIM * state_bytes
+    moved = batch * (state + channels * (2 * GDN_TAPS + 1) * ELEMENT_BYTES)
+    return Work(bytes=moved, at={"lanes": batch * value_heads, "heads": value_heads})
+
+
+def gdn_prefill(tokens: Amount, length: Amount, key_heads: Amount, value_heads: Amount) -> Work:
+    """The same for ``tokens`` tokens of prompts of ``length`` tokens each. Chunks of a prompt follow one another (``pieces``).
+
+    Residuals go by ``tokens``, ``length``, and the heads of values (``heads``).
+    """
+    channels, width = (2 * key_heads + value_heads) * GDN_DIM, GDN_DIM
+    flops = tokens * value_heads * (6 * width * width + 3 * _CHUNK * width + _CHUNK * _CHUNK)
+    moved = tokens * (3 * channels + 2 * value_heads * width) * ELEMENT_BYTES
+    at: dict[str, Amount] = {"tokens": tokens, "length": length, "heads": value_heads}
+    return Work(flops, moved, pieces=length / _CHUNK, at=at)
+
+
+def small_kernel() -> Work:
+    """A kernel that takes no longer than its launch."""
+    return Work()
+
+
 def kv_write(tokens: Amount, kv_heads: int, head_dim: int, kv_element_bytes: float = ELEMENT_BYTES) -> Work:
     """K and V of ``tokens`` tokens into the slots of one layer, read first."""
     return Work(bytes=2 * tokens * kv_heads * head_dim * (ELEMENT_BYTES + kv_element_bytes))
@@ -318,6 +442,8 @@ OpName = Literal[
     "gemm",
     "gemm_fp8",
     "gemm_nvfp4",
+    "gemm_w8",
+    "gemm_w4",
     "moe",
     "moe_fp8",
     "moe_nvfp4",
@@ -331,6 +457,13 @@ OpName = Literal[
     "mla_decode_fp8",
     "mla_prefill",
     "mla_prefill_fp8",
+    "dsa_decode",
+    "dsa_decode_fp8",
+    "dsa_prefill",
+    "dsa_prefill_fp8",
+    "gdn_decode",
+    "gdn_prefill",
+    "small_kernel",
     "kv_write",
     "elementwise",
     "embedding",
@@ -347,6 +480,8 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "gemm": gemm,
     "gemm_fp8": gemm_fp8,
     "gemm_nvfp4": gemm_nvfp4,
+    "gemm_w8": gemm_w8,
+    "gemm_w4": gemm_w4,
     "moe": moe,
     "moe_fp8": moe_fp8,
     "moe_nvfp4": moe_nvfp4,
@@ -360,6 +495,13 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "mla_decode_fp8": mla_decode_fp8,
     "mla_prefill": mla_prefill,
     "mla_prefill_fp8": mla_prefill_fp8,
+    "dsa_decode": dsa_decode,
+    "dsa_decode_fp8": dsa_decode_fp8,
+    "dsa_prefill": dsa_prefill,
+    "dsa_prefill_fp8": dsa_prefill_fp8,
+    "gdn_decode": gdn_decode,
+    "gdn_prefill": gdn_prefill,
+    "small_kernel": small_kernel,
     "kv_write": kv_write,
     "elementwise": elementwise,
     "embedding": embedding,
@@ -374,8 +516,9 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
 #: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
 FROM_TABLES: frozenset[OpName] = frozenset(
     (
-        "gemm_fp8", "gemm_nvfp4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4",
-        "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8", "all_reduce",
+        "gemm_fp8", "gemm_nvfp4", "gemm_w8", "gemm_w4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4",
+        "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
+        "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "gdn_decode", "gdn_prefill", "small_kernel", "all_reduce",
     )
 )  # fmt: skip
 #: What a calibration may lack: its place is then taken by others, with a stated factor, or by ``step``.
@@ -395,13 +538,16 @@ AXES = {
     "gemm": ("m", "n", "k"),
     "gemm_fp8": ("m", "n", "k"),
     "gemm_nvfp4": ("m", "n", "k"),
+    **dict.fromkeys(("gemm_w8", "gemm_w4"), ("m", "n", "k")),
     **dict.fromkeys(("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4"), ("rows", "reached", "width", "hidden")),
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "contiguous_attention": ("lanes", "length"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
     "mixed_attention": ("lanes", "length", "rows", "span"),
-    **dict.fromkeys(("mla_decode", "mla_decode_fp8"), ("batch", "length", "heads")),
-    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8"), ("tokens", "keys", "heads")),
+    **dict.fromkeys(("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8"), ("batch", "length", "heads")),
+    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8"), ("tokens", "keys", "heads")),
+    "gdn_decode": ("lanes", "heads"),
+    "gdn_prefill": ("tokens", "length", "heads"),
     "elementwise": ("tokens",),
     "all_reduce": ("message", "ranks"),
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fragmeter.gpu.calibrate import fit_experts, fit_profiles, fitting
+from fragmeter.gpu.calibrate import fit_experts, fit_modules, fit_profiles, fitting
 from fragmeter.gpu.calibrate.tables import OperationTables
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
@@ -439,14 +439,18 @@ class TestProfiles:
             json.loads((folder / "rtx-pro-6000.json").read_text())["ops"]
             for folder in (tmp_path, fit_profiles.PROFILES)
         )
-        eight, four, reduced = (found.pop(name) for name in ("gemm_fp8", "gemm_nvfp4", "all_reduce"))
+        eight, four, reduced, small = (
+            found.pop(name) for name in ("gemm_fp8", "gemm_nvfp4", "all_reduce", "small_kernel")
+        )
+        # The shortest GEMM, as the wheel has no other table of small kernels.
+        assert set(small["fit"]["shortest_us"]) == {"gemm_perf"} and small["coefficients"]["t0_us"] > 0
         assert reduced["coefficients"]["bytes_per_s"] == pytest.approx(REDUCED.bytes_per_s, rel=0.02)
         assert shares(eight["coefficients"], FP8) == pytest.approx([1] * 4, rel=0.02)
         assert shares(four["coefficients"], FP4) == pytest.approx([1] * 4, rel=0.02)
         assert eight["fit"]["rows_fp8"] == 180 and "aiconfigurator" in eight["source"]
         assert four["fit"]["rows_nvfp4"] == 180
         # The made-up wheel has no experts: those of the profile stay.
-        refitted = ("gemm_fp8", "gemm_nvfp4", "all_reduce")
+        refitted = ("gemm_fp8", "gemm_nvfp4", "all_reduce", "small_kernel")
         for name in ("gemm", "decode_attention", "prefill_attention"):
             # Other kernels than those of the profile, which are compared with it and not fitted.
             compared, known = (ops[name]["fit"]["held_out_shapes"].pop("other table") for ops in (found, shipped))
@@ -456,6 +460,36 @@ class TestProfiles:
         printed = capsys.readouterr().out
         assert re.search(r"rtx-pro-6000: fp8 GEMMs reach (0\.9\d\d|1\.0\d\d) of the share", printed)
         assert re.search(r"rtx-pro-6000: nvfp4 GEMMs reach 0\.[78]\d\d of the share", printed)
+
+    def test_states_are_fitted_to_both_kernels_together(self, tmp_path):
+        """Convolution and recurrence have rows of their own; models with the same heads on a rank are one point."""
+        tables = tmp_path / "systems/data/h100_sxm/linear_attention/vllm/0.9.9"
+        tables.mkdir(parents=True)
+        rows = []
+        kernel = Coefficients(t0_us=8, flops_per_s=100e12, bytes_per_s=2e12, q=2)
+        for heads, batch, length in product((2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128), (1, 64, 512, 2048)):
+            sizes = {"batch_size": batch, "seq_len": length, "num_k_heads": heads, "num_v_heads": 2 * heads}
+            work = OPERATIONS["gdn_prefill"](batch * length, length, heads, 2 * heads)
+            calls = [("context", float(kernel.us(work)))]
+            if length == 1:
+                calls.append(("generation", float(kernel.us(OPERATIONS["gdn_decode"](batch, heads, 2 * heads)))))
+            for (phase, us), (name, share), other in product(
+                calls, (("convolution", 0.2), ("recurrence", 0.8)), (0.9, 1.1)
+            ):
+                row = {"phase": phase, "kernel_source": f"{name}_{phase}", "latency": share * other * us / 1e3}
+                rows.append(sizes | {"head_k_dim": 128, "head_v_dim": 128} | row)
+        # Of other widths: not read.
+        rows.append(rows[0] | {"head_k_dim": 64, "latency": 9.0})
+        pd.DataFrame(rows).to_parquet(tables / "gdn_perf.parquet")
+        found = fit_modules.fitted_modules(OperationTables(tmp_path, "h100_sxm"), gpu("h100-80gb"))
+        assert set(found) == {"gdn_decode", "gdn_prefill", "small_kernel"}
+        assert found["gdn_decode"]["fit"]["points"] == 32
+        for operation in ("gdn_decode", "gdn_prefill"):
+            assert found[operation]["fit"]["median_error"] < 0.02
+            assert all(errors["median_error"] < 0.05 for errors in found[operation]["fit"]["held_out"].values())
+        model = OpModel(Coefficients(**found["gdn_decode"]["coefficients"]))
+        work = OPERATIONS["gdn_decode"](16, 4, 8)
+        assert float(model.us(work)) == pytest.approx(float(kernel.us(work)), rel=0.05)
 
     def test_experts_are_fitted_shape_by_shape(self, tmp_path):
         """Kernels of which one takes three times as long as the other: no model of both can follow, one of each does."""
@@ -509,7 +543,7 @@ class TestProfiles:
                 json.loads((folder / f"{name}.json").read_text()) for folder in (tmp_path, fit_profiles.PROFILES)
             )
             tabulated = [name for name, entry in shipped["ops"].items() if "table" in entry.get("fit", {})]
-            assert len(tabulated) == {"a": 5, "b": 15, "g": 15}.get(name[0], 13)
+            assert len(tabulated) == {"a": 7, "b": 21, "g": 21, "l": 15}.get(name[0], 19)
             for operation in tabulated:
                 one, other = (content["ops"][operation]["coefficients"] for content in (fitted, shipped))
                 assert one == pytest.approx(other, rel=0.01)

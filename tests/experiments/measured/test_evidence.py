@@ -147,20 +147,35 @@ def test_gemms_of_4_bits_have_no_table(fields, int4):
     ) == int4
 
 
+def test_weights_that_are_unpacked_on_an_a100_name_both_kernels():
+    """And that the simulation does not know which format is faster."""
+    for form, kernels in (("awq", "MARLIN"), ("fp8", "MARLIN")):
+        found = of(gpu="a100-80gb", model="qwen3-14b", quantization=form, vllm_release="0.11")
+        assert found.gemms[form] == (kernels, "TRTLLM_WEIGHT_ONLY")
+        assert "their tables are of TRTLLM_WEIGHT_ONLY: its error is not known" in found.text()
+        assert "Which number format is faster on this GPU is not known" in found.text()
+    assert "Which number format" not in of(gpu="h100-80gb", model="qwen3-14b", quantization="awq").text()
+
+
 def test_gpus_without_measured_servers_say_so():
     for name in ("b300", "gb200"):
         found = of(gpu=name, model="qwen2.5-7b")
         assert found.like.predicted == () and found.text().endswith(
             "No measured server is like this, so its error is not known."
         )
-    assert of(gpu="l4", model="qwen2.5-7b").text().endswith("No measured run was simulated with them.")
 
 
 def test_step_times_that_are_not_the_default_have_no_interval():
     """The measured runs were simulated with the defaults: a roofline where the profile does not cover the model."""
+    assert of(gpu="l4", model="qwen2.5-7b").text().endswith("No measured run was simulated with them.")
     assert of(gpu="h100-80gb", model="qwen3-14b", cost="roofline").like is None
+
+
+def test_states_have_tables_and_errors_of_the_runs_like_them():
+    """One run: its error is printed, and no interval."""
     hybrid = of(open_loop(), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8")
-    assert (hybrid.cost, len(hybrid.like.predicted)) == ("roofline", 2)
+    assert (hybrid.cost, len(hybrid.like.predicted)) == ("fitted", 2)
+    assert all(each.factors is None for each in hybrid.like.predicted)
 
 
 def test_experts_of_an_unknown_shape_are_named():
@@ -194,11 +209,13 @@ def test_a_line_of_each_cost_model():
 
 
 def test_the_default_is_the_profile_where_it_covers_the_model():
-    """Fixed-size states have no operation in the profiles, and latent attention only on cards with a table of it."""
+    """Latent attention has an operation on cards with a table of it alone, and states need one beside it."""
     assert default_cost(model("llama-3.1-8b"), gpu("h200")) == "fitted"
     assert default_cost(model("llama-3.1-8b"), gpu("mi300x")) == "roofline"
     assert default_cost(model("deepseek-v3"), gpu("h200")) == "fitted"
-    for name, card in (("deepseek-v3", "a100-80gb"), ("nemotron-h-8b", "h200")):
+    for name in ("nemotron-h-8b", "qwen3.5-35b-a3b", "deepseek-v3.2", "glm-5"):
+        assert default_cost(model(name), gpu("h200")) == "fitted"
+    for name, card in (("deepseek-v3", "a100-80gb"), ("deepseek-v3.2", "l40s"), ("kimi-linear-48b-a3b", "h200")):
         assert default_cost(model(name), gpu(card)) == "roofline"
 
 

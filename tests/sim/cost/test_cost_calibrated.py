@@ -30,7 +30,7 @@ from fragmeter.sim.cost.base import among, effective_context
 from fragmeter.sim.cost.calibrated import AttentionCurves, context_of_reads, experts_model, gemm_model
 from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
-from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.cost.operations import OPERATIONS, gemm, gemm_w4
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
@@ -553,10 +553,17 @@ class TestNumberFormatsOfGemms:
         described = cost("fitted", LLAMA, card, deployment=Deployment(quantization="fp8")).describe()
         assert described["gemm_fp8.flops_per_s"]["source"] == scaled.source
 
-    def test_cards_without_such_units_multiply_in_16_bits(self):
+    def test_cards_without_such_units_unpack_to_16_bits(self):
+        """TensorRT-LLM's table on the A100; elsewhere the GEMMs of 16 bits, which read fewer bytes."""
         card = gpu("a100-80gb")
         fit = profile(card.name)
-        assert gemm_model(fit, card, "fp8") is fit.ops["gemm"]
+        assert gemm_model(fit, card, "fp8") is fit.ops["gemm_w8"]
+        assert all(gemm_model(fit, card, form) is fit.ops["gemm_w4"] for form in ("awq", "gptq", "w4a16", "nvfp4"))
+        assert gemm_model(profile("h100-80gb"), gpu("h100-80gb"), "awq") is profile("h100-80gb").ops["gemm"]
+        # Few rows read a quarter of the bytes; many are multiplied in 16 bits as well.
+        sixteen, four = fit.ops["gemm"], fit.ops["gemm_w4"]
+        few, many = ((gemm(m, 28_672, 4096), gemm_w4(m, 28_672, 4096)) for m in (4, 4096))
+        assert 0.25 < four.us(few[1]) / sixteen.us(few[0]) < 0.5 and 1 < four.us(many[1]) / sixteen.us(many[0]) < 1.2
 
     @pytest.mark.parametrize(("m", "n", "k"), [(16, 28_672, 4096), (256, 4096, 14_336), (8192, 28_672, 4096)])
     def test_fp8_gemms_of_an_h100_take_no_longer_than_in_16_bits(self, m, n, k):

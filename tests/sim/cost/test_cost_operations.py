@@ -16,6 +16,7 @@ from fragmeter.gpu.calibrate.fit_profiles import ADDED, SYSTEMS
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
 from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, Coefficients, OpModel, Residuals, Work
 from fragmeter.sim.spec import gpu, gpu_names, model
+from fragmeter.sim.spec.weights import mixer_matrices
 from fragmeter.sim.types.errors import SettingError, UserError
 
 amounts = st.floats(0, 1e18)
@@ -57,6 +58,17 @@ def test_the_work_of_latent_attention_by_hand():
     assert whole.bytes == params + 2 * (4000 * 576 + 4 * 128 * 1088)
     assert OPERATIONS["mla_decode"](4, 4000, 128).bytes == whole.bytes + params
     assert whole.at == {"batch": 4, "length": 1000, "heads": 128}
+    for name in ("deepseek-v3.2", "glm-5"):
+        sparse = model(name)
+        heads, params = sparse.num_heads, sum(matrix.params for matrix in mixer_matrices(sparse, 0))
+        found = OPERATIONS["dsa_decode_fp8"](4, 40_000, heads, sparse.hidden_size)
+        scored = 2 * 40_000 * sparse.indexer.heads * 128
+        assert found.flops == 2 * 4 * params + 2 * 4 * 2048 * heads * 1088 + scored
+        assert found.bytes == params + 2 * (4 * 2048 * 576 + 4 * heads * 1088) + 40_000 * 132
+        few = OPERATIONS["dsa_decode"](4, 4000, heads, sparse.hidden_size)
+        assert few.flops == 2 * 4 * params + 2 * 4000 * heads * 1088 + scored / 10
+        prompt = OPERATIONS["dsa_prefill"](100, 5050, 100, heads, sparse.hidden_size)
+        assert prompt.flops == 2 * 100 * params + 2 * 5050 * (heads * 1088 + sparse.indexer.heads * 128)
     prompt = OPERATIONS["mla_prefill"](100, 5050, 100, 128)
     assert prompt.flops == 2 * 100 * params + 2 * 5050 * 128 * (192 + 128)
     # A later chunk computes the keys and values of 900 tokens before it again.
@@ -215,6 +227,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 #: What only a calibration measures.
 BY_CALIBRATIONS = {"prefill_step", "launches", "contiguous_attention"}
+SPARSE = {"dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8"}
+#: Of TensorRT-LLM's kernels, in the tables of the A100 alone.
+UNPACKED = {"gemm_w8", "gemm_w4"}
 
 
 class TestProfiles:
@@ -228,7 +243,7 @@ class TestProfiles:
         found = profile(name)
         assert found.kind == "profile"
         if name.startswith("rtx"):
-            added = FROM_TABLES - set(LATENT)
+            added = FROM_TABLES - set(LATENT) - SPARSE - UNPACKED
             assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | BY_CALIBRATIONS == set(OPERATIONS)
             assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
@@ -239,7 +254,8 @@ class TestProfiles:
         has_fp8, has_fp4 = not name.startswith("a100"), gpu(name).fp4_flops_per_s is not None
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
-        tabulated = {*fitted, "moe", "all_reduce", *(of_formats if has_fp8 else ())}
+        of_formats -= UNPACKED | (SPARSE if name == "l40s" else set())
+        tabulated = {*fitted, "moe", "all_reduce", "small_kernel", *(of_formats if has_fp8 else UNPACKED)}
         assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *BY_CALIBRATIONS, *FROM_TABLES} | tabulated
         # The axes of the tables were chosen on A100, H100 and H200.
         chosen = name.startswith(("a100", "h"))
@@ -272,6 +288,18 @@ class TestProfiles:
                     len(found.shapes) == 1 or own.coefficients != found.coefficients
                 )
         assert "8x2x4096x14336" in profile(name).ops["moe"].shapes
+
+    @pytest.mark.parametrize("name", [*SYSTEMS, *ADDED])
+    def test_errors_of_modules_are_as_stated(self, name):
+        """Limits as docs/profiles.md has them, of columns; shapes beyond the largest are another matter, and stated there."""
+        ops = profile(name).ops
+        for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *UNPACKED}):
+            median = 0.09 if operation == "gdn_prefill" else 0.12 if operation.startswith("dsa_prefill") else 0.07
+            for errors in ops[operation].fit["held_out"].values():
+                assert errors["points"] > 50 and errors["median_error"] <= median and abs(errors["bias"]) <= 0.07
+        assert 1 < ops["small_kernel"].coefficients.t0_us < 3
+        for operation in set(ops) & SPARSE:
+            assert set(ops[operation].shapes) == {"7168-auto", "7168-fp8", "6144-auto", "6144-fp8"}
 
     def test_that_of_the_a100_40gb_differs_by_the_memory_alone(self):
         small, large = profile("a100-40gb"), profile("a100-80gb")

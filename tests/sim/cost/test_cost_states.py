@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrations import calibration
 from fragmeter.sim import settings
 from fragmeter.sim.cost import CalibratedCost, RooflineCost
 from fragmeter.sim.cost.calibration import profile
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import SHARES
+from fragmeter.sim.cost.states import StateOperations
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import Deployment, gpu, model
@@ -143,10 +147,55 @@ def test_terms_of_states_are_described_where_there_are_any():
 
 def test_no_calibrated_operation_computes_a_state():
     with pytest.raises(SettingError) as error:
-        CalibratedCost(profile("h200"), model("nemotron-h-8b"), H200)
+        CalibratedCost(calibration(), model("nemotron-h-8b"), H200)
     assert str(error.value).endswith(
         "has layers with a fixed-size state, which no calibrated operation computes; leave --cost out for the default, which covers it"
     )
+
+
+class TestProfilesOfHybrids:
+    """States beside attention, each from its own operation."""
+
+    TWO_RANKS = {
+        name: CalibratedCost(profile("h200"), model(name), H200, 2)
+        for name in ("qwen3.5-35b-a3b", "nemotron-h-8b", "granite-4.0-h-small", "jamba-1.5-mini")
+    }
+
+    @pytest.mark.parametrize("name", TWO_RANKS)
+    @given(decodes=st.integers(1, 64), length=st.integers(1, 4000))
+    def test_a_line_is_a_step(self, name, decodes, length):
+        found, context = self.TWO_RANKS[name], decodes * length
+        base, slope, until = found.decode_line(decodes, context)
+        assert base + slope * context == found.step_ticks(decodes, context, 0, 0)
+        assert until is None or until > context
+
+    def test_gated_delta_nets_have_a_table(self):
+        """30 layers on two ranks, each 8 heads of keys and 16 of values; a prompt of 1,000 tokens is one of 1,000."""
+        fit = profile("h200")
+        found = StateOperations(fit, model("qwen3.5-35b-a3b"), H200, 2, Deployment())
+        decode = fit.ops["gdn_decode"].us(OPERATIONS["gdn_decode"](16, 8, 16))
+        assert found.decode_us(16) == pytest.approx(30 * float(decode))
+        whole, halves = np.array([1000 * 1001 / 2]), np.array([500 * 501.0])
+        for pairs, length in ((whole, 1000), (halves, 500)):
+            prefill = fit.ops["gdn_prefill"].us(OPERATIONS["gdn_prefill"](1000, length, 8, 16))
+            assert found.prefill_us(1000, pairs)[0] == pytest.approx(30 * float(prefill))
+
+    def test_other_states_take_the_data_sheet_and_a_launch_for_each_kernel(self):
+        name, fit = "nemotron-h-8b", profile("h200")
+        found, sheet = StateOperations(fit, model(name), H200, 2, Deployment()), COSTS[name]
+        launch = 24 * fit.ops["small_kernel"].coefficients.t0_us
+        assert found.decode_us(8) == pytest.approx(sheet.state_ticks(8, 0) / PER_US + 2 * launch)
+        assert found.prefill_us(500, np.array([1.0]))[0] == pytest.approx(
+            sheet.state_ticks(0, 500) / PER_US + 6 * launch
+        )
+
+    def test_mixed_steps_are_the_parts_of_the_compiled_core(self):
+        found = self.TWO_RANKS["qwen3.5-35b-a3b"]
+        parts = found.parts()
+        assert parts is not None and parts.prefill_node is not None
+        prefill = parts.prefill_node(512, 512 * 256)
+        alone = StateOperations(profile("h200"), model("qwen3.5-35b-a3b"), H200, 2, Deployment())
+        assert prefill / PER_US > alone.prefill_us(512, np.array([512 * 256.0]))[0]
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "vllm-v1"])
