@@ -507,14 +507,18 @@ def test_what_is_not_simulated_is_refused_by_its_key(config, changes, text):
     assert str(error.value).startswith(text)
 
 
-def test_simulated_blocks_of_two_sizes_are_refused(capsys):
-    line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v1 --num-prompts 2 --max-model-len 4096"
+def test_blocks_of_two_sizes_are_refused_by_policies_that_do_not_serve_them(capsys):
+    line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v0 --num-prompts 2 --max-model-len 4096"
     assert status(line.split()) == MISTAKE
     said = capsys.readouterr().err
-    assert "needs blocks of 32 tokens beside those of 16, which is not simulated; --disable-hybrid" in said
+    assert (
+        "needs blocks of 32 tokens beside those of 16, which is not simulated under this policy; --policy vllm-v1"
+        in said
+    )
     assert said.count("\n") == 1
     remedy = re.search(r"--disable\S+", said)[0]
     assert status([*line.split(), remedy]) == DONE
+    assert status(line.replace("vllm-v0", "vllm-v1").split()) == DONE
 
 
 def test_presets_have_sources():
