@@ -186,7 +186,7 @@ NOTES = """\
 - Gated delta nets, sparse attention and unpacked weights have tables since 2026-11-28 ([docs/gpu.md](gpu.md#layers-with-states)), fitted without a server; their runs on this page had been seen before, at E2E -76 % (Qwen3.5
   35B A3B), throughput +172 and +147 % (DeepSeek V3.2), +41 % (AWQ) and +49 % (FP8 on an A100). The small kernels of layers with experts and states are counted from vLLM's models, for the time of the shortest calls in
   the tables. Seen beforehand was that steps of hybrids and of MoE with few users were too short; that dense layers keep their four kernels was decided as their runs show none missing. After the first result (E2E -19 %) one
-  thing was added: the four kernels that gated delta nets launch before vLLM 0.18, by pull request 36596, which took it to -17 %.
+  thing was added: the four kernels that gated delta nets launch before vLLM 0.18, by pull request 36596, which took it to -16 %.
 - H100 runs: prompts repeat, so nearly all of a prompt is found in the prefix cache. These runs test decode steps and short prefills, not
   long prompts. The release is 0.15.1 by the design document of sim-to-real-accuracy-validation for 16 experiments, and taken for its later ones; runs of InferenceX of
   2025-10-29 are taken for 0.11, by their date.

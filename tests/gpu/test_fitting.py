@@ -287,7 +287,10 @@ class TestErrors:
 @pytest.mark.parametrize(
     ("points", "text"),
     [
-        ([{"op": "gem", "us": 1}], "point: op = 'gem': one of gemm, gemm_fp8, gemm_nvfp4, moe, moe_fp8"),
+        (
+            [{"op": "gem", "us": 1}],
+            "point: op = 'gem': one of gemm, gemm_fp8, gemm_nvfp4, gemm_w8, gemm_w4, moe, moe_fp8",
+        ),
         ([{"op": "gemm", "m": 1, "n": 1, "us": 1}], "point of gemm: k = None: must be a positive number"),
         ([{"op": "step", "rows": 1, "us": -2}], "point of step: us = -2: must be a positive number"),
         ([{"op": "step", "rows": 1, "us": float("nan")}], "point of step: us = nan: must be a positive number"),

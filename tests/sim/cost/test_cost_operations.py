@@ -60,15 +60,15 @@ def test_the_work_of_latent_attention_by_hand():
     assert whole.at == {"batch": 4, "length": 1000, "heads": 128}
     for name in ("deepseek-v3.2", "glm-5"):
         sparse = model(name)
-        heads, params = sparse.num_heads, sum(matrix.params for matrix in mixer_matrices(sparse, 0))
+        heads, held = sparse.num_heads, sum(matrix.params for matrix in mixer_matrices(sparse, 0))
         found = OPERATIONS["dsa_decode_fp8"](4, 40_000, heads, sparse.hidden_size)
         scored = 2 * 40_000 * sparse.indexer.heads * 128
-        assert found.flops == 2 * 4 * params + 2 * 4 * 2048 * heads * 1088 + scored
-        assert found.bytes == params + 2 * (4 * 2048 * 576 + 4 * heads * 1088) + 40_000 * 132
+        assert found.flops == 2 * 4 * held + 2 * 4 * 2048 * heads * 1088 + scored
+        assert found.bytes == held + 2 * (4 * 2048 * 576 + 4 * heads * 1088) + 40_000 * 132
         few = OPERATIONS["dsa_decode"](4, 4000, heads, sparse.hidden_size)
-        assert few.flops == 2 * 4 * params + 2 * 4000 * heads * 1088 + scored / 10
-        prompt = OPERATIONS["dsa_prefill"](100, 5050, 100, heads, sparse.hidden_size)
-        assert prompt.flops == 2 * 100 * params + 2 * 5050 * (heads * 1088 + sparse.indexer.heads * 128)
+        assert few.flops == 2 * 4 * held + 2 * 4000 * heads * 1088 + scored / 10
+        scanned = OPERATIONS["dsa_prefill"](100, 5050, 100, heads, sparse.hidden_size)
+        assert scanned.flops == 2 * 100 * held + 2 * 5050 * (heads * 1088 + sparse.indexer.heads * 128)
     prompt = OPERATIONS["mla_prefill"](100, 5050, 100, 128)
     assert prompt.flops == 2 * 100 * params + 2 * 5050 * 128 * (192 + 128)
     # A later chunk computes the keys and values of 900 tokens before it again.
@@ -137,7 +137,7 @@ BAD = {
     "no source": ({"source": None}, "made-up.json: source = None: must be text"),
     "operation": (
         {"ops": {"gem": {}}},
-        "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'gemm_nvfp4', 'moe', 'moe_",
+        "made-up.json: ops.gem = 'gem': must be 'gemm', 'gemm_fp8', 'gemm_nvfp4', 'gemm_w8', 'gemm_w4', 'moe', 'moe_",
     ),
     "rate": (
         document(gemm={"coefficients": {"flops_per_s": -1}}),
@@ -294,8 +294,10 @@ class TestProfiles:
         """Limits as docs/profiles.md has them, of columns; shapes beyond the largest are another matter, and stated there."""
         ops = profile(name).ops
         for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *UNPACKED}):
-            median = 0.09 if operation == "gdn_prefill" else 0.12 if operation.startswith("dsa_prefill") else 0.07
-            for errors in ops[operation].fit["held_out"].values():
+            median = 0.09 if operation == "gdn_prefill" else 0.10 if operation.startswith("dsa_prefill") else 0.07
+            # All heads that ranks have are in the tables of sparse attention.
+            held_out = {**ops[operation].fit["held_out"], **({"heads": None} if operation in SPARSE else {})}
+            for errors in filter(None, held_out.values()):
                 assert errors["points"] > 50 and errors["median_error"] <= median and abs(errors["bias"]) <= 0.07
         assert 1 < ops["small_kernel"].coefficients.t0_us < 3
         for operation in set(ops) & SPARSE:
