@@ -21,7 +21,6 @@ from ...sim.spec.releases import (
     FLASHINFER_SAMPLER_BYTES,
     LAST_ORDERED,
     LATEST,
-    MARLIN_MXFP4,
     Release,
     release,
 )
@@ -420,7 +419,7 @@ def _kv_setting(launch: Launch) -> str:
 def _release(line: ServeLine) -> Release:
     found = LATEST if line.version is None else release(line.version, line.patch)
     if line.environment.get("VLLM_MXFP4_USE_MARLIN", "0").lower() in ("1", "true"):
-        found = replace(found, mxfp4_triton=MARLIN_MXFP4)
+        found = replace(found, mxfp4_triton=0)
     flashinfer = line.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
     if flashinfer is not None:
         a_logit = found.sampler_bytes if flashinfer == "0" else FLASHINFER_SAMPLER_BYTES

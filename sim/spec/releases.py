@@ -46,9 +46,10 @@ any worker is compared with the groups of all pipeline stages, before and after 
 FlashInfer's kernels for mxfp4 experts on Blackwell take a rank's width in multiples of 256, and since 0.27 of 128
 (``mxfp4_round_up_hidden_size_and_intermediate_size`` in the wheels of 0.19 to 0.30 and 0.33, ``create_weights`` before). On Hopper the
 wheels up to 0.11 have no Triton kernels, so that Marlin's run (two logs of 0.11 have its weights, 65.97 GiB of gpt-oss 120B; an image
-with kernels of its own logs 64.38). From 0.12 to 0.16 they pad the inputs of a matrix to 256 by the one log that there is, of 0.14.1
-(vllm-project/vllm#33155, 64.38 GiB), although the code in the wheels pads nothing but widths to 64, as it does since 0.22; those of 0.17
-to 0.21 pad inputs to 128 (``HopperMXValueLayout``).
+with kernels of its own logs 64.38). Those of 0.12 and later order values and scales anew (``HopperMXValueLayout``, which pads to 64 bytes
+and 64 rows from 0.17 to 0.21, and ``HopperMXScaleLayout``), and up to 0.24 the checkpoint's scales stay beside theirs (``del
+layer.w13_weight_scale`` since 0.25). So logged weights are those of the code within 0.02 GiB: gpt-oss 120B 64.38 GiB (0.14.1,
+vllm-project/vllm#33155), 20B 13.64 and on two ranks 7.01 (0.19, llm-d-planner).
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Release:
         v2_counts_graphs: Whether the second model runner counts CUDA graphs.
         first_runner_drafts: Methods of drafts that the second model runner does not run.
         mxfp4_width: Multiple to which a rank's width of mxfp4 experts is padded for FlashInfer's kernels on Blackwell.
-        mxfp4_triton: Multiples of the hidden size and of that width for Triton's kernels on Hopper, since 0.12 (``kernels``).
+        mxfp4_triton: Multiple of bytes and rows to which Triton's kernels on Hopper pad values of mxfp4 experts; 0 is a wheel without these kernels.
+        keeps_block_scales: Whether the checkpoint's scales stay beside those that these kernels order anew.
         checks_states: Whether max_num_seqs is compared with the blocks that hold states.
         caches_states: Whether prefixes of models with states and attention are cached by default.
         large_a100: Whether an A100 of 80 GB has the default batch of a large GPU.
@@ -123,7 +125,8 @@ class Release:
     v2_counts_graphs: bool = False
     first_runner_drafts: frozenset[str] = frozenset({"ngram", "draft_model"})
     mxfp4_width: int = 256
-    mxfp4_triton: tuple[int, int] = MARLIN_MXFP4
+    mxfp4_triton: int = 0
+    keeps_block_scales: bool = True
     checks_states: bool = False
     caches_states: bool = False
     large_a100: bool = True
@@ -159,7 +162,7 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
     (9, {"large_a100": False}),
     (10, {}),
     (11, {"profiles_context": True, "fewest_sampler_bytes": 38, "keeps_video_text": True}),
-    (12, {"mxfp4_triton": (256, 64)}),
+    (12, {"mxfp4_triton": 32}),
     (13, {"keeps_video_text": False}),
     (14, {"async_scheduling": True, "checks_all_stages": True}),
     (15, {}),
@@ -171,17 +174,17 @@ _CHANGES: tuple[tuple[int, dict[str, Any]], ...] = (
             "fewest_sampler_bytes": 14,
             "sampler_rows": True,
             "keeps_workspace": True,
-            "mxfp4_triton": (128, 64),
+            "mxfp4_triton": 64,
         },
     ),
     (18, {}),
     (19, {"benchmarks_embedding": True}),
     (20, {"counts_graphs": True, "gpu_memory_utilization": 0.92, "checks_states": True, "checks_override": True}),
     (21, {}),
-    (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_triton": (1, 64)}),
+    (22, {"v2_model_types": frozenset({"qwen3"}), "mxfp4_triton": 32}),
     (23, {"v2_model_types": _DENSE, "v2_warm_up_bytes": FLASHINFER_SAMPLER_BYTES}),
     (24, {"v2_model_types": _WITH_EXPERTS, "v2_quantized": True}),
-    (25, {"v2_dense": True}),
+    (25, {"v2_dense": True, "keeps_block_scales": False}),
     (26, {"keeps_in_flight": True, "v2_sampler_bytes": 2}),
     (27, {"v2_sampler_bytes": 6, "mxfp4_width": 128}),
     (28, {"caches_states": True, "largest_batch": True, "v2_sampler_bytes": 2}),

@@ -36,17 +36,15 @@ def test_the_page_is_what_is_answered_now(docs, answers):
     assert docs.PAGE.read_text("utf-8") == docs.page(answers)
 
 
-#: Sources of servers that were refused and start here: they run out of memory after the KV cache is allocated, all but the third while they
-#: warm up the sampler, with 0.2 to 8 GiB in use that nothing explains.
+#: Sources of servers that were refused and start here: they run out of memory after the KV cache is allocated, while they warm up the sampler, with 5
+#: to 8 GiB in use that nothing explains, and with CUDA graphs of 2.04 GiB where 1.37 are computed.
 WRONG_STARTS = (
     "'vLLM SM120 NVFP4 - Working State Report'",
     "vllm-project/vllm#48601",
-    "Qwen3-VL-30B-A3B-Instruct, vLLM 0.11.0, 0.95",
-    "share 0.95, gpt-oss-20b, refused",
 )
 
 
-def test_no_server_that_was_refused_starts_but_four(found):
+def test_no_server_that_was_refused_starts_but_two(found):
     refused = [each for each in found if each.started is False]
     assert len(refused) >= 20
     wrong = [each.case["source"] for each in refused if each.outcome.kind == "starts"]
@@ -59,8 +57,8 @@ def test_answers_are_right_and_more_often_than_a_constant(found):
     right, constant = (
         sum(map(bool, values)) for values in zip(*((each.is_right, each.started) for each in judged), strict=True)
     )
-    assert right >= 0.84 * len(judged) and right > constant
-    assert sum(each.outcome.kind == "depends" for each in judged) <= len(judged) / 4
+    assert right >= 0.87 * len(judged) and right > constant
+    assert sum(each.outcome.kind == "depends" for each in judged) <= 0.26 * len(judged)
     row = f'| {len(judged)} [starts](docs/startups.md) | {right} right ("yes": {constant}) |'
     assert row in (ROOT / "README.md").read_text("utf-8")
 

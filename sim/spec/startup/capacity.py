@@ -22,7 +22,7 @@ from .activations import activation_bytes, warm_up_bytes
 from .cuda_graphs import captured_bytes, cuda_graph_bytes, shape_of
 from .estimate import Estimate, exactly, rest
 from .launch import Launch
-from .loading import loaded_bytes
+from .loading import loaded_bytes, reordering_fragments
 from .non_torch import non_torch_bytes, used_at_start
 
 #: GLM-5.3-Flash is in the releases from 0.30 on. Builds before (vllm-project/recipes#906, where the pool has 3,081 blocks) made the check
@@ -242,6 +242,7 @@ def warm_up(launch: Launch) -> WarmUp:
         parts = [
             used,
             _fragments(stage.activations),
+            reordering_fragments(launch, own),
             *(beside if is_given else [exactly(part.likely) for part in beside]),
         ]
         left = stage.total_bytes - blocks * stage.block_bytes

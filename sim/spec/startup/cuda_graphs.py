@@ -30,9 +30,9 @@ Memory that capture takes, fitted to the logs of ``experiments/vllm_serve/facts/
 
     layers * (0.25 MiB * piecewise graphs + 0.15 MiB * graphs of whole steps), times 0.71 on Blackwell
     + layers * graphs * 0.17 MiB      where NCCL reduces: ranks on PCIe that cannot read each other's memory
-    + layers * graphs * 0.145 MiB     with experts, where other kernels reduce
+    + layers * graphs * 0.135 MiB     with experts, where other kernels reduce; neither on several Hopper cards with experts since 0.18
     all three times 0.41 since 0.29   as logged of two dense models on one card each
-    + 76 MiB                          with experts
+    + 76 MiB + graphs * 0.95 MiB      with experts
     + workspaces of attention, with graphs of whole steps: FlashAttention 3 has 32 partial outputs in fp32 of the largest step
       (``flash_attn_max_num_splits_for_cuda_graph``), FlashInfer 394 MiB (``VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE``)
 
@@ -353,6 +353,7 @@ class Fitted(NamedTuple):
         nccl: Bytes that are added where NCCL reduces.
         experts: Bytes that are added with experts, where other kernels reduce.
         expert_bytes: Bytes with experts, of all graphs together.
+        expert_graph: Bytes with experts, of each graph.
         blackwell: Factor of the first two.
         since_29: Factor of the first four.
     """
@@ -362,11 +363,12 @@ class Fitted(NamedTuple):
     nccl: float
     experts: float
     expert_bytes: float
+    expert_graph: float
     blackwell: float
     since_29: float
 
 
-FITTED = Fitted(0.25 * MIB, 0.15 * MIB, 0.17 * MIB, 0.145 * MIB, 76 * MIB, 0.71, 0.41)
+FITTED = Fitted(0.25 * MIB, 0.15 * MIB, 0.17 * MIB, 0.135 * MIB, 76 * MIB, 0.95 * MIB, 0.71, 0.41)
 _SPLITS, _FLASHINFER_BYTES = 32, 394 * MIB
 #: The logged memory of graphs, workspaces apart, over the likely one, in four of five logs.
 _SPREAD, _EXPERTS_SPREAD = (0.78, 1.3), (0.6, 1.9)
@@ -418,9 +420,14 @@ def _graphs(found: Captures, shape: GraphShape, fitted: Fitted) -> Estimate:
     pieces = found.cases * len(found.piecewise) * (shape.num_layers + shape.drafter_layers)
     whole = found.cases * len(found.full) * (shape.num_layers + shape.drafter_layers * shape.drafter_passes)
     own = factor * (pieces * fitted.piece + whole * fitted.whole) * (fitted.blackwell if shape.blackwell else 1)
-    own += fitted.expert_bytes if shape.experts else 0
-    surely = fitted.experts * (pieces + whole) if shape.experts and shape.reduction is Reduction.CUSTOM else 0.0
-    likely = fitted.nccl * (pieces + whole) if shape.reduction in (Reduction.NCCL, Reduction.UNKNOWN) else 0.0
+    if shape.experts:
+        own += (
+            fitted.expert_bytes + factor * found.cases * (len(found.piecewise) + len(found.full)) * fitted.expert_graph
+        )
+    spare = shape.experts and shape.output_bytes > 0 and shape.minor >= _FIRST_SPARE
+    captured = 0 if spare else pieces + whole
+    surely = fitted.experts * captured if shape.experts and shape.reduction is Reduction.CUSTOM else 0.0
+    likely = fitted.nccl * captured if shape.reduction in (Reduction.NCCL, Reduction.UNKNOWN) else 0.0
     surely += likely if shape.reduction is Reduction.NCCL else 0.0
     likely = max(surely, likely)
     low, high = _EXPERTS_SPREAD if shape.experts else _SPREAD
@@ -429,6 +436,9 @@ def _graphs(found: Captures, shape: GraphShape, fitted: Fitted) -> Estimate:
     return Estimate(int(low * (own + factor * surely)), int(own + factor * likely), int(high * most))
 
 
+#: The first minor version of which logs of experts on several Hopper cards (Mixtral 8x7B and gpt-oss 20B under 0.19, and under 0.20 Qwen3 235B, of
+#: which NCCL reduces over NVLink) have no more than those on one; of Qwen3 Next under 0.10.2 they had.
+_FIRST_SPARE = 18
 _FIRST_BLACKWELL = 10
 _GPT_OSS = "gpt_oss"
 

@@ -3,7 +3,8 @@
 The log's "Model loading took" is ``torch.cuda.max_memory_allocated``. Beside the checkpoint's parameters it has
 
     rotary tables     one for each width of a head that layers have; ``MRotaryEmbedding`` has four times the positions
-    padding           of experts in mxfp4, by the kernels that a release chooses for a card
+    padding           of experts in mxfp4, by the kernels that a release chooses for a card; Triton's on Hopper keep biases in fp32, and up to 0.24
+                      the checkpoint's scales beside their own
     balancing         of experts (``eplb``)
     latent attention  a copy of the up projection in 16 bits, where the checkpoint's has fewer (``MLAAttention``)
     deep stack        inputs of Qwen3-VL's first layers for a whole step (``deepstack_input_embeds``)
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from ...types.errors import SettingError
 from ..deployment import NVFP4, Deployment
-from ..kernels import TRITON, TRTLLM_MXFP4, chosen_experts, experts_need
+from ..kernels import MARLIN, TRITON, TRTLLM_MXFP4, chosen_experts, experts_need
 from ..matrix import WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes, value_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
@@ -37,6 +38,8 @@ from .shards import broken_shard
 _ROCM, _TRTLLM_HIDDEN = (256, 256), 256
 _HOPPER = 9
 _VOCAB_PADDING = 64
+#: Values of a scale in mxfp4.
+_MX_BLOCK = 32
 #: Rotary tables of a model type, as numerator and denominator of one table of a head's width: heads that are rotated in part, four times
 #: the positions (``MRotaryEmbedding``), another base for layers with a window, or no rotation.
 _ROTARY_TABLES = {
@@ -53,9 +56,15 @@ _OTHER_ERROR = (0.004, 0.008)
 #: to 2.0 % more.
 _TAKEN = {None: (0.003, 0.02), "nvfp4": (0.13, 0.25)}
 _OTHER_TAKEN = (0.03, 0.03)
-#: By the multiples of a release: with Triton's kernels installed beside a wheel that has none, gpt-oss 120B has 64.38 GiB on Hopper, not 65.97;
-#: where a log alone has the multiples, by the code 60.78 GiB, not 64.57.
-_LESS_ON_HOPPER = {MARLIN_MXFP4: 0.025, (256, 64): 0.059}
+#: With Triton's kernels installed beside a wheel that has none, gpt-oss 120B has 64.38 GiB on Hopper, not 65.97.
+_LESS_ON_HOPPER = 0.025
+#: To what Triton's kernels on Hopper pad a rank's width, and the rows and columns of scales (``HopperMXScaleLayout``).
+_TRITON_WIDTH, _SCALE_ROWS, _SCALE_COLUMNS = 64, 256, 2
+#: What torch cannot use of its segments since these kernels ordered the experts of all layers anew, as multiples of a layer's larger matrix. With
+#: padding of values each is copied before: 7.0 and 12.8 in two logs of gpt-oss 20B on one and two H100 (0.19, llm-d-planner, "reserved by
+#: PyTorch but unallocated"). The layouts' code and a model of torch's allocator give 7.6 and 11.0 for these, 13 and 3.5 for 120B on two
+#: and four; and without padding 1.6 to 3.6.
+_REORDERED, _PADDED_AND_REORDERED = (1.6, 2.0, 3.6), (3.5, 7.0, 13.0)
 #: gpt-oss 120B logs 19 MiB a layer more than its tensors on an H100 (0.30, mondegreens/apron), and 37 on eight RTX PRO 4500 (0.28,
 #: vllm-project/vllm#51590).
 _FIRST_UNSPLIT, _UNSPLIT = (0, 24), 20 << 20
@@ -159,8 +168,8 @@ def _errors(launch: Launch) -> tuple[float, float]:
     if _is_weighed(launch):
         return _ERRORS[None]
     below, above = (max(_ERRORS.get(form, _OTHER_ERROR)[side] for form in formats) for side in range(2))
-    if "mxfp4" in formats and launch.gpu.major == _HOPPER:
-        below = _LESS_ON_HOPPER.get(_mxfp4_multiples(launch), below)
+    if "mxfp4" in formats and launch.gpu.major == _HOPPER and not launch.release.mxfp4_triton:
+        below = _LESS_ON_HOPPER
     if launch.is_taken:
         taken = [_TAKEN.get(form, _OTHER_TAKEN) for form in formats]
         below, above = max(below, *(each[0] for each in taken)), max(above, *(each[1] for each in taken))
@@ -213,25 +222,68 @@ def _padding_bytes(launch: Launch, layers: range) -> int:
         return 0
     ranks = launch.expert_ranks
     hidden_size, width = experts.latent_size or model.hidden_size, experts.intermediate_size // ranks.slices
-    multiples = _mxfp4_multiples(launch)
-    padded = (-(-size // multiple) * multiple for size, multiple in zip((hidden_size, width), multiples, strict=True))
-    added = _expert_bytes(next(padded), next(padded), experts.bias) - _expert_bytes(hidden_size, width, experts.bias)
+    if _reorders_experts(launch):
+        kept = _triton_bytes(launch, hidden_size, width, experts.bias)
+    else:
+        of_hidden, of_width = _mxfp4_multiples(launch)
+        kept = _expert_bytes(_up(hidden_size, of_hidden), _up(width, of_width), experts.bias)
+    added = kept - _expert_bytes(hidden_size, width, experts.bias)
     return len(set(layers) & set(experts.layers)) * ranks.held(experts.count) * added
 
 
-def _mxfp4_multiples(launch: Launch) -> tuple[int, int]:
-    """Multiples of the hidden size and of a rank's width by the kernels that the release takes (``kernels``). Experts on a latent vector (Kimi K3)
-    run in later releases alone."""
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _mxfp4_kernel(launch: Launch) -> str | None:
+    """Kernels of experts in mxfp4; None is another vendor's. Experts on a latent vector (Kimi K3) run in later releases alone."""
     assert launch.model.experts is not None
     if launch.model.experts.latent_size:
-        return MARLIN_MXFP4
+        return MARLIN
     need = experts_need(launch.model, launch.gpu, "mxfp4", launch.expert_ranks)
-    if need is None:
+    return None if need is None else chosen_experts(need, launch.release.since[1])
+
+
+def _reorders_experts(launch: Launch) -> bool:
+    """Whether Triton's kernels run, and order the experts anew."""
+    if launch.model.experts is None or launch.deployment.quantization != "mxfp4" or not launch.release.mxfp4_triton:
+        return False
+    return launch.gpu.major == _HOPPER and _mxfp4_kernel(launch) == TRITON
+
+
+def _mxfp4_multiples(launch: Launch) -> tuple[int, int]:
+    """Multiples of the hidden size and of a rank's width by other kernels."""
+    kernel = _mxfp4_kernel(launch)
+    if kernel is None:
         return _ROCM
-    kernel = chosen_experts(need, launch.release.since[1])
-    if kernel == TRTLLM_MXFP4:
-        return _TRTLLM_HIDDEN, launch.release.mxfp4_width
-    return launch.release.mxfp4_triton if kernel == TRITON else MARLIN_MXFP4
+    return (_TRTLLM_HIDDEN, launch.release.mxfp4_width) if kernel == TRTLLM_MXFP4 else MARLIN_MXFP4
+
+
+def _triton_bytes(launch: Launch, hidden_size: int, width: int, bias: bool) -> int:
+    """An expert as Triton's kernels on Hopper keep it."""
+    multiple, found = launch.release.mxfp4_triton, 0
+    width = _up(width, _TRITON_WIDTH)
+    for rows, columns in ((2 * width, hidden_size), (hidden_size, width)):
+        scales = columns // _MX_BLOCK
+        found += _up(rows, multiple) * _up(columns // 2, multiple)
+        found += (
+            _up(rows, _SCALE_ROWS) * _up(scales, _SCALE_COLUMNS) + launch.release.keeps_block_scales * rows * scales
+        )
+    return found + (4 * (2 * width + hidden_size) if bias else 0)
+
+
+def reordering_fragments(launch: Launch, layers: range) -> Estimate:
+    """What torch cannot use of its segments, as these kernels order a stage's experts anew; none since torch splits no large block."""
+    experts = launch.model.experts
+    if experts is None or not set(layers) & set(experts.layers) or not _reorders_experts(launch):
+        return exactly(0)
+    if launch.release.since >= _FIRST_UNSPLIT:
+        return exactly(0)
+    ranks = launch.expert_ranks
+    rows = 2 * _up(experts.intermediate_size // ranks.slices, _TRITON_WIDTH)
+    largest = ranks.held(experts.count) * rows * launch.model.hidden_size // 2
+    times = _PADDED_AND_REORDERED if launch.release.mxfp4_triton > _MX_BLOCK else _REORDERED
+    return Estimate(*(round(size * largest) for size in times))
 
 
 def _expert_bytes(hidden_size: int, width: int, bias: bool) -> int:

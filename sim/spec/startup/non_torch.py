@@ -65,8 +65,16 @@ SIZES: tuple[tuple[int, dict[tuple[str, int], Entry]], ...] = (
         (_PAIR, 0): Entry(0.05, 0.2, 0.75, "implied: 0.2 2 x RTX 3090 (0.21)"),
         (_PCIE, 0): Entry(0.05, 0.2, 0.75, "implied: 0.22 4 x L40S (0.19)"),
         (_NVLINK, 0): Entry(0.05, 0.2, 1.0, "implied: 0.5 4 x A100 (0.22)"),
-        (_NVLS, 9): Entry(0.4, 1.3, 2.2, "0.6 4 x H100 (vllm-project/vllm#48601); implied: 0.4 8 x H200 (0.19.1), 2.04 to 2.13 in four runs of one image"
-                          " on 2 and 4 x H100 (0.19), 2.3 8 x H200 (0.21); two servers have about 0.5 and two 2.2"),
+        (_NVLS, 9): Entry(0.4, 2.1, 2.3, "2.06 to 2.21 in 13 boots of one image on 2 and 4 x H100 (0.19); implied: 2.2 4 x H100 (0.20), 2.3 8 x H200"
+                          " (0.21), 0.4 8 x H200 (0.19.1)"),
+    }),
+    (22, {
+        (_ALONE, 0): Entry(0.05, 0.13, 0.3, "as since 0.18"),
+        (_ALONE, 9): Entry(0.07, 0.22, 0.3, "as since 0.18"),
+        (_PAIR, 0): Entry(0.05, 0.2, 0.75, "as since 0.18"),
+        (_PCIE, 0): Entry(0.05, 0.2, 0.75, "as since 0.18"),
+        (_NVLINK, 0): Entry(0.05, 0.2, 1.0, "as since 0.18"),
+        (_NVLS, 9): Entry(0.4, 0.8, 2.2, "0.6 4 x H100 (0.26, vllm-project/vllm#48601), 0.95 4 x GB200 (0.26); the most is 0.18's"),
     }),
     (27, {
         (_ALONE, 0): Entry(0.05, 0.11, 0.16, "0.05 to 0.16 in 14 boots of RTX 4090, L4, A6000, A100 (0.29, 0.30)"),

@@ -16,16 +16,16 @@ from fragmeter.sim.spec.startup.cuda_graphs import FITTED
 from fragmeter.sim.types.errors import SettingError
 
 
-@pytest.mark.parametrize(("kind", "number"), [("captured", 31), ("estimated", 18)])
+@pytest.mark.parametrize(("kind", "number"), [("captured", 42), ("estimated", 30)])
 def test_four_of_five_logs_are_within_their_intervals(kind, number):
     found = logs(kind)
     assert len(found) >= number
     assert sum(each.holds for each in found) >= 0.8 * number, [each for each in found if not each.holds]
 
 
-def test_half_of_the_logs_are_met_within_50_mib():
+def test_half_of_the_logs_are_met_within_55_thousandths_of_a_gib():
     errors = [abs(each.bytes().likely - each.logged_bytes) / GIB for each in logs("captured")]
-    assert median(errors) < 0.05
+    assert median(errors) < 0.055
 
 
 def test_the_constants_are_those_of_the_logs():
