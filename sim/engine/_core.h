@@ -105,8 +105,8 @@ struct log {
 
 struct block {
     int64_t hash, born;
-    int32_t ref_cnt, before, after; /* neighbours in the free queue */
-    int32_t touched;                /* its touches, or NONE */
+    int32_t ref_cnt, place, next_in_chain; /* its place in the ring of free blocks; the next one with a hash like its own */
+    int32_t touched;                       /* its touches, or NONE */
 };
 
 /* The last hits of some blocks, and those of them that were taken since and whose gaps are to be logged. */
@@ -115,10 +115,9 @@ struct touches {
     int32_t count, blocks; /* without blocks ``count`` is the next one that is unused */
 };
 
-/* ``cached_block_hash_to_block`` by open addressing. Blocks with the same hash are in the order in which they were cached. A hash
-   of 0 is a free entry. */
-struct entry {
-    int64_t hash, block;
+/* The last lives that have ended and are not logged: blocks that lived for so many ticks. */
+struct lives {
+    int64_t ticks, blocks;
 };
 
 struct pool {
@@ -127,14 +126,15 @@ struct pool {
     int64_t block_size, num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
     struct block *blocks;
     int64_t block_room;
-    int32_t first, last, *front;
-    int64_t num_front, front_room;
-    struct entry *entries;
+    int32_t *front, *ring;
+    int64_t num_front, front_room, first, end, ring_mask;
+    int32_t *chains; /* blocks by hash: the first one of each chain */
     int64_t num_hashes;
-    int entry_bits;
+    int chain_bits;
     struct touches *touches;
     int64_t num_touches, touch_room;
     int32_t unused_touches;
+    struct lives ended;
     struct log lives, hit_lives, gaps, changes, look_ups;
 };
 
@@ -146,7 +146,7 @@ struct path {
     int64_t first, count, own;
 };
 
-/* The table of a sequence: its blocks, of which the first ``cached`` have hashes; the chain of the next one without; and its
+/* The table of a sequence: its blocks, of which the first ``cached`` are full and can be found, if they have hashes; the chain of the next one without; and its
    neighbours among the running sequences of its phase. */
 struct table {
     int32_t before, after;
@@ -359,21 +359,21 @@ void drop_cost(struct cost *c);
 /* --- _core_pool.c: each function has its meaning there --- */
 
 void log_change(struct pool *p, int64_t moment, int64_t blocks);
-int32_t cached_block(const struct pool *p, int64_t hash);
+int64_t cached_blocks(const struct pool *p, int64_t hash, int64_t most, int32_t *found);
+void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t hash);
 void settle_logs(struct pool *p);
-int32_t get_new_block(struct pool *p, int64_t now);
-void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, int64_t moment);
+bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now);
+void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment);
 void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, int64_t now);
-void cache_block(struct pool *p, int32_t block, int64_t hash);
 
 /* --- _core_cache.c: each function has its meaning there --- */
 
 struct path path_of(const struct cache *c, int64_t request, int64_t index, bool returns);
 int64_t end_of(const struct cache *c, const struct path *path);
-int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link);
+int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link, int64_t *end);
 int64_t look_up(struct cache *c, const struct path *path, int64_t most);
 int64_t found_in_tables(const struct cache *c);
-void add_block(struct cache *c, struct table *table, int32_t block);
+void extend_table(struct cache *c, struct table *table, int64_t count, int64_t now);
 void cache_full_blocks(struct cache *c, struct table *table, int64_t full);
 void take_block(struct cache *c, struct table *table, int64_t now);
 void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now);

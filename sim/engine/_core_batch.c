@@ -150,7 +150,7 @@ void leave(struct replica *r, int32_t slot)
     leave_phase(r, slot);
     r->free += ceil_div(held_tokens(r, sequence), r->block_size);
     if (r->cache != NULL)
-        free_blocks(&r->cache->pool, r->cache->tables[slot].blocks, r->cache->tables[slot].count, 0, 0);
+        free_blocks(&r->cache->pool, r->cache->tables[slot].blocks, r->cache->tables[slot].count, 0, true, 0);
     r->unused[r->num_unused++] = slot;
 }
 

@@ -25,28 +25,33 @@ int64_t end_of(const struct cache *c, const struct path *path)
     return path->count ? c->stops[path->first + path->count - 1] : 0;
 }
 
-/* The hash of a block; ``link`` is that of an earlier one. */
-int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link)
+/* The hash of a block, and the place at which the hashes that follow it one after the other end; ``link`` is that of an earlier one. */
+int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link, int64_t *end)
 {
+    *end = INT64_MAX;
     if (path->is_own)
         return path->own + place;
     if (!path->is_shared || !path->count)
         return UNSHARED;
     while (*link + 1 < path->count && c->stops[path->first + *link] <= place)
         ++*link;
+    if (*link + 1 < path->count)
+        *end = c->stops[path->first + *link];
     return (c->numbers[path->first + *link] << PLACE_BITS) + place;
 }
 
 /* ``CachedMemory.find``, in ``found``: the longest cached prefix of the first ``most`` blocks. Returns its blocks. */
 int64_t look_up(struct cache *c, const struct path *path, int64_t most)
 {
-    int64_t link = 0;
+    int64_t link = 0, end = 0;
     c->num_found = 0;
-    while (c->num_found < most) {
-        int32_t block = cached_block(&c->pool, hash_at(c, path, c->num_found, &link));
-        if (block == NONE || !widen(&c->pool, (void **)&c->found, c->num_found, &c->found_room, sizeof *c->found))
-            break;
-        c->found[c->num_found++] = block;
+    while (c->found_room < most)
+        if (!widen(&c->pool, (void **)&c->found, c->found_room, &c->found_room, sizeof *c->found))
+            return 0;
+    while (c->num_found == end && end < most) {
+        int64_t hash = hash_at(c, path, c->num_found, &link, &end);
+        end = least(end, most);
+        c->num_found += cached_blocks(&c->pool, hash, end - c->num_found, c->found + c->num_found);
     }
     return c->num_found;
 }
@@ -62,41 +67,53 @@ int64_t found_in_tables(const struct cache *c)
 
 /* --- Tables --- */
 
-void add_block(struct cache *c, struct table *table, int32_t block)
+static bool make_room(struct cache *c, struct table *table, int64_t count)
 {
-    if (block != NONE && widen(&c->pool, (void **)&table->blocks, table->count, &table->room, sizeof *table->blocks))
-        table->blocks[table->count++] = block;
+    while (table->room < count)
+        if (!widen(&c->pool, (void **)&table->blocks, table->room, &table->room, sizeof *table->blocks))
+            return false;
+    return true;
 }
 
-/* ``CachedTables.cache``: the first ``full`` blocks have hashes from now on. */
+/* A table takes so many blocks more. */
+void extend_table(struct cache *c, struct table *table, int64_t count, int64_t now)
+{
+    if (make_room(c, table, table->count + count) && get_new_blocks(&c->pool, table->blocks + table->count, count, now))
+        table->count += count;
+}
+
+/* ``CachedTables.cache``: look-ups find the first ``full`` blocks from now on, if they ask for them. */
 void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
 {
     if (!c->keeps)
         return;
-    if (!has_hashes(&table->path)) {
-        for (; table->cached < least(full, table->count); table->cached++)
-            c->pool.blocks[table->blocks[table->cached]].hash = UNSHARED;
-        return;
+    full = least(full, table->count);
+    if (!has_hashes(&table->path))
+        table->cached = most(table->cached, full);
+    while (table->cached < full && !c->pool.failed) {
+        int64_t end, hash = hash_at(c, &table->path, table->cached, &table->link, &end);
+        end = least(end, full);
+        cache_blocks(&c->pool, table->blocks + table->cached, end - table->cached, hash);
+        table->cached = end;
     }
-    for (; table->cached < least(full, table->count) && !c->pool.failed; table->cached++)
-        cache_block(&c->pool, table->blocks[table->cached], hash_at(c, &table->path, table->cached, &table->link));
 }
 
 /* ``CachedTables._take``: a decoding sequence with full blocks takes one more; the tokens of the last full one are known. */
 void take_block(struct cache *c, struct table *table, int64_t now)
 {
-    add_block(c, table, get_new_block(&c->pool, now));
+    extend_table(c, table, 1, now);
     cache_full_blocks(c, table, least(table->cached + 1, table->count - 1));
 }
 
 /* ``CachedTables.enter``, with the blocks of the last look-up. */
 void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now)
 {
-    table->count = table->link = 0;
+    table->count = table->cached = table->link = 0;
     table->path = *path;
-    for (int64_t at = 0; at < c->num_found; at++)
-        add_block(c, table, c->found[at]);
-    table->cached = table->count;
+    if (!c->num_found || !make_room(c, table, c->num_found))
+        return;
+    memcpy(table->blocks, c->found, (size_t)c->num_found * sizeof *c->found);
+    table->cached = table->count = c->num_found;
     touch(&c->pool, c->found, c->num_found, moment, now);
 }
 
@@ -104,8 +121,7 @@ void enter_found(struct cache *c, struct table *table, const struct path *path, 
 void name_blocks(struct cache *c, struct table *table)
 {
     table->path.is_own = true;
-    for (int64_t place = 0; place < table->cached && !c->pool.failed; place++)
-        cache_block(&c->pool, table->blocks[place], table->path.own + place);
+    cache_blocks(&c->pool, table->blocks, table->cached, table->path.own);
 }
 
 /* --- Memory --- */
@@ -125,7 +141,8 @@ void drop_cache(struct cache *c, int64_t slots)
     free(c->seen);
     free(p->blocks);
     free(p->front);
-    free(p->entries);
+    free(p->chains);
+    free(p->ring);
     free(p->touches);
     for (int place = 0; place < 4; place++)
         PyBuffer_Release(&c->names[place]);
@@ -143,7 +160,7 @@ struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots, b
     c->keeps = c->pool.logs_lives = keeps;
     c->pool.block_size = block_size;
     c->pool.num_blocks = c->pool.num_free = num_blocks;
-    c->pool.first = c->pool.last = c->pool.unused_touches = NONE;
+    c->pool.unused_touches = NONE;
     c->pool.lives.fields = 1, c->pool.hit_lives.fields = HIT_LIFE_FIELDS, c->pool.gaps.fields = HIT_GAP_FIELDS;
     c->pool.changes.fields = CHANGE_FIELDS, c->pool.look_ups.fields = LOOK_UP_FIELDS;
     c->tables = calloc((size_t)slots, sizeof *c->tables);

@@ -1,7 +1,7 @@
 /* Blocks with reference counts and hashes, and the queue of those that are free: ``prefix/block_pool.py``, and the lives of
 ``prefix/residency.py``, over the same structure.
 
-    free queue    front (a stack) | never taken (a counter) | first ... last (doubly linked, in ``blocks``)
+    free queue    front (a stack) | never taken (a counter) | first ... end (a ring, with holes where blocks were hit)
 
 Arrays grow with the blocks that were ever taken, and the map of hashes with those that have one. What happens is logged as
 records, which Python reads.
@@ -17,18 +17,16 @@ void log_change(struct pool *p, int64_t moment, int64_t blocks)
         *record = (struct change){.moment = moment, .slots = blocks * p->block_size};
 }
 
-/* A life without a hit has ended: ticks, or below 0 how many more blocks have those before. */
-static void log_life(struct pool *p, int64_t ticks)
+/* Lives of so many blocks without a hit have ended: ticks, and if they are several, below 0 how many more there are. */
+static void log_lives(struct pool *p)
 {
-    int64_t *record, count = p->lives.count, *end = p->lives.items + count;
-    if (count > 1 && end[-1] < 0 && end[-2] == ticks) {
-        --end[-1];
-        return;
-    }
-    bool repeats = count && end[-1] == ticks;
-    record = new_record(p, &p->lives, 1);
+    struct lives *ended = &p->ended;
+    int64_t *record = ended->blocks ? new_record(p, &p->lives, 1) : NULL;
     if (record != NULL)
-        *record = repeats ? -1 : ticks;
+        *record = ended->ticks;
+    if (ended->blocks > 1 && (record = new_record(p, &p->lives, 1)) != NULL)
+        *record = 1 - ended->blocks;
+    ended->blocks = 0;
 }
 
 /* A life with hits has ended; blocks with the same one are counted. */
@@ -44,93 +42,93 @@ static void log_hit_life(struct pool *p, int64_t ticks, int64_t idle_ticks)
         *record = (struct hit_life){.ticks = ticks, .idle_ticks = idle_ticks, .blocks = 1};
 }
 
-/* --- The map of hashes --- */
+/* --- The map of hashes: ``cached_block_hash_to_block`` --- */
 
 enum { FIRST_BITS = 6, NEAR_BITS = 4 };
 
-/* Where a hash belongs. Hashes of neighbours are near one another. */
-static int64_t home_of(const struct pool *p, int64_t hash)
+/* The first block of the chain that a hash belongs to. Chains of consecutive hashes are near one another. */
+static int32_t *chain_of(const struct pool *p, int64_t hash)
 {
     uint64_t mixed = ((uint64_t)hash >> NEAR_BITS) * 0x9E3779B97F4A7C15u;
-    return (int64_t)(mixed >> (64 - p->entry_bits + NEAR_BITS)) << NEAR_BITS | (hash & ((1 << NEAR_BITS) - 1));
+    return &p->chains[(mixed >> (64 - p->chain_bits + NEAR_BITS)) << NEAR_BITS | (hash & ((1 << NEAR_BITS) - 1))];
 }
 
-static int64_t mask_of(const struct pool *p) { return ((int64_t)1 << p->entry_bits) - 1; }
-
-static void put_entry(struct pool *p, struct entry entry)
+/* At the end of its chain: look-ups find the first of several blocks with the same hash. */
+static void append_to_chain(struct pool *p, int32_t block)
 {
-    int64_t mask = mask_of(p), at = home_of(p, entry.hash);
-    while (p->entries[at].hash)
-        at = (at + 1) & mask;
-    p->entries[at] = entry;
+    int32_t *end = chain_of(p, p->blocks[block].hash);
+    while (*end != NONE)
+        end = &p->blocks[*end].next_in_chain;
+    *end = block;
+    p->blocks[block].next_in_chain = NONE;
 }
 
+/* Twice as many chains, or the first ones. */
 static bool widen_map(struct pool *p)
 {
-    struct entry *before = p->entries;
-    int64_t count = before == NULL ? 0 : mask_of(p) + 1;
-    int bits = before == NULL ? FIRST_BITS : p->entry_bits + 1;
-    struct entry *entries = p->failed ? NULL : calloc((size_t)1 << bits, sizeof *entries);
-    if (entries == NULL) {
+    int32_t *before = p->chains;
+    int64_t count = before == NULL ? 0 : (int64_t)1 << p->chain_bits;
+    int bits = before == NULL ? FIRST_BITS : p->chain_bits + 1;
+    int32_t *chains = p->failed ? NULL : malloc(sizeof *chains << bits);
+    if (chains == NULL) {
         p->failed = true;
         return false;
     }
-    p->entries = entries, p->entry_bits = bits;
-    /* From a free entry on, so that blocks with the same hash stay in their order. */
-    int64_t start = 0;
-    while (start < count && before[start].hash)
-        start++;
+    for (int64_t at = 0; at < (int64_t)1 << bits; at++)
+        chains[at] = NONE;
+    p->chains = chains, p->chain_bits = bits;
     for (int64_t at = 0; at < count; at++)
-        if (before[(start + at) & (count - 1)].hash)
-            put_entry(p, before[(start + at) & (count - 1)]);
+        for (int32_t block = before[at], next; block != NONE; block = next) {
+            next = p->blocks[block].next_in_chain;
+            append_to_chain(p, block);
+        }
     free(before);
     return true;
-}
-
-/* The first block with a hash, or NONE. */
-int32_t cached_block(const struct pool *p, int64_t hash)
-{
-    if (p->entries == NULL)
-        return NONE;
-    int64_t mask = mask_of(p), at = home_of(p, hash);
-    while (p->entries[at].hash && p->entries[at].hash != hash)
-        at = (at + 1) & mask;
-    return p->entries[at].hash ? (int32_t)p->entries[at].block : NONE;
 }
 
 /* Look-ups find a block under its hash from now on, after those that have it already. */
 static void insert_hash(struct pool *p, int32_t block)
 {
-    if ((p->entries == NULL || 2 * (p->num_hashes + 1) > mask_of(p)) && !widen_map(p))
+    if ((p->chains == NULL || p->num_hashes >> p->chain_bits) && !widen_map(p))
         return;
-    put_entry(p, (struct entry){p->blocks[block].hash, block});
+    append_to_chain(p, block);
     p->num_hashes++;
-}
-
-/* Free an entry: those behind it that could not take their own place move up. */
-static void drop_entry(struct pool *p, int64_t at)
-{
-    int64_t mask = mask_of(p), next = at;
-    for (;;) {
-        next = (next + 1) & mask;
-        if (!p->entries[next].hash)
-            break;
-        int64_t home = home_of(p, p->entries[next].hash);
-        if (((next - home) & mask) >= ((next - at) & mask)) {
-            p->entries[at] = p->entries[next];
-            at = next;
-        }
-    }
-    p->entries[at].hash = 0;
-    p->num_hashes--;
 }
 
 static void remove_hash(struct pool *p, int32_t block)
 {
-    int64_t mask = mask_of(p), at = home_of(p, p->blocks[block].hash);
-    while (p->entries[at].block != block || p->entries[at].hash != p->blocks[block].hash)
-        at = (at + 1) & mask;
-    drop_entry(p, at);
+    int32_t *place = chain_of(p, p->blocks[block].hash);
+    while (*place != block)
+        place = &p->blocks[*place].next_in_chain;
+    *place = p->blocks[block].next_in_chain;
+    p->num_hashes--;
+}
+
+/* The first block of each hash from ``hash`` on, one after the other, until one has none; at most ``most``. Returns how many. */
+int64_t cached_blocks(const struct pool *p, int64_t hash, int64_t most, int32_t *found)
+{
+    int64_t count = 0;
+    if (p->chains == NULL || hash == UNSHARED)
+        return 0;
+    for (; count < most; count++) {
+        int32_t block = *chain_of(p, hash + count);
+        while (block != NONE && p->blocks[block].hash != hash + count)
+            block = p->blocks[block].next_in_chain;
+        if (block == NONE)
+            break;
+        found[count] = block;
+    }
+    return count;
+}
+
+/* Full blocks of a table get their hashes: ``hash`` and those that follow it. */
+void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t hash)
+{
+    for (int64_t place = 0; place < count && !p->failed; place++) {
+        p->blocks[blocks[place]].hash = hash == UNSHARED ? hash : hash + place;
+        if (hash != UNSHARED)
+            insert_hash(p, blocks[place]);
+    }
 }
 
 /* --- Lives --- */
@@ -157,22 +155,29 @@ static void drop_touches(struct pool *p, int32_t touched, int64_t blocks)
     }
 }
 
-/* ``on_blocks_allocated``: a block is born, and its life before has ended. */
-static void begin_life(struct pool *p, struct block *block, int64_t now)
+/* A life with hits has ended. */
+static void end_hit_life(struct pool *p, struct block *block, int64_t now)
 {
-    int64_t born = block->born;
-    block->born = now;
-    if (born == NEVER || !p->logs_lives)
-        return;
-    if (block->touched == NONE) {
-        log_life(p, now - born);
-        return;
-    }
     struct touches *found = &p->touches[block->touched];
-    log_hit_life(p, now - born, now - found->times[found->count - 1]);
+    log_hit_life(p, now - block->born, now - found->times[found->count - 1]);
     found->taken++;
     drop_touches(p, block->touched, 1);
     block->touched = NONE;
+}
+
+/* ``on_blocks_allocated``: a block is born, and its life before has ended. */
+static inline void begin_life(struct pool *p, struct block *block, int64_t now)
+{
+    int64_t ticks = now - block->born;
+    if (block->touched != NONE) {
+        end_hit_life(p, block, now);
+    } else if (block->born != NEVER && p->logs_lives) {
+        if (ticks != p->ended.ticks)
+            log_lives(p);
+        p->ended.ticks = ticks;
+        p->ended.blocks++;
+    }
+    block->born = now;
 }
 
 /* Touches of one more hit, after those of ``before`` or none; NONE if no memory is left. */
@@ -198,6 +203,7 @@ static int32_t more_touches(struct pool *p, int32_t before, int64_t now)
 /* Bring the logs up to date. */
 void settle_logs(struct pool *p)
 {
+    log_lives(p);
     for (int64_t at = 0; at < p->num_touches; at++)
         if (p->touches[at].blocks)
             log_gaps(p, &p->touches[at]);
@@ -205,57 +211,98 @@ void settle_logs(struct pool *p)
 
 /* --- The free queue --- */
 
-/* The first block of the queue: it loses its hash, which the caller logs, and has one reference. NONE if there is none. */
-int32_t get_new_block(struct pool *p, int64_t now)
+enum { FIRST_RING = 64, PREFETCHED = 8 };
+
+/* A block that was never taken; NONE if no memory is left. */
+static int32_t untouched(struct pool *p)
 {
-    int32_t id;
-    if (!p->num_free) {
-        p->overdrawn = true;
+    if (!widen(p, (void **)&p->blocks, p->num_touched, &p->block_room, sizeof *p->blocks))
         return NONE;
-    }
-    if (p->num_front) {
-        id = p->front[--p->num_front];
-    } else if (p->num_touched < p->num_blocks) {
-        if (!widen(p, (void **)&p->blocks, p->num_touched, &p->block_room, sizeof *p->blocks))
-            return NONE;
-        id = (int32_t)p->num_touched++;
-        p->blocks[id] = (struct block){.hash = NO_HASH, .born = NEVER, .touched = NONE};
-    } else {
-        id = p->first;
-        p->first = p->blocks[id].after;
-        *(p->first == NONE ? &p->last : &p->blocks[p->first].before) = NONE;
-    }
-    struct block *block = &p->blocks[id];
-    if (block->hash != NO_HASH) {
-        if (block->hash != UNSHARED)
-            remove_hash(p, id);
-        block->hash = NO_HASH;
-        p->num_cached--;
-        p->evicted++;
-    }
-    begin_life(p, block, now);
-    block->ref_cnt = 1;
-    p->num_free--;
-    p->num_entries++;
+    p->blocks[p->num_touched] = (struct block){.hash = NO_HASH, .born = NEVER, .touched = NONE};
+    return (int32_t)p->num_touched++;
+}
+
+/* The oldest block of the ring. Those that follow it are far from one another in memory: one of them is asked for in advance. */
+static int32_t pop_oldest(struct pool *p)
+{
+    int32_t id, coming = p->ring[(p->first + PREFETCHED) & p->ring_mask];
+    if (coming != NONE)
+        __builtin_prefetch(&p->blocks[coming], 1);
+    do
+        id = p->ring[p->first++ & p->ring_mask];
+    while (id == NONE);
     return id;
 }
 
-static void append_free(struct pool *p, int32_t id)
+/* A ring without the places of blocks that were hit, and with room for as many blocks again. */
+static bool widen_ring(struct pool *p)
 {
-    struct block *block = &p->blocks[id];
-    block->before = p->last, block->after = NONE;
-    *(p->last == NONE ? &p->first : &p->blocks[p->last].after) = id;
-    p->last = id;
+    int64_t room = FIRST_RING, count = 0;
+    for (int64_t at = p->first; at < p->end; at++)
+        count += p->ring[at & p->ring_mask] != NONE;
+    while (room < 2 * count)
+        room *= 2;
+    int32_t *ring = p->failed ? NULL : malloc((size_t)room * sizeof *ring);
+    if (ring == NULL) {
+        p->failed = true;
+        return false;
+    }
+    for (int64_t at = 0; at < room; at++)
+        ring[at] = NONE;
+    count = 0;
+    for (int64_t at = p->first; at < p->end; at++) {
+        int32_t id = p->ring[at & p->ring_mask];
+        if (id == NONE)
+            continue;
+        p->blocks[id].place = (int32_t)count;
+        ring[count++] = id;
+    }
+    free(p->ring);
+    p->ring = ring, p->ring_mask = room - 1, p->first = 0, p->end = count;
+    return true;
 }
 
-static void unlink_free(struct pool *p, const struct block *block)
+static inline void append_free(struct pool *p, int32_t id)
 {
-    *(block->before == NONE ? &p->first : &p->blocks[block->before].after) = block->after;
-    *(block->after == NONE ? &p->last : &p->blocks[block->after].before) = block->before;
+    if ((p->ring == NULL || p->end - p->first > p->ring_mask) && !widen_ring(p))
+        return;
+    p->blocks[id].place = (int32_t)(p->end & p->ring_mask);
+    p->ring[p->end++ & p->ring_mask] = id;
 }
 
-/* Free the blocks of a table, its last one first: the first ``cached`` have hashes, and the others no other reference. */
-void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, int64_t moment)
+/* The first blocks of the queue: they lose their hashes, which the caller logs, and have one reference. False if there are too few. */
+bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
+{
+    if (count > p->num_free || p->failed) {
+        p->overdrawn = !p->failed;
+        return false;
+    }
+    for (int64_t at = 0; at < count; at++) {
+        int32_t id = p->num_front                      ? p->front[--p->num_front]
+                     : p->num_touched < p->num_blocks ? untouched(p)
+                                                       : pop_oldest(p);
+        if (id == NONE)
+            return false;
+        struct block *block = &p->blocks[id];
+        if (block->hash != NO_HASH) {
+            if (block->hash != UNSHARED)
+                remove_hash(p, id);
+            block->hash = NO_HASH;
+            p->num_cached--;
+            p->evicted++;
+        }
+        begin_life(p, block, now);
+        block->ref_cnt = 1;
+        blocks[at] = id;
+    }
+    p->num_free -= count;
+    p->num_entries += count;
+    return true;
+}
+
+/* Free the blocks of a table, its last one first: the first ``cached`` are full, with hashes unless they are ``unshared``, and no other
+   table has the others. */
+void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment)
 {
     int64_t before = p->num_cached;
     for (int64_t place = cached; p->unhashed_first && place < count; place++)
@@ -268,7 +315,10 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
     }
     p->num_free += count - cached;
     for (int64_t place = cached - 1; place >= 0; place--) {
-        if (--p->blocks[table[place]].ref_cnt)
+        struct block *block = &p->blocks[table[place]];
+        if (unshared)
+            block->hash = UNSHARED;
+        if (--block->ref_cnt)
             continue;
         append_free(p, table[place]);
         p->num_free++;
@@ -291,7 +341,7 @@ void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, 
                 break;
             block->touched = more;
             if (!block->ref_cnt++) {
-                unlink_free(p, block);
+                p->ring[block->place] = NONE;
                 p->num_free--;
                 p->num_cached--;
             }
@@ -304,12 +354,4 @@ void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, 
     }
     p->num_entries += count;
     log_change(p, moment, p->num_cached - cached);
-}
-
-/* A full block gets its hash. */
-void cache_block(struct pool *p, int32_t block, int64_t hash)
-{
-    p->blocks[block].hash = hash;
-    if (hash != UNSHARED)
-        insert_hash(p, block);
 }

@@ -25,8 +25,7 @@ static void take_prompt(struct replica *r, int32_t slot, int64_t tokens)
     struct table *table = &r->cache->tables[slot];
     grow_until(r, r->decode_step + 1);
     table->count = 0;
-    while (table->count < ceil_div(tokens, r->block_size) && !has_failed(r))
-        add_block(r->cache, table, get_new_block(&r->cache->pool, r->now));
+    extend_table(r->cache, table, ceil_div(tokens, r->block_size), r->now);
 }
 
 /* ``VllmSosp23._admit``; returns the pairs of query and key that the prefills compute. */

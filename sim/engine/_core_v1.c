@@ -38,7 +38,7 @@ static void give_back(struct replica *r, int32_t slot, int64_t tokens, bool retu
     if (returns && c->keeps && !has_hashes(&table->path))
         name_blocks(c, table);
     if (!c->pool.failed)
-        free_blocks(&c->pool, table->blocks, table->count, table->cached, after_step(r));
+        free_blocks(&c->pool, table->blocks, table->count, table->cached, !has_hashes(&table->path), after_step(r));
     r->free += num_shared(&c->pool) - shared;
 }
 
@@ -68,9 +68,9 @@ static void hold(struct replica *r, int32_t slot, int64_t tokens)
     if (c == NULL)
         return;
     struct table *table = &c->tables[slot];
-    int64_t evicted = c->pool.evicted;
-    while (table->count < ceil_div(tokens, r->block_size) && !c->pool.failed && !c->pool.overdrawn)
-        add_block(c, table, get_new_block(&c->pool, r->now));
+    int64_t evicted = c->pool.evicted, missing = ceil_div(tokens, r->block_size) - table->count;
+    if (missing > 0)
+        extend_table(c, table, missing, r->now);
     log_change(&c->pool, at_row(r), evicted - c->pool.evicted);
     cache_full_blocks(c, table, tokens / r->block_size);
 }
@@ -239,14 +239,14 @@ static int64_t known_of_head(struct replica *r, const struct path *path, int64_t
 /* Steps until a running sequence fills the block that the head of the queue looks for next. */
 static int64_t steps_to_publication(const struct replica *r, const struct path *path, int64_t place, int64_t start_tokens)
 {
-    int64_t link = 0, steps = INT64_MAX;
+    int64_t link = 0, end, steps = INT64_MAX;
     if (!path->is_shared || place >= num_places(r, start_tokens))
         return steps;
-    int64_t wanted = hash_at(r->cache, path, place, &link);
+    int64_t wanted = hash_at(r->cache, path, place, &link, &end);
     for (int32_t slot = r->first; slot != NONE; slot = r->slots[slot].after) {
         const struct path *own = &r->cache->tables[slot].path;
         link = 0;
-        if (own->is_shared && place < end_of(r->cache, own) && hash_at(r->cache, own, place, &link) == wanted)
+        if (own->is_shared && place < end_of(r->cache, own) && hash_at(r->cache, own, place, &link, &end) == wanted)
             steps = least(steps, (place + 1) * r->block_size - r->slots[slot].lag - r->decode_step + 1);
     }
     return steps;
