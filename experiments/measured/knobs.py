@@ -199,7 +199,7 @@ def _is_pool_of(base: Replayed, own: Settings) -> bool:
 
 def _block_size(base: Replayed) -> int:
     """Tokens of a block on a rank, as servers state it."""
-    return base.run.replica.block_size // int(base.run.settings.value("decode_context_parallel_size"))
+    return base.run.replica.stated_block_size // int(base.run.settings.value("decode_context_parallel_size"))
 
 
 def _base_scale(base: Replayed) -> float:

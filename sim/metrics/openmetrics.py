@@ -140,7 +140,7 @@ def _cache_config(run: Run, at: np.ndarray) -> list[_Family]:
         return []
     replica, chosen = run.replica, run.settings
     labels = {
-        "block_size": replica.block_size // int(chosen.value("decode_context_parallel_size")),
+        "block_size": replica.stated_block_size // int(chosen.value("decode_context_parallel_size")),
         "cache_dtype": chosen.kv_cache_dtype,
         "enable_prefix_caching": replica.caches_prefixes,
         "num_gpu_blocks": replica.num_blocks,

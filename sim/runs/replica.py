@@ -19,7 +19,8 @@ class Replica:
 
     Attributes:
         policy, memory, cost: New objects for one run.
-        num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens on all ranks that divide them.
+        num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens on all ranks that divide them; of several sizes of
+            blocks the least common multiple.
         max_model_len: Longest prompt + output in tokens.
         layout: The KV groups that share the pool; None if all layers keep every token.
         page_bytes: Bytes of a block of one KV group on each rank; 0 without KV groups.
@@ -45,6 +46,12 @@ class Replica:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def stated_block_size(self) -> int:
+        """Tokens of a block as the setting and a server's metrics state them: where groups have several sizes, before pages are unified."""
+        layout = self.layout
+        return layout.config.block_size if layout and layout.config and layout.has_block_sizes else self.block_size
+
+    @property
     def host_blocks(self) -> int:
         """Blocks of the swap space; 0 where the memory has none."""
         return self.memory.host_blocks
@@ -58,7 +65,7 @@ class Replica:
         """The resolved settings, defaults included, for ``run.json``."""
         return {
             "num_gpu_blocks": self.num_blocks,
-            "block_size": self.block_size,
+            "block_size": self.stated_block_size,
             "enable_prefix_caching": self.caches_prefixes,
             "enforce_eager": self.enforce_eager,
             **asdict(self.policy.limits),

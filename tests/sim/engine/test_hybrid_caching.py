@@ -97,7 +97,7 @@ class Walk:
         )
         assert pool.reference_counts == [named[block] for block in range(pool.num_blocks)]
         assert sorted([*named, *pool.free_ids]) == list(range(pool.num_blocks))
-        assert sum(self.memory.cache.shared.values()) == sum(named.values()) - len(named)
+        assert sum(self.memory.cache.shared) == sum(named.values()) - len(named)
 
     def buckets(self) -> dict[str, int]:
         """Invariant 3 in passing: a block in two tables is full, at the same place of both, in the same group."""
