@@ -29,7 +29,7 @@ from ...sim.spec.shape import ModelSpec
 from ...sim.types.errors import UserError
 from ...sim.types.user_files import content_of, json_value
 from ..runs.near_saturation import LoadClass
-from .servers_like import INT4, MEASURED_POLICIES, Served, ServersLike, servers_like
+from .servers_like import INT4, MEASURED_POLICIES, Served, ServersLike, data_sheet_like, servers_like
 
 #: Most lines that are printed.
 _MOST_LINES = 4
@@ -214,9 +214,8 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
     if name == "paper":
         return Evidence(name, "the paper", "measurements of OPT-13B on an A100 40 GB in the paper of 2023", load)
     if name == "roofline":
-        like = servers_like(settings, served) if default_cost(shape, card, settings.quantization) == name else None
-        known = like if like is not None and (like.predicted or like.lacking) else None
-        return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", load, known)
+        like = data_sheet_like(settings, served)
+        return Evidence(name, "a data sheet", f"a roofline from the data sheet of {card.name}", load, like)
     if card.profile is not None:
         basis, origin = _of_file(card.profile)
         return Evidence(name, basis, f"{origin} of {card.name}", load)

@@ -1,7 +1,8 @@
 """The measured servers that are of a simulation's class, and the intervals that they give (``intervals``).
 
 ``facts/server_errors.json`` has the errors of runs of real servers (``experiments.reproduce.servers``), simulated with the shipped
-defaults, with the source of each; ``make servers`` writes it.
+defaults, with the source of each; ``make servers`` writes it. ``facts/data_sheet_errors.json`` has those of the same runs, simulated
+from the data sheets of their cards; ``docs/data_sheets.py`` writes it.
 """
 
 from __future__ import annotations
@@ -153,18 +154,31 @@ class ServersLike:
         return asdict(self)
 
 
-@cache
-def stored_rows() -> Sequence[Row]:
-    """The measured runs, as ``experiments.reproduce.board.BoardRow`` has them, with the settings that tell servers of a class apart."""
-    rows: Sequence[Row] = json.loads(
-        resources.files(__package__).joinpath("facts/server_errors.json").read_text("utf-8")
-    )
+def _facts(name: str) -> Sequence[Row]:
+    rows: Sequence[Row] = json.loads(resources.files(__package__).joinpath(f"facts/{name}").read_text("utf-8"))
     return rows
 
 
 @cache
-def _calibrated(metric: str) -> Calibrated:
-    return Calibrated(run_errors(stored_rows(), metric))
+def stored_rows() -> Sequence[Row]:
+    """The measured runs, as ``experiments.reproduce.board.BoardRow`` has them, with the settings that tell servers of a class apart."""
+    return _facts("server_errors.json")
+
+
+#: The one class of data sheets: measured servers of all cards with tables. Its errors depend on the kernels that no table of the own
+#: card says, not on its kind of model alone.
+_DATA_SHEETS = {"gpu": "NVIDIA cards,", "backend": "simulated from", "kind": "data sheets", "load": None}
+
+
+@cache
+def data_sheet_rows() -> Sequence[Row]:
+    """The same runs, simulated from the data sheets of their cards."""
+    return [{**row, **_DATA_SHEETS} for row in _facts("data_sheet_errors.json")]
+
+
+@cache
+def _calibrated(metric: str, from_data_sheets: bool = False) -> Calibrated:
+    return Calibrated(run_errors(data_sheet_rows() if from_data_sheets else stored_rows(), metric))
 
 
 def servers_like(settings: Settings, served: Served) -> ServersLike:
@@ -197,16 +211,31 @@ def servers_like(settings: Settings, served: Served) -> ServersLike:
     return ServersLike(tuple(each for each in found if each is not None), other_kv_format=kept)
 
 
-def _predicted(metric: str, levels: Levels, value: float | None) -> Predicted | None:
+def data_sheet_like(settings: Settings, served: Served) -> ServersLike:
+    """The measured servers as their data sheets have them, for a simulation with ``--cost roofline``."""
+    if lacking := tuple(_lacking_kind(settings, stored_rows())):
+        return ServersLike(lacking=lacking)
+    own = {**_DATA_SHEETS, "busy": served.load in ("busy", "overload"), "overload": served.load == "overload"}
+    metrics = LABELS if served.load is not None else ("tpot",)
+    found = [
+        _predicted(metric, levels, (served.values or {}).get(metric) or None, from_data_sheets=True)
+        for metric in metrics
+        if (levels := levels_of(own, metric)) is not None
+    ]
+    return ServersLike(tuple(each for each in found if each is not None and each.factors is not None))
+
+
+def _predicted(metric: str, levels: Levels, value: float | None, from_data_sheets: bool = False) -> Predicted | None:
     """A metric of a class; None if no run of the class has it."""
-    calibrated = _calibrated(metric)
+    calibrated = _calibrated(metric, from_data_sheets)
     interval, depth = calibrated.interval(levels), calibrated.depth(levels)
     # Of a class that is too small, all runs are shown, whatever their load.
     shown = 1 if depth is None else depth
     members = calibrated.members(levels, shown)
     if not members:
         return None
-    by_run = {row["run"]: row["errors"][metric] for row in stored_rows() if metric in row["errors"]}
+    rows = data_sheet_rows() if from_data_sheets else stored_rows()
+    by_run = {row["run"]: row["errors"][metric] for row in rows if metric in row["errors"]}
     found = Predicted(
         metric=metric,
         value=value,
@@ -226,7 +255,19 @@ def _predicted(metric: str, levels: Levels, value: float | None) -> Predicted | 
 
 def _lacking(settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
     """What these settings have and none of the measured runs."""
+    yield from _lacking_kind(settings, rows)
     shape, shapes = model(settings.model), [model(row["model"]) for row in rows]
+    own = settings.quantization or shape.quantization
+    if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
+        yield _weights_text(own)
+    else:
+        for part, name in kernels_of(settings).items():
+            if all(row["kernels"].get(part) != name for row in rows):
+                yield f"{part} in {name}"
+
+
+def _lacking_kind(settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
+    """The same of the division among GPUs and of how steps run."""
     if settings.data_parallel_size > 1 and all(row["data_parallel_size"] == 1 for row in rows):
         yield "several engines"
     if settings.pipeline_parallel_size > 1:
@@ -241,13 +282,6 @@ def _lacking(settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
         yield "ranks that divide the tokens of a sequence"
     if settings.step_scale not in (None, 1):
         yield "scaled steps (--step-scale)"
-    own = settings.quantization or shape.quantization
-    if all((row["quantization"] or other.quantization) != own for row, other in zip(rows, shapes, strict=True)):
-        yield _weights_text(own)
-    else:
-        for part, name in kernels_of(settings).items():
-            if all(row["kernels"].get(part) != name for row in rows):
-                yield f"{part} in {name}"
 
 
 def _weights_text(quantization: str | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from math import log
@@ -333,6 +333,19 @@ def board_rows(folder: Path | None = None, added: Path | None = None) -> list[Bo
     """
     runs = runs_of(folder, added)
     return board_of(runs, [row for run in runs for row in _rows(run, "nothing", "", run.outcome(None))])
+
+
+def data_sheet_rows(folder: Path | None = None) -> Iterator[dict[str, Any]]:
+    """The errors of all runs that no constant is fitted to, simulated with ``--cost roofline``: what a data sheet is worth where it stands in.
+
+    Args:
+        folder: See ``runs_of``.
+    """
+    for run in runs_of(folder):
+        run.settings = replace(run.settings, cost="roofline")
+        row = board_row(run.fact, run.settings, list(_rows(run, "nothing", "", run.outcome(None))))
+        if row.standing != "fitted":
+            yield {name: getattr(row, name) for name in ("run", "server", "busy", "overload", "standing", "errors")}
 
 
 def _rows(run: ServerRun, fit: str, kind: str, simulated: Simulated) -> Iterator[dict[str, Any]]:

@@ -165,10 +165,19 @@ def test_gpus_without_measured_servers_say_so():
         )
 
 
-def test_step_times_that_are_not_the_default_have_no_interval():
-    """The measured runs were simulated with the defaults: a roofline where the profile does not cover the model."""
-    assert of(gpu="l4", model="qwen2.5-7b").text().endswith("No measured run was simulated with them.")
-    assert of(gpu="h100-80gb", model="qwen3-14b", cost="roofline").like is None
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mi300x", "qwen3-14b"), ("mi355x", "gpt-oss-120b"), ("h200", "kimi-linear-48b-a3b")]
+)
+def test_data_sheets_have_the_interval_of_all_servers_simulated_from_theirs(name, shape):
+    """Wider than that of a class with tables, and with its class in the line."""
+    found = of(open_loop(), gpu=name, model=shape)
+    tpot = found.like.predicted[0]
+    assert found.cost == "roofline" and tpot.server_class.startswith("NVIDIA cards, simulated from data sheets")
+    assert tpot.servers > 20 and tpot.factors[1] > 1
+    low, high = of(open_loop(), gpu="h100-80gb", model="qwen3-14b").like.predicted[0].factors
+    assert tpot.factors[1] / tpot.factors[0] > 2 * high / low
+    apart = of(gpu=name, model=shape, enforce_eager=True)
+    assert apart.like.predicted == () and "steps without CUDA graphs" in apart.text()
 
 
 def test_states_have_tables_and_errors_of_the_runs_like_them():
@@ -200,7 +209,7 @@ def test_a_line_of_each_cost_model():
         "Step times: kernel times of h100-80gb from published tables (--cost fitted). 9 of 10"
     )
     assert lines["roofline"].startswith(
-        "Step times: a roofline from the data sheet of h100-80gb (--cost roofline). No measured"
+        "Step times: a roofline from the data sheet of h100-80gb (--cost roofline). 9 of 10 servers like this"
     )
     paper = evidence(settings(policy="vllm-sosp23", cost="paper"))
     assert (paper.basis, paper.cost) == ("the paper", "paper")
