@@ -386,14 +386,15 @@ class BlockCounts(Memory):
     def _cycle(self, decode_step: int) -> tuple[list[int], list[int]]:
         """Blocks taken, and blocks released, in each of the ``block_size`` steps from ``decode_step`` on."""
         # Blocks of a model with states have a thousand tokens, and a leap of it asks for such a cycle: no loop of Python.
-        steps = self.block_size
-        takes = backs = [0] * steps
-        for groups in self.sizes:
-            cycle = groups.phases.cycle(decode_step) * (steps // groups.size)
-            takes = list(map(add, takes, map(mul, repeat(groups.number), cycle)))
+        steps, first, *others = self.block_size, *self.sizes
+        takes = list(map(mul, repeat(first.number), _repeated(first.phases.cycle(decode_step), steps)))
+        for groups in others:
+            takes = list(
+                map(add, takes, map(mul, repeat(groups.number), _repeated(groups.phases.cycle(decode_step), steps)))
+            )
+        backs = [0] * steps
         for kind in self.giving:
-            cycle = kind.cycle(decode_step)
-            backs = list(map(add, backs, map(mul, repeat(kind.number), cycle * (steps // len(cycle)))))
+            backs = list(map(add, backs, map(mul, repeat(kind.number), _repeated(kind.cycle(decode_step), steps))))
         return takes, backs
 
     def room_after(self, state: State, steps: int) -> int:
@@ -406,3 +407,8 @@ class BlockCounts(Memory):
             exchanges = list(map(sub, *self._cycle(state.decode_step)))
             taken = cycles * sum(exchanges) + sum(exchanges[:rest])
         return (self.free - taken) * self.block_size
+
+
+def _repeated(cycle: list[int], steps: int) -> list[int]:
+    """A cycle as often as it fits into so many steps."""
+    return cycle if len(cycle) == steps else cycle * (steps // len(cycle))
