@@ -156,12 +156,17 @@ class TestSparseAttention:
         assert status(["plan", "--gpu", "a100-80gb", "--serve", "vllm serve glm-5 -tp 8"]) == DONE
         assert "It does not start: glm-5 on 8 x a100-80gb. No valid attention backend found" in capsys.readouterr().out
 
-    def test_no_profile_covers_it(self):
+    def test_a_profile_covers_it_where_tables_have_its_widths(self):
         """The tables of DeepSeek-V3's attention have the same widths, and attend to every token."""
         spec = model("deepseek-v3.2")
-        assert CalibratedCost.refusal(spec, profile("h200"), "fp8")
-        assert default_cost(spec, gpu("h200")) == "roofline"
-        assert default_cost(model("deepseek-v3"), gpu("h200")) == "fitted"
+        assert default_cost(spec, gpu("h200")) == default_cost(model("glm-5"), gpu("b200")) == "fitted"
+        assert default_cost(model("deepseek-v3"), gpu("l40s")) == "fitted"
+        assert "attends to the tokens that an indexer chooses" in CalibratedCost.refusal(spec, profile("l40s"), "fp8")
+        assert default_cost(spec, gpu("l40s")) == "roofline"
+        # Other widths, and an indexer in some layers alone.
+        other = replace(spec, hidden_size=6144)
+        some = replace(spec, indexer=replace(spec.indexer, layers=spec.indexer.layers[::2]))
+        assert all(CalibratedCost.refusal(each, profile("h200"), "fp8") for each in (other, some))
 
 
 class TestSparseBlocks:
