@@ -186,10 +186,7 @@ def _in_limits(rows: Sequence[dict[str, Any]]) -> str:
     missed = [comparison(row) for row in rows if not comparison(row).passes]
     by_kind = ", ".join(f"{within[kind]} of {number} {kind}" for kind, number in kinds.items())
     misses = "; ".join(f"{found.figure} ({found.error}, limit {found.limit})" for found in missed)
-    return (
-        f"- {len(rows) - len(missed)} of {len(rows)} published figures ({by_kind}) are within their limits. Missed: {misses}. Figures with drafts are computed from the layers directly, as `--speculative-config` is"
-        " refused for models with layers of several kinds."
-    )
+    return f"- {len(rows) - len(missed)} of {len(rows)} published figures ({by_kind}) are within their limits. Missed: {misses}. Figures with drafts are computed from the layers directly."
 
 
 def _large_page_mib(name: str) -> float:

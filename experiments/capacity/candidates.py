@@ -225,7 +225,7 @@ def _candidate(
     if found.uncounted is not None:
         raise found.uncounted
     if found.launch.speculative is not None:
-        found.launch.speculative.require_simulated(found.launch.model)
+        found.launch.speculative.drafter(found.launch.model)
     found.require_simulated()
     refused = found.refusal()
     if refused is not None:

@@ -244,23 +244,28 @@ def _layout(
     settings: Settings, shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
 ) -> HybridLayout | None:
     """The model's KV groups, if the policy supports them and layers do not all keep the same."""
+    speculative = settings.policy_options.speculative
+    drafter = None if speculative is None else speculative.drafter(shape)
     if shape.mixer:
         _require_states(settings, shape)
     elif not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
         return None
     elif not shape.window_heads:
-        return hybrid_layout(shape, max_model_len)
+        layout = hybrid_layout(shape, max_model_len)
+        if layout is None or drafter is None:
+            return layout
     cache = CacheSettings(
         max_model_len=max_model_len,
         max_num_batched_tokens=settings.max_num_batched_tokens or max_model_len,
         block_size=settings.block_size,
         enable_prefix_caching=caches,
+        num_speculative_blocks=0 if speculative is None else speculative.num_speculative_tokens,
     )
     exports = 0
     if shape.mixer:
         exports = shape.mixer.export_tokens(gpu(settings.gpu).major, deployment.vllm_minor or LAST_ORDERED)
-    layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports)
-    require_block_sizes(shape, layout, settings.kind.serves_block_sizes)
+    layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports, drafter)
+    require_block_sizes(shape, layout, settings.kind.serves_block_sizes and speculative is None)
     return layout
 
 
@@ -332,7 +337,6 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
     speculative = settings.policy_options.speculative
     if speculative is None:
         return found
-    speculative.require_simulated(shape)
     drafter, drafts_cost = speculative.drafter(shape), None
     if drafter is not None:
         # The host's time is that of the target's step, and a server's constants are those of the whole.

@@ -155,21 +155,25 @@ class Policy(Generic[MemoryT, TransactionT]):
         """
         return 1
 
+    def longest_tokens(self, workload: Workload) -> np.ndarray:
+        """Most tokens with a slot of each request, int64 [n]: prompt and output without the last token, which is never stored."""
+        return workload.prompt_tokens + workload.output_tokens - 1
+
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks, int64 [n], of the smallest pool that can serve each request; requests that need more are refused.
 
-        By default the blocks, of all KV groups, for an admission with prompt and output without the last token, which is
-        never stored; a preemption may cause it.
+        By default the blocks, of all KV groups, for an admission with all of ``longest_tokens``; a preemption may cause it.
         """
-        tokens, groups = workload.prompt_tokens + workload.output_tokens - 1, self.groups
+        tokens, groups = self.longest_tokens(workload), self.groups
         needed = np.full(len(workload), self.null_blocks)
         # A step that continues from a state at the end of a block holds that state and the new one, and perhaps one exported
-        # from within. Where steps are scheduled ahead a state is released a step later: only blocks of one token end in that
-        # step, too.
-        held = 2 + groups.exports_states + (groups.ahead and block_size == 1) if groups.states_by_block else 1
+        # from within. Where steps are scheduled ahead a state is released a step later, and drafts may pass more ends of blocks.
+        entered = -(-(1 + groups.ahead) * (1 + groups.drafts) // block_size)
+        held = 1 + entered + groups.exports_states if groups.states_by_block else 1
         for each in groups.classes(block_size):
             blocks, most = blocks_of(tokens, each.block_size), held if each.kind == STATE else each.most_prompt_blocks
-            needed += each.number * (blocks if most is None else np.minimum(blocks, most))
+            own = groups.drafts if each.kind == STATE else 0
+            needed += each.number * (own + (blocks if most is None else np.minimum(blocks, most)))
         return needed
 
 

@@ -554,10 +554,6 @@ class VllmV1Options(VllmServeOptions):
                 "--cost paper": replica.cost == "paper",
                 "an allocator": replica.allocator is not None,
                 **of_a_server,
-                "layers of several kinds": layout is not None,
-                "long_prefill_token_threshold": self.long_prefill_token_threshold > 0,
-                "prefill_schedule_interval": self.prefill_schedule_interval > 1,
-                "scheduling_policy = priority": self.scheduling_policy == "priority",
                 "kv_offloading_size": offloads,
             }
         if self.decode_context_parallel_size > 1:
@@ -575,6 +571,9 @@ class VllmV1Options(VllmServeOptions):
                 "scheduling_policy = priority": self.scheduling_policy == "priority",
                 "prefill_schedule_interval": self.prefill_schedule_interval > 1,
             }
+        if self.prefill_schedule_interval > 1:
+            # Engines that share experts count their steps together.
+            others["prefill_schedule_interval"] = {"data parallelism": replica.data_parallel_size > 1}
         if self.api_server is not None:
             others["api_server"] = {"speculative_config": drafts}
         return others

@@ -47,6 +47,8 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         super().__init__(limits, options, groups)
         #: Sequences that may run at once.
         self.most_running = limits.max_num_seqs
+        #: Sequences that wait, and were passed over since they came as they wait for a copy.
+        self.passed: set[Sequence] = set()
 
     def memory(self, pool: Pool) -> Memory:
         """See ``Policy``."""
@@ -160,6 +162,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
                 break
             free_seqs -= 1
             transaction.enter(sequence, now, blocks - later)
+            self.passed.discard(sequence)
             tokens += now
             budget -= now + self.extra_slots
             if left > now:
@@ -167,6 +170,7 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
                 valid_until_horizon = False
             else:
                 admitted.append(sequence)
+        self.passed.update(passed)
         return StepPlan(
             admitted=tuple(admitted),
             prefill_tokens=tokens,

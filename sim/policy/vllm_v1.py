@@ -27,7 +27,6 @@ from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import blocks_of
 from .options import Options, VllmServeOptions, VllmV1Options, minor_version
 from .server import Limits, Pool, Server
 from .token_budget import Chunk, TokenBudget
@@ -73,7 +72,8 @@ class VllmV1(TokenBudget):
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
         chosen, self.schedules_ahead = self.options, self.options.schedules_ahead
-        self.groups = groups or PageGroups(ahead=self.schedules_ahead)
+        drafts = 0 if chosen.speculative is None else chosen.speculative.num_speculative_tokens
+        self.groups = (groups or PageGroups(ahead=self.schedules_ahead))._replace(drafts=drafts)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
         self.reserves_whole, self._release = chosen.scheduler_reserve_full_isl, chosen.vllm_release
@@ -93,6 +93,12 @@ class VllmV1(TokenBudget):
         self._speculative = found = chosen.speculative
         self._has_options = overlaps or found is not None
         if found is not None:
+            uniform = 1 + found.num_speculative_tokens
+            if 0 < self._cap.tokens < uniform:
+                remedy = (
+                    f"vLLM pads a sequence to {uniform} tokens and then ends at an assertion; give at least {uniform}"
+                )
+                raise SettingError("long_prefill_token_threshold", self._cap.tokens, remedy)
             if limits.max_num_batched_tokens <= found.lookahead_tokens:
                 remedy = f"must be more than the {found.lookahead_tokens} drafts of a sequence"
                 raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
@@ -200,16 +206,16 @@ class VllmV1(TokenBudget):
             None if runs is None else Chains(runs, size, config.hash_lookahead_tokens),
             max_model_len=self.limits.max_model_len,
             order=self._order(runs is not None),
-            ahead=self.schedules_ahead,
+            groups=self.groups,
         )
 
-    def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
+    def longest_tokens(self, workload: Workload) -> np.ndarray:
         """See ``Policy``; drafts, and the slots that a drafter looks ahead, are reserved up to ``max_model_len``."""
+        stored = super().longest_tokens(workload)
         if self._speculative is None:
-            return super().smallest_pool_blocks(workload, block_size)
-        drafts, steps = self._speculative.num_speculative_tokens, 1 + self.schedules_ahead
-        most = workload.prompt_tokens + workload.output_tokens - 1 + steps * drafts + self._speculative.lookahead_tokens
-        return blocks_of(np.minimum(most, self.limits.max_model_len), block_size) + self.null_blocks
+            return stored
+        ahead = (1 + self.schedules_ahead) * self._speculative.num_speculative_tokens
+        return np.minimum(stored + ahead + self._speculative.lookahead_tokens, self.limits.max_model_len)
 
     def _order(self, caching: bool) -> type[FreeKVCacheBlockQueue]:
         """The order in which free blocks are taken.
@@ -258,10 +264,13 @@ class VllmV1(TokenBudget):
     def _end(self, state: State, transaction: PagedTransaction, plan: StepPlan) -> StepPlan:
         """The plan of the step, with what the options add to it."""
         if self._cadence is not None:
-            self._cadence.end(state, plan)
+            self._cadence.end(state, plan, len(self.passed))
         if self._by_priority and state.waiting and not plan.preempted:
             # A request that arrives may come before those that wait.
-            plan = plan._replace(order=tuple(sorted(state.waiting, key=_BY_URGENCY)), stops_at_arrival=True)
+            entering = dict.fromkeys((*plan.admitted, *(each for each, _ in plan.chunks)))
+            first = [each for each in entering if each not in state.prefilling]
+            behind = (each for each in sorted(state.waiting, key=_BY_URGENCY) if each not in entering)
+            plan = plan._replace(order=(*first, *behind), stops_at_arrival=True)
         if self._offloads and (flush := transaction.end_decision(_computed(state, plan))):
             plan = plan._replace(flush_ticks=flush)
         if isinstance(transaction, SpeculativeTransaction):
@@ -304,7 +313,7 @@ class VllmV1(TokenBudget):
                         break
                     if victim in scheduled:
                         more, taken = scheduled.pop(victim)
-                        budget += more
+                        budget += more + self.extra_slots
                         transaction.free += taken
                     # Also one that computes nothing in this step, as its last token is in flight.
                     place -= kept.index(victim) < place
@@ -333,14 +342,15 @@ class VllmV1(TokenBudget):
 
     def _queue(self, state: State) -> Iterable[Sequence]:
         """See ``TokenBudget``."""
+        waiting: Iterable[Sequence] = state.waiting
+        if not (self._by_priority or self._offloads):
+            return waiting
         if self._by_priority:
-            return self._numbered(sorted(state.waiting, key=_BY_URGENCY))
+            waiting = sorted(waiting, key=_BY_URGENCY)
         if self._loads:
             # Those with blocks, which load or have loaded, come first.
-            return self._numbered(sorted(state.waiting, key=lambda sequence: sequence not in self._loads))
-        if self._offloads:
-            return self._numbered(state.waiting)
-        return state.waiting
+            waiting = sorted(waiting, key=lambda sequence: sequence not in self._loads)
+        return self._numbered(waiting)
 
     def _numbered(self, queue: Iterable[Sequence]) -> Iterator[Sequence]:
         """The sequences of a queue; those that enter are ordered by that, not by arrival."""
@@ -353,7 +363,7 @@ class VllmV1(TokenBudget):
         """Tokens that a running sequence computes in the step."""
         if sequence not in state.prefilling:
             if isinstance(transaction, SpeculativeTransaction) and sequence not in state.finished:
-                return transaction.tokens_of(sequence, budget)
+                return transaction.tokens_of(sequence, min(budget, self._longest_chunk))
             return int(sequence not in state.finished)
         if self._defers:
             return 0
@@ -408,9 +418,9 @@ class VllmV1(TokenBudget):
         there from within the chunk."""
         if self._defers and sequence.start_tokens - computed > 1:
             return 0
-        if isinstance(transaction, SpeculativeTransaction):
-            return transaction.padded(sequence, computed, tokens)
         tokens = min(tokens, self._longest_chunk)
+        if isinstance(transaction, SpeculativeTransaction):
+            tokens = transaction.padded(sequence, computed, tokens)
         known, size = sequence.start_tokens, transaction.block_size
         prompt_end = sequence.prefill_end
         if not self.groups.states_by_block:
@@ -434,6 +444,8 @@ class VllmV1(TokenBudget):
         if self._speculative is not None:
             # How far a step gets is drawn.
             return 1
+        if self._cadence is not None:
+            limit = min(limit, self._cadence.steps_deferred(state))
         if self._offloads:
             held_seqs = state.batch_size + len(state.stalled) + len(state.prefilling) + len(state.finished)
             asks = state.waiting and held_seqs < self.most_running
@@ -443,8 +455,6 @@ class VllmV1(TokenBudget):
             if memory.transfers is not None and not memory.transfers.is_settled():
                 return 1
             return max(1, min(limit, memory.steps_with(state, memory.free, limit)))
-        if self._cadence is not None:
-            limit = min(limit, self._cadence.steps_deferred(state))
         if state.waiting and not self.reserves_whole and (memory.cache_log or not self._is_plain):
             # Fewer blocks suffice for the head than those of its known tokens, also after evictions of what it found.
             return 1
@@ -539,8 +549,12 @@ class _Cadence:
         too_early = self._executed(state) + 1 - self._last < self._interval
         self.defers = bool(decodes and too_early and not self._left_some)
 
-    def end(self, state: State, plan: StepPlan) -> None:
-        """The step is decided."""
+    def end(self, state: State, plan: StepPlan, passed: int) -> None:
+        """The step is decided.
+
+        Args:
+            passed: Sequences that wait and were passed over since they came; they are not left waiting for room.
+        """
         decodes = state.batch_size - sum(sequence in state.running for sequence in plan.preempted) + len(plan.admitted)
         stalled, resumed = plan.stalls or ((), ())
         decodes += len(resumed) - len(stalled)
@@ -554,7 +568,7 @@ class _Cadence:
             self._last = executed + bool(decodes or plan.prefill_tokens)
         if not plan.preempted and not self.defers:
             begun += (sequence for sequence, _ in plan.chunks if sequence not in state.prefilling)
-            self._left_some = len(state.waiting) > len(begun)
+            self._left_some = len(state.waiting) > len(begun) + passed
 
     def steps_deferred(self, state: State) -> int:
         """Steps, the coming one included, until prompts are computed again; a large number if none are deferred."""

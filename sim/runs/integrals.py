@@ -270,7 +270,7 @@ class Accounts:
         if self.log.paged:
             # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
             target = requested = held - tail
-        rejected = sums["rejected"]
+        rejected = number * sums["rejected"]
         past = held - tail - requested - sums["finished_hold"]
         in_block = self.log.residue == "block_tail"
         return {

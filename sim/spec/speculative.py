@@ -102,7 +102,7 @@ class SpeculativeConfig:
                 sizes are packed.
         """
         if target.indexer and target.state_layers:
-            raise _uncounted(target)
+            raise _uncounted(target, "an indexer beside states")
         if not self.has_layers:
             return None
         if self.method != "draft_model":
@@ -111,16 +111,6 @@ class SpeculativeConfig:
         drafter = model_of(self.model)
         _require_one_kind(drafter)
         return drafter
-
-    def require_simulated(self, target: ModelSpec) -> None:
-        """Raise NotSimulated for a target with layers of several kinds; for n-grams only one with states.
-
-        Its memory is known (``hybrid.formed_layout``). Steps are not: a sequence keeps one more state for each draft of any method.
-        """
-        if self.has_layers:
-            _require_one_kind(target)
-        elif target.state_layers:
-            raise _uncounted(target)
 
     def quantization(self, drafter: ModelSpec, deployment: Deployment) -> str | None:
         """Number format of the drafter's matrices: its checkpoint's own, and of MTP the target's; EAGLE's have 16 bits."""
@@ -148,13 +138,13 @@ class SpeculativeConfig:
 
 
 def _require_one_kind(shape: ModelSpec) -> None:
-    """Raise NotSimulated for a model with windows or states, which would share blocks with the drafter's layers."""
+    """Raise NotSimulated for a draft model with windows or states."""
     if any(shape.span(layer) != FULL for layer in range(shape.num_layers)):
-        raise _uncounted(shape)
+        raise _uncounted(shape, "layers with windows or states")
 
 
-def _uncounted(shape: ModelSpec) -> NotSimulated:
-    reason = "has layers with windows or states, beside which drafts are not simulated"
+def _uncounted(shape: ModelSpec, what: str) -> NotSimulated:
+    reason = f"has {what}, beside which drafts are not simulated"
     return NotSimulated("model", shape.name, reason, "leave out speculative_config")
 
 

@@ -144,7 +144,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         prefix_caching=True,
         asynchronous=asynchronous,
         num_blocks=case.num_blocks,
-        options=case.options,
+        options={server._CONFIG_NAMES.get(name, name): value for name, value in case.options.items()},
     )
     gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
     offloading = {"kv_offloading_size": gib}

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.live.step_log import Served
 
 from . import captures
+from .drafts import DRAFTED, HYBRIDS, METHODS, drawn
 from .starts import starts
 from .workloads import KINDS, OPTIONS, Case
 
@@ -22,6 +24,10 @@ SEEDS = 6
 _MODES = ("sync", "async")
 NAMES = [f"{kind}/{seed}/{mode}" for kind in KINDS for seed in range(SEEDS) for mode in _MODES]
 NAMES += [f"{option}/{kind}/3/{mode}" for option in OPTIONS for kind in KINDS for mode in _MODES]
+#: With drafts: over several KV groups, and over all under an option.
+_DRAFTS = [f"{kind}/{seed}/{METHODS[seed % 3]}" for kind in HYBRIDS for seed in range(SEEDS)]
+_DRAFTS += [f"{option}/{kind}/4/eagle" for option in ("priorities", "intervals", "combined") for kind in DRAFTED]
+NAMES += [f"drafts/{each}/{mode}" for each in _DRAFTS for mode in _MODES]
 
 
 def digest(served: Served) -> str:
@@ -33,6 +39,9 @@ def digest(served: Served) -> str:
 def case_of(name: str) -> tuple[Case, bool]:
     """The workload of a name in ``NAMES``, and whether its steps are scheduled ahead."""
     *options, kind, seed, mode = name.split("/")
+    if name.startswith("drafts/"):
+        *options, kind, seed, method, mode = name.split("/")[1:]
+        return drawn(kind, int(seed), method, options[0] if options else None), mode == "async"
     case = KINDS[kind](int(seed))
     for option in options:
         case = OPTIONS[option](case)
@@ -76,11 +85,16 @@ def real_captures() -> dict[str, str]:
     return {str(seed): captures_digest(theirs(captures.drawn(seed))) for seed in range(captures.SEEDS)}
 
 
-def real() -> dict[str, str]:
+def real(names: Iterable[str] = NAMES) -> dict[str, str]:
     """The digests of the installed vLLM."""
-    from . import server
+    from . import server, speculation
 
-    return {name: digest(server.serve(*case_of(name))) for name in NAMES}
+    def served(case: Case, asynchronous: bool) -> Served:
+        if "speculative_config" in case.options:
+            return speculation.serve(case, asynchronous)[0]
+        return server.serve(case, asynchronous)
+
+    return {name: digest(served(*case_of(name))) for name in names}
 
 
 if __name__ == "__main__":

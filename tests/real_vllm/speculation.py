@@ -6,7 +6,6 @@ In place of a model, ``SpeculativeRecorder`` answers each step with the next tok
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -23,23 +22,9 @@ from fragmeter.sim.real_vllm.core import _checkpoint, model_config, vllm_config
 from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.types.sequence import Sequence
 
-from . import ours, server
-from .workloads import Case, with_options
-
-
-def drafting(case: Case, method: str, drafts: int, rates: list[float]) -> Case:
-    """The case with speculative decoding."""
-    config = {
-        "method": method,
-        "num_speculative_tokens": drafts,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": rates,
-    }
-    if method == "draft_model":
-        config["model"] = ours._model_of(case.layers)
-    # vLLM starts with more tokens a step than a sequence has drafts.
-    case = replace(case, max_num_batched_tokens=max(case.max_num_batched_tokens, drafts + 1))
-    return with_options(case, {"speculative_config": json.dumps(config, sort_keys=True)})
+from . import server
+from .drafts import beside_drafts
+from .workloads import Case
 
 
 class SpeculativeRecorder(server.Recorder):
@@ -95,7 +80,8 @@ def serve(case: Case, asynchronous: bool = False) -> tuple[Served, SpeculativeRe
         mock.patch.object(server, "Recorder", partial(SpeculativeRecorder, case)),
         mock.patch.object(server, "start", _starting(server.start)),
     ):
-        served = server.serve(replace(case, options=options), asynchronous)
+        layers = beside_drafts(case.layers, ours_config.method, ours_config.num_speculative_tokens)
+        served = server.serve(replace(case, options=options, layers=layers), asynchronous)
     return served, _STARTED.pop()
 
 

@@ -2,50 +2,76 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from fragmeter.experiments.live.step_log import first_difference
-from fragmeter.sim.memory.paged.speculative import SpeculativeMemory
+from fragmeter.sim.memory.accounting.kv_groups import PageGroups
+from fragmeter.sim.memory.paged.speculative import Progress, SpeculativeMemory
 from fragmeter.sim.spec.speculative import SpeculativeConfig
 from fragmeter.sim.types.state import State
 
 from . import ours, speculation
-from .workloads import KINDS, Case
+from .drafts import DRAFTED, HYBRIDS, METHODS, drawn
+from .workloads import Case
 
-#: Kinds of workloads over one KV group, and workloads of each.
-_KINDS = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
-_SEEDS = 6
-
-
-def _case(kind: str, seed: int, method: str) -> Case:
-    """Up to five drafts, of which none, all, or 60 % of those behind accepted ones are accepted."""
-    draw = random.Random(f"{kind}/{seed}/{method}")
-    drafts = draw.choice([1, 2, 3, 5])
-    rate = (0.0, 0.6, 1.0)[seed % 3]
-    return speculation.drafting(KINDS[kind](seed), method, drafts, [rate**place for place in range(1, drafts + 1)])
+#: Kinds of workloads over one KV group, and workloads of each and of a method; of each kind over several, and under each option.
+_KINDS = tuple(kind for kind in DRAFTED if kind not in HYBRIDS)
+_SEEDS, _MANY, _SEEDS_A_TEST = 6, 200, 10
+_OPTIONS = ("priorities", "intervals", "long_prefills", "combined")
+_modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("method", ["ngram", "eagle", "draft_model"])
-@pytest.mark.parametrize("kind", _KINDS)
-def test_every_step_is_that_of_the_real_scheduler(kind: str, method: str, asynchronous: bool, record_property):
+def _compare(label: str, cases: list[Case], asynchronous: bool, record_property: Callable[[str, object], None]) -> None:
     differing: dict[str, object] = {}
     steps = drafted = 0
-    for seed in range(_SEEDS):
-        case = _case(kind, seed, method)
+    for case in cases:
         real, recorder = speculation.serve(case, asynchronous)
         steps, drafted = steps + len(real.steps), drafted + recorder.drafted
         if difference := first_difference(real, ours.serve(case, asynchronous)):
             differing[case.name] = difference
-    record_property(f"compared/{kind} {method} {'async' if asynchronous else 'sync'}", [_SEEDS, steps, len(differing)])
+    record_property(f"compared/{label} {'async' if asynchronous else 'sync'}", [len(cases), steps, len(differing)])
     assert not differing
     assert drafted
 
 
+@_modes
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_every_step_is_that_of_the_real_scheduler(kind: str, method: str, asynchronous: bool, record_property):
+    cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
+    _compare(f"{kind} {method}", cases, asynchronous, record_property)
+
+
+@_modes
+@pytest.mark.parametrize("first", range(0, _MANY, _SEEDS_A_TEST))
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_every_step_over_several_kv_groups_is_that_of_the_real_scheduler(
+    kind: str, first: int, asynchronous: bool, record_property
+):
+    """Windows and states beside drafts, and beside the drafter's layer."""
+    seeds = range(first, first + _SEEDS_A_TEST)
+    cases = [drawn(kind, seed, METHODS[seed // 3 % len(METHODS)]) for seed in seeds]
+    _compare(f"drafts {kind}", cases, asynchronous, record_property)
+
+
+@_modes
+@pytest.mark.parametrize("first", range(0, _MANY, _SEEDS_A_TEST))
+@pytest.mark.parametrize("option", _OPTIONS)
+def test_every_step_under_an_option_is_that_of_the_real_scheduler(
+    option: str, first: int, asynchronous: bool, record_property
+):
+    """Over one KV group and several."""
+    seeds = range(first, first + _SEEDS_A_TEST)
+    kinds = [(seed, DRAFTED[seed % len(DRAFTED)]) for seed in seeds]
+    cases = [drawn(kind, seed, METHODS[seed // 3 % len(METHODS)], option) for seed, kind in kinds]
+    _compare(f"drafts {option}", cases, asynchronous, record_property)
+
+
 def _differing(method: str, kind: str, asynchronous: bool) -> int:
-    cases = [_case(kind, seed, method) for seed in range(_SEEDS)]
+    cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
     real = [speculation.serve(case, asynchronous)[0] for case in cases]
     return sum(
         first_difference(each, ours.serve(case, asynchronous)) is not None
@@ -78,3 +104,22 @@ _progress = SpeculativeMemory.progress
 def test_accepted_drafts_that_are_not_gained_are_noticed(monkeypatch):
     monkeypatch.setattr(State, "accept", lambda state, drafts: None)
     assert _differing("ngram", "mixed", asynchronous=False) > 3
+
+
+def test_states_without_a_block_for_each_draft_are_noticed(monkeypatch):
+    """Of models with states vLLM has one more block of each group for each draft."""
+    replaced = PageGroups._replace
+    monkeypatch.setattr(PageGroups, "_replace", lambda groups, **given: replaced(groups, **given | {"drafts": 0}))
+    assert _differing("ngram", "states", asynchronous=False) > 3
+
+
+def test_windows_that_release_what_a_step_in_flight_may_lose_are_noticed(monkeypatch):
+    """Where steps are scheduled ahead, blocks are released for the tokens before the step in flight."""
+    progress = SpeculativeMemory.progress
+
+    def too_early(memory: SpeculativeMemory, *given: Any) -> Progress:
+        found = progress(memory, *given)
+        return found._replace(processed=found.computed)
+
+    monkeypatch.setattr(SpeculativeMemory, "progress", too_early)
+    assert _differing("ngram", "windows", asynchronous=True) > 2

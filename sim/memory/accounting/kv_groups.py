@@ -80,6 +80,8 @@ class PageGroups(NamedTuple):
             (``num_prefill_checkpoint_blocks`` of vLLM's ``MambaSpec``).
         sizes: Of each group, where their blocks, or their windows, are not all alike; ``window_tokens`` is then the longest window,
             and the blocks of the pool have as many slots as the least common multiple of the sizes.
+        drafts: Drafts of a sequence and step, for each of which a group of states has a block besides
+            (``num_speculative_blocks``).
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -89,6 +91,7 @@ class PageGroups(NamedTuple):
     ahead: bool = False
     exports_states: bool = False
     sizes: tuple[GroupSize, ...] = ()
+    drafts: int = 0
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:

@@ -254,6 +254,8 @@ class GroupCache:
         if full <= done:
             return
         names, pool = self.names_of(sequence), self.pool
+        # A block without the tokens that its hash covers beside its own has no name.
+        full = min(full, len(names))
         ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
             if kind == RING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import RING, STATE, PageGroups, skipped_blocks
+from ..accounting.kv_groups import RING, SLIDING, STATE, PageGroups, skipped_blocks
 from ..accounting.moments import after_step, at_row
 from ..prefix import BlockPool
 from .group_cache import NULL_BLOCK, GroupCache, Table
@@ -64,6 +64,8 @@ class GroupTables:
         self._second: set[Sequence] = set()
         # Place up to which each sequence has released blocks, by class of groups.
         self._skipped: dict[Sequence, list[int]] = {}
+        # Sequences that have a block for each draft at the end of their tables of states.
+        self._drafting: set[Sequence] = set()
         self._grown_until = 0
 
     def reach(self, sequence: Sequence, known: int, tokens: int, published: int) -> None:
@@ -88,28 +90,72 @@ class GroupTables:
                 table[places] = [NULL_BLOCK] * len(table[places])
         self._skipped[sequence] = until
 
-    def take(self, sequence: Sequence, tokens: int, published: int) -> None:
+    def take(self, sequence: Sequence, tokens: int, published: int, slots: int = 0) -> None:
         """Extend the tables of a sequence to ``tokens``, the tokens computed after the step.
 
         Args:
             published: How many of them look-ups can find from now on.
+            slots: Tokens that groups of attention have blocks for, where those are more: a drafter looks ahead.
         """
         tables = self._tables_of(sequence)
         for kind, size, table in zip(self._groups.kinds, self._sizes, tables, strict=True):
-            missing = -(-tokens // size) - len(table)
-            if kind == RING:
-                missing = 1 - len(table)
-            elif kind == STATE:
-                # Only the state at the end of the step is kept, and one that a prefill exports; the blocks before it within
-                # the step get null entries.
-                missing = missing if self._groups.states_by_block else 1 - len(table)
-                kept = 1 + (self._groups.exports_states and tokens >= sequence.prefill_end)
-                table += [NULL_BLOCK] * (missing - kept)
-                missing = min(missing, kept)
+            if kind == STATE:
+                self._take_states(sequence, table, tokens)
+                continue
+            missing = (1 if kind == RING else -(-max(tokens, slots) // size)) - len(table)
             if missing > 0:
                 table += self.pool.get_new_blocks(missing)
+        if self._groups.drafts:
+            self._drafting.add(sequence)
         if self._cache:
             self._cache.publish(sequence, tables, published)
+
+    def _take_states(self, sequence: Sequence, table: Table, tokens: int) -> None:
+        """Only the state at the end of the step is kept, and one that a prefill exports; the blocks before it within the step get
+        null entries. States of drafts come last: where the step enters another block they move behind it."""
+        groups, before, ends = self._groups, len(table), -(-tokens // self._size)
+        missing = (ends if groups.states_by_block else 1) + groups.drafts - before
+        if missing <= 0:
+            return
+        if groups.states_by_block:
+            scratch = self._scratch(sequence)
+            kept_from = ends - 1 - self._exports(sequence, ends - before + scratch, tokens)
+            table += [NULL_BLOCK] * (kept_from - before)
+            for place in range(before - scratch, min(before, kept_from)):
+                table.append(table[place])
+                table[place] = NULL_BLOCK
+            missing = ends + groups.drafts - len(table)
+        table += self.pool.get_new_blocks(missing)
+
+    def _scratch(self, sequence: Sequence) -> int:
+        """Blocks for states of drafts at the end of a table of states."""
+        return self._groups.drafts if sequence in self._drafting else 0
+
+    def _exports(self, sequence: Sequence, entered: int, tokens: int) -> bool:
+        """Whether a step up to ``tokens`` that enters so many blocks exports a state from within (``PageGroups.exports``)."""
+        return self._groups.exports_states and tokens >= sequence.prefill_end and entered > 1
+
+    def lacked(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int, slots: int, most: int = 0) -> int:
+        """Blocks that ``take`` would take beside those in ``tables``.
+
+        Args:
+            tokens, slots: See ``take``.
+            most: Blocks that an admission asks for in a sliding group at the most; 0 for all.
+        """
+        groups, lacked = self._groups, 0
+        for kind, size, table in zip(groups.kinds, self._sizes, tables, strict=True):
+            blocks = -(-slots // size)
+            if kind == RING:
+                blocks = 1
+            elif kind == SLIDING and most:
+                blocks = min(blocks, most)
+            elif kind == STATE:
+                ends = -(-tokens // self._size) if groups.states_by_block else 1
+                entered = ends - len(table) + self._scratch(sequence)
+                new = 1 + groups.drafts - self._scratch(sequence) + self._exports(sequence, entered, tokens)
+                blocks = min(ends + groups.drafts, len(table) + new)
+            lacked += max(0, blocks - len(table))
+        return lacked
 
     def enter(self, sequence: Sequence, found: tuple[Table, ...]) -> None:
         """Set the tables of a waiting sequence to the blocks that it found."""
@@ -182,6 +228,7 @@ class GroupTables:
     def detach(self, sequence: Sequence) -> tuple[Table, ...]:
         """Remove the tables of a sequence, the blocks of which stay taken until they are given back."""
         self._skipped.pop(sequence, None)
+        self._drafting.discard(sequence)
         if self._cache:
             self._cache.forget(sequence)
         self.park(sequence)

@@ -9,7 +9,8 @@ rejected. The sequence gains one token and those accepted, so sequences no longe
 
 A block that a step reserves stays in the table. A full block can be found from the step on that computes its last known token; with
 EAGLE and MTP also the token after it must be known, which its name covers. Where steps are scheduled ahead, a step reserves as if
-all drafts of the step before it were accepted, and knows none of the tokens that that step generates.
+all drafts of the step before it were accepted, and knows none of the tokens that that step generates; windows and states release
+blocks for what was computed before it. States have a block for each draft besides (``group_tables``).
 
 Source: vLLM 0.33, vllm/v1/core/sched/scheduler.py and async_scheduler.py, vllm/v1/core/kv_cache_manager.py (``allocate_slots``),
 vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
@@ -18,42 +19,52 @@ vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import NamedTuple
-
-import numpy as np
 
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
-from ..accounting.cache_log import CacheLog
 from ..accounting.drafts import Speculation
+from ..accounting.kv_groups import RING, SLIDING, STATE, PageGroups
 from ..accounting.ledger import Meter
-from ..accounting.repeats import idle_repeats
-from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue, lookup_blocks
-from ..prefix.block_tables import BlockTables
+from ..prefix import Chains, FreeKVCacheBlockQueue
+from .group_cache import NULL_BLOCK, Found, Table
+from .group_tables import GroupTables
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 
 
 class Verified(NamedTuple):
-    """Drafts of a sequence in a step, and those of them that its output keeps."""
+    """Drafts of a sequence in a step, those of them that its output keeps, and the tokens that it had before the step."""
 
     drafts: int
     kept: int
+    before: int
+
+
+class Progress(NamedTuple):
+    """Tokens of a sequence with blocks when a step is decided.
+
+    Attributes:
+        computed: Those that are computed before the step, drafts in flight included.
+        known: Those that are known.
+        processed: Those that are computed whatever the step in flight does; windows and states release what is behind them.
+    """
+
+    computed: int
+    known: int
+    processed: int
 
 
 class SpeculativeTransaction(PagedTransaction):
     """As ``PagedTransaction``; every grant takes effect at once."""
 
-    __slots__ = ("found",)
+    __slots__ = ()
     memory: SpeculativeMemory
-    #: Blocks that the last look-up found.
-    found: list[int]
 
     def tokens_of(self, sequence: Sequence, budget: int) -> int:
         """Tokens that a sequence computes which decodes: the next one and its drafts; 0 if it surely ends in the step before."""
         memory = self.memory
-        computed, known = memory.progress(sequence, self.decode_step)
+        computed, known, _ = memory.progress(sequence, self.decode_step)
         if sequence in memory.in_flight and known + 1 >= sequence.prompt_tokens + sequence.max_tokens:
             return 0
         drafts = memory.speculation.config.num_speculative_tokens
@@ -71,33 +82,42 @@ class SpeculativeTransaction(PagedTransaction):
 
     def look_up(self, sequence: Sequence) -> int:
         """See ``PagedTransaction``."""
-        self.found = self.memory.find(sequence)
-        return len(self.found) * self.block_size
+        cache = self.memory.cache
+        nothing = Found(tuple([] for _ in self.memory.groups.kinds), 0)
+        self.group_found = nothing if cache is None else cache.look_up(sequence)
+        return self.group_found.blocks * self.block_size
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
-        whole = -(-sequence.start_tokens // self.block_size) - len(self.found) + self._hits()
-        return max(whole, self._at_once(tokens))
+        cache, known = self.memory.cache, sequence.start_tokens
+        if cache is not None and cache.computes_now(self.group_found):
+            # The state at the end of the prefix is only available after this step.
+            return self.memory.num_blocks + 1
+        most = self.memory.groups.most_prompt_blocks
+        whole = self.memory.kept.lacked(sequence, self.group_found.tables, known, known, most) + self._hits()
+        return max(whole, self._at_once(sequence, tokens))
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
-        now = tokens - len(self.found) * self.block_size
-        return self.lacking(sequence, now) - self._at_once(now)
+        now = tokens - self.group_found.blocks * self.block_size
+        if self.memory.cache is not None and self.memory.cache.computes_now(self.group_found):
+            return 0
+        return self.lacking(sequence, now) - self._at_once(sequence, now)
 
-    def _at_once(self, tokens: int) -> int:
+    def _at_once(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that must be free to compute ``tokens`` after those that were found."""
-        found = len(self.found)
-        return self.memory.blocks_with_lookahead(found * self.block_size + tokens) - found + self._hits()
+        until = self.group_found.blocks * self.block_size + tokens
+        slots = self.memory.slots_with_lookahead(until)
+        return self.memory.kept.lacked(sequence, self.group_found.tables, until, slots) + self._hits()
 
     def _hits(self) -> int:
         """Found blocks in no table."""
-        references = self.memory.pool.ref_cnt
-        return sum(not references[block] for block in self.found)
+        return 0 if self.memory.cache is None else self.memory.cache.to_take(self.group_found)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
-        sequence.computed_tokens = known = len(self.found) * self.block_size
-        self.memory.enter(sequence, self.found)
+        sequence.computed_tokens = known = self.group_found.blocks * self.block_size
+        self.memory.enter(sequence, self.group_found)
         drafts = known + tokens - sequence.start_tokens
         if drafts > 0:
             self.memory.padding[sequence] = drafts
@@ -105,14 +125,17 @@ class SpeculativeTransaction(PagedTransaction):
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
-        computed, _ = self.memory.progress(sequence, self.decode_step)
-        held = len(self.memory.block_table(sequence))
-        return max(0, self.memory.blocks_with_lookahead(computed + tokens) - held)
+        memory = self.memory
+        computed, _, processed = memory.progress(sequence, self.decode_step)
+        memory.kept.skip(sequence, processed)
+        self.free = memory.free = memory.kept.pool.num_free
+        until = computed + tokens
+        return memory.kept.lacked(sequence, memory.kept.tables[sequence], until, memory.slots_with_lookahead(until))
 
     def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
         memory = self.memory
-        computed, known = memory.progress(sequence, self.decode_step)
+        computed, known, _ = memory.progress(sequence, self.decode_step)
         if sequence in memory.prefilling:
             memory.continues_prefill = True
         else:
@@ -120,8 +143,7 @@ class SpeculativeTransaction(PagedTransaction):
         self._reach(sequence, computed + tokens, known)
 
     def _reach(self, sequence: Sequence, tokens: int, known: int) -> None:
-        self.memory.reach(sequence, tokens)
-        self.memory.publish(sequence, tokens, known)
+        self.memory.reach(sequence, tokens, known)
         self.free = self.memory.free
 
     def preempt(self, sequence: Sequence) -> None:
@@ -139,6 +161,11 @@ class SpeculativeTransaction(PagedTransaction):
             valid_until_horizon=False,
         )
 
+    def pass_over(self, sequence: Sequence) -> None:
+        """See ``PagedTransaction``."""
+        computed, _ = self.memory.prefilling[sequence]
+        self.memory.prefilling[sequence] = computed, computed
+
     # Tables are always up to date, and nothing is granted tentatively.
 
     def grow_tables(self, steps: int) -> None:
@@ -147,33 +174,27 @@ class SpeculativeTransaction(PagedTransaction):
     def end_of_running(self, any_left: bool) -> None:
         """See ``PagedTransaction``."""
 
-    def pass_over(self, sequence: Sequence) -> None:
-        """See ``PagedTransaction``."""
-
 
 class SpeculativeMemory(PagedMemory):
-    """As ``PagedMemory`` for one KV group, with block tables, where steps verify drafts.
+    """As ``PagedMemory`` with block tables, where steps verify drafts.
 
     Args:
-        num_blocks, block_size, order: See ``PagedMemory``.
+        num_blocks, block_size, order, groups: See ``PagedMemory``.
         speculation: Draws the accepted drafts.
         chains: Names of the blocks, which cover the tokens that hashes look ahead; None without a prefix cache.
         max_model_len: No slot is reserved past it.
-        ahead: Whether a step is decided while the step before it runs.
 
     Attributes:
-        pool: The blocks.
+        kept: The block tables.
         drafts: Drafts that each decoding sequence verifies in the coming step.
         padding: Drafts of sequences that enter with one token to compute, all of which are rejected: they pad it to the length
             of a decode.
         continues_prefill: Whether a running sequence computes a part of its prompt in the coming step.
         in_flight: Drafts of the last step, by sequence that decoded in it, where the coming step does not know them yet.
-        prefilling: Tokens with KV of sequences in a chunked prefill.
+        prefilling: Tokens with KV of sequences in a chunked prefill, and those of them that are processed (``Progress``).
     """
 
-    meter = ("live", "held", "prefill_tail", "shared", "rejected")
     _transaction: SpeculativeTransaction
-    tables: BlockTables
 
     def __init__(
         self,
@@ -183,40 +204,27 @@ class SpeculativeMemory(PagedMemory):
         chains: Chains | None,
         max_model_len: int,
         order: type[FreeKVCacheBlockQueue],
-        ahead: bool,
+        groups: PageGroups,
     ) -> None:
-        super().__init__(num_blocks, block_size)
+        super().__init__(num_blocks, block_size, ids=True, groups=groups, chains=chains, in_turn=True, order=order)
+        assert self.group_tables is not None
+        self.kept: GroupTables = self.group_tables
+        self.meter += ("rejected",)
         self.speculation: Speculation = speculation
         self.max_model_len = max_model_len
-        self.pool = BlockPool(num_blocks, order)
-        self.tables = BlockTables(num_blocks, 0, block_size, self.pool)
         self.drafts: dict[Sequence, int] = {}
         self.padding: dict[Sequence, int] = {}
         self.continues_prefill = False
         self.in_flight: dict[Sequence, Verified] = {}
-        self.prefilling: dict[Sequence, int] = {}
-        self._chains, self._ahead = chains, ahead
+        self.prefilling: dict[Sequence, tuple[int, int]] = {}
         self._lookahead = speculation.config.lookahead_tokens
-        self._names: dict[Sequence, list[int]] = {}
-        self._published: dict[Sequence, int] = {}
         # Tokens with KV of sequences that neither decode nor prefill; of sequences that decoded in the last step, where the coming
         # one cannot find them yet; and rejected slots of the last step.
         self._standing: dict[Sequence, int] = {}
         self._to_publish: dict[Sequence, int] = {}
         self._verified: dict[Sequence, Verified] = {}
         self._is_decided = False
-        if chains is not None:
-            self.cache_log = self.cached_level = CacheLog(block_size)
         self._transaction = SpeculativeTransaction(self)
-
-    @property
-    def evicted_blocks(self) -> int:
-        """See ``Memory``."""
-        return self.pool.evicted_blocks
-
-    def cached_block_ids(self) -> np.ndarray:
-        """See ``Memory``: blocks with a hash."""
-        return self.pool.hashed_ids()
 
     # --- What the transaction asks for ---
 
@@ -226,82 +234,59 @@ class SpeculativeMemory(PagedMemory):
             # The last decision led to no step: what was in flight is known by now.
             self._land()
         self._is_decided = True
+        if self.cache is not None:
+            self.cache.begin_step()
         self.drafts, self.padding, self.continues_prefill = {}, {}, False
         transaction = self._transaction
         transaction.decode_step, transaction.free = decode_step, self.free
         transaction.takes = transaction.need = 0
         return transaction
 
-    def progress(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
-        """Tokens that a sequence with blocks has computed before ``decode_step``, drafts in flight included, and tokens that are
-        known when that step is decided."""
+    def progress(self, sequence: Sequence, decode_step: int) -> Progress:
+        """Tokens of a sequence with blocks when ``decode_step`` is decided."""
         if sequence in self.prefilling:
-            return self.prefilling[sequence], sequence.start_tokens
+            computed, processed = self.prefilling[sequence]
+            return Progress(computed, sequence.start_tokens, processed)
         if sequence in self._standing:
             held = self._standing[sequence]
-            return held, held + 1
+            return Progress(held, held + 1, held)
         held, last = sequence.held_tokens(decode_step), self.in_flight.get(sequence)
-        return (held, held + 1) if last is None else (held + last.drafts - last.kept, held - last.kept)
+        if last is None:
+            return Progress(held, held + 1, held)
+        return Progress(held + last.drafts - last.kept, held - last.kept, last.before)
 
-    def blocks_with_lookahead(self, tokens: int) -> int:
-        """Blocks of ``tokens`` and of the drafter's slots after them."""
-        return -(-min(tokens + self._lookahead, self.max_model_len) // self.block_size)
+    def slots_with_lookahead(self, tokens: int) -> int:
+        """Slots of ``tokens`` and of the drafter's after them."""
+        return min(tokens + self._lookahead, self.max_model_len)
 
-    def block_table(self, sequence: Sequence) -> list[int]:
-        """The blocks of a sequence, in order."""
-        return self.tables.tables.setdefault(sequence, [])
-
-    def find(self, sequence: Sequence) -> list[int]:
-        """The longest cached prefix of a sequence that waits, without its last token."""
-        if self._chains is None:
-            return []
-        names = self._names_of(sequence)
-        return self.pool.get_cached_blocks(names[: lookup_blocks(sequence.start_tokens, self.block_size)])
-
-    def enter(self, sequence: Sequence, found: list[int]) -> None:
+    def enter(self, sequence: Sequence, found: Found) -> None:
         """A sequence that waits takes the blocks that it found."""
-        self.pool.touch(found)
-        self.tables.tables[sequence] = list(found)
-        self._published[sequence] = len(found)
-        self.prefilling[sequence] = len(found) * self.block_size
-        if self.cache_log is not None:
-            self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, len(found) * self.block_size))
-        self.free = self.pool.num_free
+        if self.cache is not None:
+            self.cache.enter(sequence, found)
+        self.kept.enter(sequence, found.tables)
+        computed = found.blocks * self.block_size
+        self.prefilling[sequence] = computed, computed
 
-    def reach(self, sequence: Sequence, tokens: int) -> None:
-        """A sequence takes the blocks of ``tokens`` and of the slots after them that it lacks."""
-        table = self.block_table(sequence)
-        table += self.pool.get_new_blocks(max(0, self.blocks_with_lookahead(tokens) - len(table)))
-        self.free = self.pool.num_free
+    def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
+        """A sequence takes the blocks of ``tokens``, of ``known`` ones, and of the slots after them that it lacks."""
+        published = min(tokens, known - self.speculation.config.hash_lookahead_tokens)
+        self.kept.take(sequence, tokens, published, self.slots_with_lookahead(tokens))
+        self.free = self.kept.pool.num_free
 
-    def publish(self, sequence: Sequence, tokens: int, known: int) -> None:
-        """Blocks of the first ``tokens``, of ``known`` ones, can be found from now on."""
-        if self._chains is None:
-            return
-        hashed = known - self.speculation.config.hash_lookahead_tokens
-        done, full = self._published[sequence], min(tokens, hashed) // self.block_size
-        if full <= done:
-            return
-        names, table = self._names_of(sequence)[:full], self.tables.tables[sequence]
-        self.pool.cache_full_blocks(table[done : len(names)], names[done:])
-        self._published[sequence] = len(names)
-
-    def _names_of(self, sequence: Sequence) -> list[int]:
-        assert self._chains is not None
-        names = self._names.get(sequence)
-        if names is None:
-            names = self._names[sequence] = self._chains.names(sequence.index)
-        return names
+    def _publish(self, sequence: Sequence, tokens: int) -> None:
+        """Blocks of the first ``tokens`` can be found from now on, as far as the tokens that their hashes cover are known."""
+        if self.cache is not None:
+            hashed = min(tokens, tokens + 1 - self.speculation.config.hash_lookahead_tokens)
+            self.cache.publish(sequence, self.kept.tables[sequence], hashed)
 
     def drop_table(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks; nothing happens if it did."""
-        table = self.tables.tables.pop(sequence, None)
-        if table is None:
+        if sequence not in self.kept.tables:
             return
-        self.pool.free_blocks(table)
-        for kept in (self._names, self._published, self.prefilling, self._standing, self._to_publish, self.in_flight):
-            kept.pop(sequence, None)
-        self.free = self.pool.num_free
+        self.kept.drop(sequence)
+        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight):
+            noted.pop(sequence, None)
+        self.free = self.kept.pool.num_free
 
     # --- Steps ---
 
@@ -317,15 +302,15 @@ class SpeculativeMemory(PagedMemory):
                 accepted = 0 if padding else min(drafts, self.speculation.accepted(sequence, generated))
                 kept = min(accepted, sequence.output_tokens - generated - 1)
                 log.append((sequence.index, decode_step, drafts, accepted, kept))
-            self._verified[sequence] = Verified(drafts, kept)
+            enters = sequence.start_step == decode_step
+            before = sequence.computed_tokens if enters else sequence.held_tokens(decode_step)
+            self._verified[sequence] = Verified(drafts, kept, before)
         state.accept({sequence: verified.kept for sequence, verified in self._verified.items() if verified.kept})
 
-    def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
-        """See ``Memory``."""
-        tables, references = self.tables.tables, self.pool.ref_cnt
-        idle = (sequence for sequence in (*self.prefilling, *self._standing, *admitted) if sequence in tables)
-        entries = chain.from_iterable(map(tables.__getitem__, idle))
-        return (self.pool.num_shared - idle_repeats(entries, references.__getitem__)) * self.block_size
+    def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:
+        """See ``PagedMemory``."""
+        tables = self.kept.tables
+        return [tables[each] for each in (*self.prefilling, *self._standing, *admitted) if each in tables]
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``Memory``."""
@@ -333,14 +318,14 @@ class SpeculativeMemory(PagedMemory):
             self._verify(state)
         self._is_decided = False
         if self.cache_log is not None:
-            self.cache_log.enter_row(self.pool.num_cached)
+            self.cache_log.enter_row(self.kept.pool.num_cached)
         self._land()
         verified = self._verified if steps else {}
         self._verified = {}
         meter = self._meter(state, verified)
         for sequence in verified:
             self._to_publish[sequence] = state.decode_step + sequence.lag
-        if self._ahead:
+        if self.groups.ahead:
             self.in_flight = verified
         else:
             self._land()
@@ -349,21 +334,40 @@ class SpeculativeMemory(PagedMemory):
     def _land(self) -> None:
         """The tokens of the last step are known."""
         for sequence, tokens in self._to_publish.items():
-            self.publish(sequence, tokens, tokens + 1)
+            self._publish(sequence, tokens)
         self._to_publish, self.in_flight = {}, {}
 
     def _meter(self, state: State, verified: dict[Sequence, Verified]) -> Meter:
-        """Slots of the step: with tokens, held, past the ends of sequences, named again by tables, and of rejected drafts."""
-        live = held = tail = rejected = 0
-        for sequence, table in self.tables.tables.items():
-            slots, last = len(table) * self.block_size, verified.get(sequence)
+        """Slots of the step by the columns of ``meter``: those of a full group, and what groups of another kind have less of."""
+        size, groups, tables = self.block_size, self.groups, self.kept.tables
+        # Of a group of each kind; all that grow have as many entries, those without a block included.
+        sliding, state_group = (groups.kinds.index(kind) if kind in groups.kinds else None for kind in (SLIDING, STATE))
+        growing = next((place for place, kind in enumerate(groups.kinds) if kind not in (STATE, RING)), 0)
+        sums = dict.fromkeys(self.meter, 0)
+        for sequence, own in tables.items():
+            slots, last = len(own[growing]) * size, verified.get(sequence)
             if last is not None:
                 tokens, refused = state.decode_step + sequence.lag, last.drafts - last.kept
+            elif sequence in self.prefilling:
+                tokens, refused = self.prefilling[sequence][0], 0
             else:
-                tokens, refused = self.prefilling.get(sequence) or self._standing.get(sequence, 0), 0
-            live, held, rejected = live + tokens, held + slots, rejected + refused
-            tail += max(0, slots - max(sequence.target_tokens, tokens + refused))
-        return live, held, tail, self.pool.num_shared * self.block_size, rejected
+                tokens, refused = self._standing.get(sequence, 0), 0
+            sums["live"] += tokens
+            sums["held"] += slots
+            sums["rejected"] += refused
+            sums["prefill_tail"] += max(0, slots - max(sequence.target_tokens, tokens + refused))
+            if sliding is not None:
+                sums["skipped"] += own[sliding].count(NULL_BLOCK) * size
+            if state_group is not None and groups.states_by_block:
+                blocks = len(own[state_group]) - own[state_group].count(NULL_BLOCK)
+                sums["skipped_states"] += slots - blocks * size
+        if self.fixed:
+            # Of a state also those of its drafts.
+            sums["states"] = size * len(tables) * (1 if groups.states_by_block else 1 + groups.drafts)
+        if self.cache is not None:
+            names = ("shared", "shared_in_windows", "shared_states")
+            sums |= {name: entries * size for name, entries in zip(names, self.cache.shared_by_kind(), strict=True)}
+        return tuple(sums.values())
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``Memory``; its blocks were taken when the step was decided."""
@@ -372,7 +376,8 @@ class SpeculativeMemory(PagedMemory):
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``; its blocks were taken when the step was decided."""
-        self.prefilling[sequence] = sequence.computed_tokens
+        before, computed = self.prefilling[sequence][0], sequence.computed_tokens
+        self.prefilling[sequence] = computed, before if self.groups.ahead else computed
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``."""
@@ -388,8 +393,7 @@ class SpeculativeMemory(PagedMemory):
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
         for sequence in leaving:
-            held = sequence.held_tokens(decode_step)
-            self.publish(sequence, held, held + 1)
+            self._publish(sequence, sequence.held_tokens(decode_step))
             self.drop_table(sequence)
             self.speculation.forget(sequence)
         self._end_row()
@@ -399,7 +403,7 @@ class SpeculativeMemory(PagedMemory):
 
     def _end_row(self) -> None:
         if self.cache_log is not None:
-            self.cache_log.end_row(self.pool.num_cached)
+            self.cache_log.end_row(self.kept.pool.num_cached)
 
     def settle(self, state: State, steps: int) -> None:
         """See ``Memory``; tables are always up to date."""

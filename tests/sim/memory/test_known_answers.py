@@ -193,7 +193,9 @@ class TestAdmissionWithDrafts:
         for own in range(2):
             strings.add([(9, 0, 10), (own, 0, 10)])
         drafter = SpeculativeConfig("eagle3", 2, None, (0.5, 0.25))
-        return SpeculativeMemory(20, 4, Speculation(drafter, 0), Chains(strings, 4), 64, FreeKVCacheBlockQueue, False)
+        return SpeculativeMemory(
+            20, 4, Speculation(drafter, 0), Chains(strings, 4), 64, FreeKVCacheBlockQueue, PageGroups()
+        )
 
     @pytest.mark.parametrize(
         ("now", "asked"),
@@ -227,7 +229,9 @@ class TestDrafts:
 
     def memory(self, ahead: bool = False) -> SpeculativeMemory:
         drafter = SpeculativeConfig("ngram", 2, None, (0.5, 0.25))
-        return SpeculativeMemory(20, 4, Speculation(drafter, 0), None, 12, FreeKVCacheBlockQueue, ahead)
+        return SpeculativeMemory(
+            20, 4, Speculation(drafter, 0), None, 12, FreeKVCacheBlockQueue, PageGroups(ahead=ahead)
+        )
 
     def test_a_decode_computes_its_drafts_as_far_as_the_budget_and_the_model_allow(self):
         memory = self.memory()
@@ -288,7 +292,7 @@ class TestDrafts:
         if decodes:
             memory.drafts[Sequence(1, 4, 4, 4)] = 2
         if prefilling:
-            memory.prefilling[sequence] = computed
+            memory.prefilling[sequence] = computed, computed
         assert transaction.padded(sequence, computed, tokens) == padded
 
     def test_a_step_that_goes_on_with_a_prefill_pads_nothing(self):

@@ -35,6 +35,7 @@ from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import Sequence, StepPlan
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from shared_prefixes import SharedCase, caching_settings, shared_cases
 from strategies import LineCost
@@ -113,7 +114,7 @@ class _Slots(Observer):
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         memory = self.engine.memory
-        blocks = {each.index: len(table) for each, table in memory.tables.tables.items()}
+        blocks = {each.index: len(table[0]) for each, table in memory.kept.tables.items()}
         drafts = {each.index: number for each, number in plan.drafts.items()}
         self.lines.append(f"{now}: blocks {blocks}, drafts {drafts}, prompt {plan.prefill_tokens}")
 
@@ -152,13 +153,14 @@ def _check_conserved(run: Run) -> None:
     # What is computed and not lost: prompts and outputs, but for tokens found in the cache and the last of each.
     assert min(work.values()) >= 0
     table = memory_table(run)
-    names = [name for name in table if name not in ("start_ticks", "largest_free_run", "host_held")]
+    others = ("start_ticks", "largest_free_run", "host_held")
+    names = [name for name in table if name not in others and "." not in name]
     assert (table[names].sum(axis=1) == log.capacity_slots).all()
-    assert table[names].to_numpy().min(initial=0) >= 0
+    assert table.drop(columns="host_held", errors="ignore").to_numpy().min(initial=0) >= 0
     assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
     memory = run.replica.memory
     assert isinstance(memory, SpeculativeMemory)
-    assert memory.pool.num_free == memory.num_blocks and not memory.tables.tables
+    assert memory.kept.pool.num_free == memory.num_blocks and not memory.kept.tables
 
 
 @ahead
@@ -173,6 +175,25 @@ def test_slots_are_conserved_and_nothing_is_stuck(case: SharedCase, method: str,
     _check_conserved(run)
     stepped = simulate(replace(found, leap=False), case.workload, case.cost)
     assert summary(stepped) == summary(run)
+
+
+@ahead
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("name", ["gemma-3-27b", "qwen3-next-80b-a3b", "nemotron-h-8b"])
+def test_slots_are_conserved_beside_windows_and_states(name: str, caching: bool, method: str, ahead: bool):
+    """In a pool that holds little more than the longest request."""
+    lengths = np.array([40, 900, 1500, 300, 1200, 30]), np.array([60, 20, 90, 150, 40, 70])
+    content = PromptContent.of_sessions(np.array([0, 1, 0, 1, 0, 1]))
+    work = Workload("six", np.zeros(6, dtype=np.int64), *lengths, content=content)
+    given = {"gpu": "h200", "tensor_parallel_size": 4, "max_model_len": 2048, "enable_prefix_caching": caching}
+    given |= {"async_scheduling": ahead, "speculative_config": config(method, 3, 0.6), "max_num_batched_tokens": 700}
+    wide = build(settings(policy="vllm-v1", model=name, **given))
+    least = int(wide.policy.smallest_pool_blocks(work, wide.block_size).max())
+    for blocks in (least, least + 20):
+        run = simulate(settings(policy="vllm-v1", model=name, num_gpu_blocks_override=blocks, **given), work)
+        assert not run.refused.any()
+        _check_conserved(run)
 
 
 @few
@@ -339,12 +360,9 @@ def test_a_mean_length_has_the_smallest_variance():
 @pytest.mark.parametrize(
     "beside",
     [
-        {"scheduling_policy": "priority"},
-        {"prefill_schedule_interval": 3},
-        {"long_prefill_token_threshold": 8},
         {"kv_offloading_size": 1, "enable_prefix_caching": True},
         {"pipeline_parallel_size": 2},
-        {"model": "gemma-3-27b", "gpu": "h200"},
+        {"model": "glm-5.3-flash", "gpu": "h200", "tensor_parallel_size": 4},
     ],
     ids=lambda beside: next(iter(beside)),
 )
