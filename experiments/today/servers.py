@@ -84,6 +84,7 @@ SERVERS = (
     Server("Qwen3 32B", "qwen3-32b", "h100-80gb", 2),
     Server("gpt-oss 120B", "gpt-oss-120b", "b200"),
     Server("Gemma 3 27B", "gemma-3-27b", "h100-80gb", 2),
+    Server("Gemma 4 31B", "gemma-4-31b", "h100-80gb", 2),
     Server("Qwen3-Next 80B", "qwen3-next-80b-a3b", "h200", 2),
     Server("Nemotron-H 8B", "nemotron-h-8b", "h100-80gb"),
     Server("Nemotron 3 Nano", "nemotron-3-nano-30b-a3b", "h200"),
