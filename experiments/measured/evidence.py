@@ -39,7 +39,7 @@ _OF_FIT = {"output_throughput": "throughput", "mean_ttft_ms": "TTFT", "mean_tpot
 READ = (
     "policy", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
     "kv_cache_dtype", "enforce_eager", "cost", "server", "decode_context_parallel_size", "outside_ms", "endpoint",
-    "api_server", "enable_expert_parallel", "vllm_release", "attention_backend",
+    "api_server", "enable_expert_parallel", "vllm_release", "attention_backend", "moe_backend",
 )  # fmt: skip
 _INT4_GEMMS = "No table of vLLM has int4 GEMMs: those of these weights, in {}, take the time of bf16 GEMMs that read 4 bits a weight."
 _UNPACKED_GEMMS = (
@@ -50,7 +50,7 @@ _UNDECIDED = (
     "Which number format is faster on this GPU is not known: servers on an A100 gave 5 and 15 % less with such weights than with 16 bits,"
     " where the simulation has 13 and 15 % more."
 )
-_OTHER_KERNELS = "{} in {}, and {} tables are of {}: its error is not known."
+_OTHER_KERNELS = "{} in {}, and {} tables are of {}"
 _OUTSIDE = {
     "completions": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60).",
     "chat": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60 on other servers).",
@@ -146,11 +146,11 @@ class Evidence:
         if self.experts is not None:
             parts.append(self.experts.text())
         if self.attention_backend != self.attention_table:
-            parts.append(_OTHER_KERNELS.format("Attention runs", self.attention_backend, "its", self.attention_table))
+            parts.append(self._other_text("Attention runs", self.attention_backend, "its", self.attention_table))
         parts += self._gemm_texts()
         if self.expert_kernels is not None and self.expert_kernels.differ:
             run, table = self.expert_kernels
-            parts.append(_OTHER_KERNELS.format("Experts run", run, "their", table))
+            parts.append(self._other_text("Experts run", run, "their", table))
         return " ".join(parts)
 
     def _gemm_texts(self) -> Iterator[str]:
@@ -160,9 +160,15 @@ class Evidence:
             elif kernels.table is None:
                 yield _UNPACKED_GEMMS.format(kernels.run)
             elif kernels.differ:
-                yield _OTHER_KERNELS.format("GEMMs of these weights run", kernels.run, "their", kernels.table)
+                yield self._other_text("GEMMs of these weights run", kernels.run, "their", kernels.table)
         if any(kernels.table == UNPACKING_TABLE for kernels in self.gemms.values()):
             yield _UNDECIDED
+
+    def _other_text(self, *named: str | None) -> str:
+        """Measured servers of the class, where there are any, ran the same kernels."""
+        like = self.like
+        known = like is not None and like.predicted and not like.lacking
+        return f"{_OTHER_KERNELS.format(*named)}{', as on the measured servers.' if known else ': its error is not known.'}"
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...sim.spec.kernels import EXPERTS_VARIABLES
+
 Release = tuple[int, int]
 #: Flags with their first and last releases and kinds, and their other spellings.
 FILE = Path(__file__).with_name("facts") / "flags.json"
@@ -26,7 +28,7 @@ READ = frozenset(
     limit-mm-per-prompt
     long-prefill-token-threshold long-prefill-token-threshold-adaptive mamba-block-size mamba-cache-dtype mamba-cache-mode
     mamba-ssm-cache-dtype lora-target-modules max-lora-rank max-loras max-model-len max-num-active-seqs max-num-batched-tokens
-    max-num-seqs model num-gpu-blocks-override num-redundant-experts pipeline-parallel-size prefill-schedule-interval quantization
+    max-num-seqs model moe-backend num-gpu-blocks-override num-redundant-experts pipeline-parallel-size prefill-schedule-interval quantization
     scheduler-reserve-full-isl spec-method spec-model spec-tokens speculative-config tensor-parallel-size watermark
     """.split()
 )
@@ -72,7 +74,7 @@ _CHANGES_TIMES = {
     "steps take the time of vLLM's own CUDA graphs; their memory is counted": """compilation-config cudagraph-capture-sizes cuda-graph-sizes max-cudagraph-capture-size
         optimization-level""",
     "two batches at once": "enable-dbo dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size",
-    "kernels are those that vLLM chooses": """kernel-config moe-backend
+    "kernels are those that vLLM chooses": """kernel-config
         model-impl override-attention-dtype enable-flashinfer-autotune enable-batch-sharded-sampling
         enable-bf16x3-router-gemm enable-hc-sp gdn-prefill-backend ir-op-priority kda-decode-backend kda-prefill-backend
         linear-backend mamba-backend mamba-ssu-algorithm mamba-cache-philox-rounds enable-mamba-cache-stochastic-rounding
@@ -148,10 +150,9 @@ UNCHANGED = {
 READ_VARIABLES = frozenset(
     """
     VLLM_ALL2ALL_BACKEND VLLM_ALLOW_LONG_MAX_MODEL_LEN VLLM_ATTENTION_BACKEND VLLM_DEEPEP_BUFFER_SIZE_MB
-    VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_MXFP4_USE_MARLIN VLLM_PP_LAYER_PARTITION
-    VLLM_USE_FLASHINFER_SAMPLER VLLM_USE_V1
+    VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS VLLM_PP_LAYER_PARTITION VLLM_USE_FLASHINFER_SAMPLER VLLM_USE_V1
     """.split()
-)
+) | frozenset(EXPERTS_VARIABLES)
 _VARIABLES = {
     "a KV cache of whole heads in place of latent vectors": "VLLM_MLA_DISABLE",
     "a server on a CPU": "VLLM_CPU_KVCACHE_SPACE VLLM_TARGET_DEVICE",

@@ -19,6 +19,7 @@ from typing import overload
 
 from ...sim.spec.attention_backends import named_backend
 from ...sim.spec.gpu import GIB
+from ...sim.spec.kernels import named_experts
 from ...sim.spec.speculative import ACCEPTANCE_KEYS, parse_speculative
 from ...sim.types.bounds import human_readable_int
 from ...sim.types.errors import SettingError, UserError
@@ -337,6 +338,7 @@ class _Reader:
             raise SettingError("serve", shown, "names no model; paste a line with vllm serve MODEL")
         self._gather_drafts()
         self._gather_attention(environment)
+        self._check_experts()
         if "speculative-config" in self._flags:
             self._check_drafts(str(self._flags["speculative-config"]))
         for variable in (name for name in environment if name in VARIABLES):
@@ -459,6 +461,17 @@ class _Reader:
                 self._flags["attention-backend"] = found
         if others:
             self._leave_out("--attention-config", _KERNELS, changes_memory=False)
+
+    def _check_experts(self) -> None:
+        """Name kernels of experts that are not simulated."""
+        name = self._flags.pop("moe-backend", None)
+        try:
+            found = None if name is None else named_experts(str(name))
+        except SettingError:
+            self._leave_out(f"--moe-backend {name}", _KERNELS, changes_memory=False)
+            return
+        if found is not None:
+            self._flags["moe-backend"] = found
 
     def _check_drafts(self, text: str) -> None:
         """Name drafts of methods that are not simulated; with rates that vLLM refuses no server starts."""

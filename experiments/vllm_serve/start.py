@@ -14,6 +14,15 @@ from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.attention_backends import FLASHINFER
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
 from ...sim.spec.deployment import NVFP4
+from ...sim.spec.kernels import (
+    EXPERTS_VARIABLES,
+    FIRST_COMPARED,
+    MOE_BACKEND,
+    chosen_experts,
+    experts_name,
+    experts_need,
+    form_text,
+)
 from ...sim.spec.releases import (
     FIRST_ORDERED,
     FIRST_V1,
@@ -163,6 +172,7 @@ class Started:
             enable_prefix_caching=None if launch.enable_prefix_caching else False,
             async_scheduling=launch.async_scheduling,
             attention_backend=deployment.attention_backend,
+            moe_backend=deployment.moe_backend,
             watermark=self.line.text("watermark", "0"),
             **self._scheduling(),
         )
@@ -418,8 +428,6 @@ def _kv_setting(launch: Launch) -> str:
 
 def _release(line: ServeLine) -> Release:
     found = LATEST if line.version is None else release(line.version, line.patch)
-    if line.environment.get("VLLM_MXFP4_USE_MARLIN", "0").lower() in ("1", "true"):
-        found = replace(found, mxfp4_triton=0)
     flashinfer = line.environment.get("VLLM_USE_FLASHINFER_SAMPLER")
     if flashinfer is not None:
         a_logit = found.sampler_bytes if flashinfer == "0" else FLASHINFER_SAMPLER_BYTES
@@ -508,7 +516,7 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
         raise SettingError("--kv-cache-dtype", kv, "is no format of vLLM's; auto, bfloat16 or fp8")
     weights = _weights(line, shape)
     engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
-    return Deployment(
+    found = Deployment(
         pipeline_parallel=line.whole("pipeline-parallel-size", 1),
         # Without experts, and on a single GPU, vLLM ignores them.
         data_parallel=engines if shape.experts else 1,
@@ -520,3 +528,30 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
         # No other backend has it.
         attention_backend=line.text("attention-backend", "") or (FLASHINFER if kv == NVFP4 else None),
     )
+    return replace(found, moe_backend=_moe_backend(line, shape, card, found))
+
+
+def _moe_backend(line: ServeLine, shape: ModelSpec, card: GpuSpec, deployment: Deployment) -> str | None:
+    """The kernels of experts that a flag or environment variables ask for, as the flag names them; None for vLLM's choice.
+
+    Raises:
+        SettingError: The release has none for these experts, so that no server starts.
+    """
+    asked = {name: line.environment[name] for name in EXPERTS_VARIABLES if name in line.environment}
+    if "moe-backend" in line.flags:
+        asked[MOE_BACKEND] = line.text("moe-backend", "")
+    ranks = deployment.expert_ranks(line.whole("tensor-parallel-size", 1))
+    need = experts_need(shape, card, deployment.quantization, ranks)
+    if need is None or not asked:
+        return None
+    minor = LATEST.since[1] if line.version is None else line.version[1]
+    kernel, default = chosen_experts(need, minor, asked), chosen_experts(need, minor)
+    if kernel is None:
+        # Rules of earlier releases were not compared.
+        if minor < FIRST_COMPARED:
+            return None
+        name = next(name for name in (MOE_BACKEND, *EXPERTS_VARIABLES) if name in asked)
+        where = f"experts in {form_text(need)} on {card.name}"
+        remedy = f"vLLM 0.{minor} has no such kernels for {where}, and does not start; leave it out"
+        raise SettingError(f"--{name}" if name == MOE_BACKEND else name, asked[name], remedy)
+    return None if kernel == default else experts_name(kernel)

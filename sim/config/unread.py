@@ -30,6 +30,7 @@ EXEMPT = {
     "check_leaps": "changes no result by design",
     "ids": "changes no result by design; recordings set it",
     "server": "names what is simulated; refused where it is another server's",
+    "moe_backend": "names the kernels that run; refused where vLLM has none",
     "seed": "results name their seed, even if nothing is drawn",
 }
 

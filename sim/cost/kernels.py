@@ -19,6 +19,7 @@ from ..spec.kernels import (
     ExpertsNeed,
     chosen_experts,
     chosen_linear,
+    deployed_experts,
     experts_need,
     scaled_form,
 )
@@ -99,8 +100,7 @@ def experts_kernels(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, tens
     need = experts_need(model, gpu, deployment.quantization, deployment.expert_ranks(tensor_parallel))
     if need is None:
         return None
-    run = chosen_experts(need, deployment.vllm_minor or LAST_ORDERED)
-    return Kernels(run, chosen_experts(_in_tables(need), _TABLE_MINOR))
+    return Kernels(deployed_experts(need, deployment), chosen_experts(_in_tables(need), _TABLE_MINOR))
 
 
 def _gemm_table(capability: int, form: str, operations: Container[str]) -> str | None:

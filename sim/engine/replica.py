@@ -19,6 +19,7 @@ from ..runs.replica import Replica
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
 from ..spec.context_parallel import require_context_parallel
 from ..spec.hybrid import formed_layout, require_block_sizes
+from ..spec.kernels import refuse_experts
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
 from ..spec.releases import LAST_ORDERED
@@ -320,7 +321,9 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
         expert_parallel=settings.enable_expert_parallel,
         vllm_minor=LAST_ORDERED,
     )
-    return settings.policy_options.deployed(deployment)
+    found = settings.policy_options.deployed(deployment)
+    refuse_experts(shape, card, found, settings.tensor_parallel_size)
+    return found
 
 
 def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, paged: bool) -> StepCost:

@@ -23,6 +23,7 @@ from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
 from ..spec.deployment import Sampling
 from ..spec.gpu import GIB
+from ..spec.kernels import NAMED_EXPERTS, named_experts
 from ..spec.pool import offloaded_blocks
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
@@ -483,6 +484,16 @@ class VllmV1Options(VllmServeOptions):
             examples=[*NAMED],
         ),
     ] = None
+    moe_backend: Annotated[
+        str | None,
+        AfterValidator(lambda name: None if name is None else named_experts(name)),
+        Field(
+            description=f"Kernels of experts, as vLLM's flag of this name: {', '.join(NAMED_EXPERTS)}. The default are those that the release"
+            " chooses for the GPU and the number format. Step times are those of the tables, whatever runs: it decides which measured servers"
+            " are like this one.",
+            examples=["marlin"],
+        ),
+    ] = None
     sampling: Annotated[
         Sampling,
         Field(
@@ -514,6 +525,7 @@ class VllmV1Options(VllmServeOptions):
             decode_context_parallel=self.decode_context_parallel_size,
             vllm_minor=minor_version(self.vllm_release),
             attention_backend=self.attention_backend,
+            moe_backend=self.moe_backend,
             sampling=self.sampling,
         )
 

@@ -75,7 +75,8 @@ class Deployment:
         decode_context_parallel: Tensor-parallel ranks that divide the tokens of a sequence (``context_parallel``).
         vllm_minor: Minor version of the release that chooses the kernels; None is the newest.
         attention_backend: Backend of attention that the user names (``attention_backends``); None is vLLM's choice.
-        sampling: How tokens are chosen (``cost.sampler``). None of the three changes bytes.
+        moe_backend: Kernels of experts that the user names (``kernels``); None is vLLM's choice.
+        sampling: How tokens are chosen (``cost.sampler``). None of the four changes bytes.
     """
 
     pipeline_parallel: int = 1
@@ -87,6 +88,7 @@ class Deployment:
     decode_context_parallel: int = 1
     vllm_minor: int | None = None
     attention_backend: str | None = None
+    moe_backend: str | None = None
     sampling: Sampling = "greedy"
 
     @property
@@ -109,7 +111,7 @@ class Deployment:
 
 _IF_GIVEN = {"data_parallel": 1, "expert_parallel": False, "decode_context_parallel": 1}
 #: Settings that choose kernels: a description of a cost names the kernels instead.
-_OF_KERNELS = frozenset(("vllm_minor", "attention_backend", "sampling"))
+_OF_KERNELS = frozenset(("vllm_minor", "attention_backend", "moe_backend", "sampling"))
 
 
 def stages(num_layers: int, pipeline_parallel: int = 1, partition: tuple[int, ...] | None = None) -> list[range]:

@@ -6,6 +6,9 @@ requires on a GPU (FlashInfer, Humming; DeepGEMM is in it since 0.20) say that t
 
     python -m real_vllm.kernels FOLDER > CHOICES       one release, of which FOLDER/vllm is the package
     python -m real_vllm.kernels --merge 0.33=CHOICES 0.32=CHOICES ... > tests/data/kernel_choices.json
+
+With ``--asked`` before these the choices are those of experts where the user names kernels (``tests/data/kernels_asked.json``, without cases in
+which no release heeds that).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock, patch
 
+#: The choices where a user asks for nothing.
+CHOICES = Path(__file__).parents[1] / "data" / "kernel_choices.json"
 #: Compute capabilities of the presets.
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 103, 120, 121)
 #: Number formats of linear layers; fp8 with a scale a row and column (compressed-tensors), a tensor (ModelOpt), or a block, or of 16-bit weights that
@@ -49,6 +54,23 @@ EXPERTS = (
 )
 #: How ranks divide experts: by slices; whole ones; whole ones over engines, with vLLM's default exchange of tokens.
 DIVISIONS = ("tp", "ep", "dp-ep")
+#: What a user asks for: ``--moe-backend`` or environment variables.
+_FLASHINFER_BY = ("VLLM_USE_FLASHINFER_MOE_FP16", "VLLM_USE_FLASHINFER_MOE_FP8", "VLLM_USE_FLASHINFER_MOE_FP4")
+ASKED = (
+    *(
+        f"moe-backend={name}"
+        for name in (
+            "triton", "deep_gemm", "cutlass", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl", "marlin",
+            "humming", "triton_unfused", "flashinfer_trtllm_afp8", "flashinfer_cutlass_afp8",
+        )
+    ),
+    *(f"{name}={value}" for name in _FLASHINFER_BY for value in (0, 1)),
+    *(f"{name}=1 VLLM_FLASHINFER_MOE_BACKEND={value}" for name in _FLASHINFER_BY for value in ("throughput", "latency")),
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16=0", "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16=1",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1", "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS=1",
+    "VLLM_MXFP4_USE_MARLIN=0", "VLLM_MXFP4_USE_MARLIN=1", "VLLM_USE_DEEP_GEMM=0", "VLLM_USE_DEEP_GEMM=1",
+    "VLLM_MOE_USE_DEEP_GEMM=0", "VLLM_TEST_FORCE_FP8_MARLIN=1",
+)  # fmt: skip
 #: Packages that the wheel has or requires on a GPU, or that older ones import and the newest does not.
 _ABSENT = frozenset(("flashinfer", "humming", "deep_gemm", "gguf", "triton_kernels", "tilelang", "quack", "compressed_tensors"))  # fmt: skip
 _INSTALLED = frozenset(("deep_gemm", "humming", "triton_kernels", "tilelang", "cutedsl"))
@@ -65,6 +87,7 @@ class Case(NamedTuple):
         form: One of ``LINEAR`` or ``EXPERTS``.
         inputs, outputs: Of a linear layer.
         division: One of ``DIVISIONS``, of experts.
+        asked: One of ``ASKED``, of experts.
     """
 
     capability: int
@@ -72,16 +95,21 @@ class Case(NamedTuple):
     inputs: int = 0
     outputs: int = 0
     division: str = ""
+    asked: str = ""
 
     @property
     def key(self) -> str:
         """For JSON."""
         size = f"{self.inputs}x{self.outputs}" if self.inputs else self.division
-        return " ".join([str(self.capability), self.form, size])
+        return " ".join(filter(None, [str(self.capability), self.form, size, self.asked]))
 
 
-def cases() -> Iterator[Case]:
-    """All."""
+def cases(asked: bool = False) -> Iterator[Case]:
+    """All, or those in which the user asks for kernels."""
+    if asked:
+        for parts in product(CAPABILITIES, EXPERTS, DIVISIONS, ASKED):
+            yield Case(*parts[:2], division=parts[2], asked=parts[3])
+        return
     for capability in CAPABILITIES:
         for form, (inputs, outputs) in product(LINEAR, SHAPES):
             # Groups of 128 inputs do not end within a rank (``startup.shards``).
@@ -176,10 +204,11 @@ class Release:
         if case.capability != self._capability:
             self._capability = case.capability
             self._forget()
-        with patch.object(self._served, "_current_vllm_config", _SERVED):
+        variables = dict(each.split("=") for each in case.asked.split() if each.startswith("VLLM"))
+        with patch.object(self._served, "_current_vllm_config", _SERVED), patch.dict(os.environ, variables):
             try:
                 return _short(self._experts_of(case) if case.division else self._linear_of(case))
-            except (ValueError, NotImplementedError):
+            except (ValueError, NotImplementedError, KeyError):
                 return ""
 
     def _forget(self) -> None:
@@ -312,6 +341,7 @@ class Release:
             routing_method=own.RoutingMethodType.Renormalize,
             moe_parallel_config=parallel, in_dtype=torch.bfloat16, has_bias=gpt_oss,
             router_logits_dtype=torch.bfloat16,
+            moe_backend=case.asked.removeprefix("moe-backend=") if case.asked.startswith("moe") else "auto",
         )  # fmt: skip
 
 
@@ -363,22 +393,36 @@ def _made(kind: Any, **given: Any) -> Any:
 
 def main() -> None:
     """Write the choices of a release, or merge those of several: by case, the releases at which the choice changes."""
-    if sys.argv[1] != "--merge":
-        sys.path.insert(0, sys.argv[1])
+    words = sys.argv[1:]
+    asked = words[0] == "--asked"
+    words = words[asked:]
+    if words[0] != "--merge":
+        sys.path.insert(0, words[0])
         release = Release()
-        json.dump({case.key: release.choose(case) for case in cases()}, sys.stdout, indent=0)
+        json.dump({case.key: release.choose(case) for case in cases(asked)}, sys.stdout, indent=0)
         return
-    given = dict(each.split("=") for each in sys.argv[2:])
+    given = dict(each.split("=") for each in words[1:])
     releases = sorted(
         (int(name.split(".")[1]), json.loads(Path(path).read_text("utf-8"))) for name, path in given.items()
     )
+    default = json.loads(CHOICES.read_text("utf-8")) if asked else None
     found: dict[str, dict[str, str]] = {}
-    for case in cases():
+    for case in cases(asked):
+        plain = " ".join(case.key.split()[:3])
+        if default and all(choices[case.key] == stored(default, plain, minor) for minor, choices in releases):
+            continue
         last: str | None = None
         for minor, choices in releases:
             if choices[case.key] != last:
                 last = found.setdefault(case.key, {})[str(minor)] = choices[case.key]
-    json.dump({"releases": [minor for minor, _ in releases], "choices": found}, sys.stdout, indent=0)
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(by_release)}" for key, by_release in found.items())
+    sys.stdout.write(f'{{"releases": {[minor for minor, _ in releases]}, "choices": {{\n{lines}\n}}}}\n')
+
+
+def stored(facts: dict[str, Any], key: str, minor: int) -> str:
+    """The choice of a release in a file of choices."""
+    changes = [chosen for since, chosen in facts["choices"][key].items() if int(since) <= minor]
+    return str(changes[-1])
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from typing import NamedTuple
 
 from ..encoders import Encoder, Item
 from ..gpu import GpuSpec
+from ..kernels import MARLIN
 from ..matrix import Matrix, format_of
 from ..shape import ModelSpec
 from .eplb import profile_bytes
@@ -276,7 +277,8 @@ def _holds_inside(launch: Launch) -> bool:
     """Whether the kernels of the experts hold their tensors themselves, and free them."""
     quantization, gpu = launch.deployment.quantization, launch.gpu
     if quantization == "mxfp4":
-        return gpu.is_blackwell or (gpu.major == _HOPPER and launch.release.mxfp4_triton > 0)
+        reorders = launch.release.mxfp4_triton > 0 and launch.experts_kernel != MARLIN
+        return gpu.is_blackwell or (gpu.major == _HOPPER and reorders)
     if quantization == "nvfp4":
         return gpu.fp4_flops_per_s is not None
     return quantization in (None, "fp8") and gpu.is_blackwell

@@ -10,6 +10,7 @@ from ..attention import FP8_DS_MLA
 from ..deployment import DTYPE_BITS, NVFP4, Deployment, ExpertRanks, stages
 from ..gpu import GIB, GpuSpec
 from ..hybrid import HybridLayout, formed_layout, hybrid_layout
+from ..kernels import deployed_experts, experts_need
 from ..kv_cache import CacheSettings
 from ..releases import LATEST, Release
 from ..shape import ModelSpec
@@ -156,6 +157,12 @@ class Launch:
         """The division of the experts among the GPUs of a stage, copies included."""
         ranks = self.deployment.expert_ranks(self.tensor_parallel)
         return ranks if self.eplb is None else ranks._replace(redundant=self.eplb.num_redundant_experts)
+
+    @property
+    def experts_kernel(self) -> str | None:
+        """The kernels of the experts (``kernels``); None on other vendors' cards and without experts."""
+        need = experts_need(self.model, self.gpu, self.deployment.quantization, self.expert_ranks)
+        return None if need is None else deployed_experts(need, self.deployment, self.release.since[1])
 
     @property
     def stages(self) -> list[range]:

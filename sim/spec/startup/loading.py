@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from ...types.errors import SettingError
 from ..deployment import NVFP4, Deployment
-from ..kernels import MARLIN, TRITON, TRTLLM_MXFP4, chosen_experts, experts_need
+from ..kernels import MARLIN, TRITON, TRTLLM_MXFP4, TRTLLM_MXFP8
 from ..matrix import WEIGHT_BITS, Matrix, format_of, formats_by_part, matrix_bytes, value_bytes
 from ..releases import MARLIN_MXFP4
 from ..shape import ModelSpec
@@ -240,8 +240,7 @@ def _mxfp4_kernel(launch: Launch) -> str | None:
     assert launch.model.experts is not None
     if launch.model.experts.latent_size:
         return MARLIN
-    need = experts_need(launch.model, launch.gpu, "mxfp4", launch.expert_ranks)
-    return None if need is None else chosen_experts(need, launch.release.since[1])
+    return None if launch.gpu.compute_capability is None else launch.experts_kernel
 
 
 def _reorders_experts(launch: Launch) -> bool:
@@ -256,7 +255,8 @@ def _mxfp4_multiples(launch: Launch) -> tuple[int, int]:
     kernel = _mxfp4_kernel(launch)
     if kernel is None:
         return _ROCM
-    return (_TRTLLM_HIDDEN, launch.release.mxfp4_width) if kernel == TRTLLM_MXFP4 else MARLIN_MXFP4
+    trtllm = kernel in (TRTLLM_MXFP4, TRTLLM_MXFP8)
+    return (_TRTLLM_HIDDEN, launch.release.mxfp4_width) if trtllm else MARLIN_MXFP4
 
 
 def _triton_bytes(launch: Launch, hidden_size: int, width: int, bias: bool) -> int:

@@ -102,6 +102,10 @@ FLAGS = {
     "max_num_queued_tokens": (["--policy", "vllm-v1", "--max-num-queued-tokens", "9"], 9),
     "vllm_release": (["--policy", "vllm-v1", "--vllm-release", "0.22"], "0.22"),
     "attention_backend": (["--policy", "vllm-v1", "--attention-backend", "TRITON_ATTN"], "TRITON_ATTN"),
+    "moe_backend": (
+        ["--policy", "vllm-v1", "--model", "mixtral-8x7b", "--gpu", "h200", "--moe-backend", "triton"],
+        "triton",
+    ),
     "sampling": (["--policy", "vllm-v1", "--sampling", "top-p"], "top-p"),
     "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
     "block_size": (["--block-size", "8"], 8),

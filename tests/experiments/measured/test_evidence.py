@@ -317,9 +317,11 @@ def test_kernels_of_other_tables_are_named(fields, gemms, experts):
 @pytest.mark.parametrize(
     ("fields", "lacking"),
     [
-        # The measured servers set VLLM_MXFP4_USE_MARLIN=1.
+        # The measured servers set VLLM_MXFP4_USE_MARLIN=1, and VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1.
         ({"gpu": "h100-80gb", "model": "gpt-oss-120b"}, ("mxfp4 experts in TRITON",)),
-        ({"gpu": "b200", "model": "gpt-oss-120b"}, ()),
+        ({"gpu": "h100-80gb", "model": "gpt-oss-120b", "moe_backend": "marlin"}, ()),
+        ({"gpu": "b200", "model": "gpt-oss-120b"}, ("mxfp4 experts in FLASHINFER_TRTLLM_MXFP4_BF16",)),
+        ({"gpu": "b200", "model": "gpt-oss-120b", "moe_backend": "flashinfer_trtllm_afp8"}, ()),
         ({"gpu": "h100-80gb", "model": "mixtral-8x7b"}, ()),
         ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "vllm_release": "0.21"}, ("16-bit experts in FLASHINFER_CUTLASS",)),
     ],

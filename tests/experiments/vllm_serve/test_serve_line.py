@@ -99,12 +99,12 @@ def test_the_engine_of_releases_before_v1_is_named():
 
 def test_a_revision_and_other_kernels_are_not_simulated():
     line = parse_serve(
-        "vllm serve Qwen/Qwen3-8B --revision abc --moe-backend triton --disable-custom-all-reduce --seed 3"
+        "vllm serve Qwen/Qwen3-8B --revision abc --linear-backend triton --disable-custom-all-reduce --seed 3"
     )
     assert line.ignored == ["--seed"]
     assert line.not_simulated == [
         "--revision (the facts are those of the preset, or of the repository's main branch)",
-        "--moe-backend (kernels are those that vLLM chooses)",
+        "--linear-backend (kernels are those that vLLM chooses)",
         "--disable-custom-all-reduce (all-reduces are vLLM's own)",
     ]
 
@@ -126,6 +126,47 @@ def test_the_backend_of_attention_is_that_of_the_line(line, backend, left_out):
     chosen = started(found, "a100-80gb").settings().policy_options
     assert chosen.attention_backend == backend
     assert [text.partition(" (")[0] for text in found.not_simulated] == left_out
+
+
+@pytest.mark.parametrize(
+    ("line", "card", "backend"),
+    [
+        (
+            "docker run -e VLLM_MXFP4_USE_MARLIN=1 vllm/vllm-openai:v0.22.0 --model openai/gpt-oss-120b",
+            "h100-80gb",
+            "marlin",
+        ),
+        # Gone in 0.24.
+        (
+            "docker run -e VLLM_MXFP4_USE_MARLIN=1 vllm/vllm-openai:v0.24.0 --model openai/gpt-oss-120b",
+            "h100-80gb",
+            None,
+        ),
+        ("docker run -e VLLM_MXFP4_USE_MARLIN=1 vllm/vllm-openai:v0.22.0 --model llama-3.1-8b", "h100-80gb", None),
+        (
+            "docker run -e VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1 vllm/vllm-openai:v0.22.0 --model openai/gpt-oss-120b",
+            "b200",
+            "flashinfer_trtllm_afp8",
+        ),
+        ("vllm serve openai/gpt-oss-120b --moe-backend marlin", "h100-80gb", "marlin"),
+        # The default.
+        ("vllm serve openai/gpt-oss-120b --moe-backend triton", "h100-80gb", None),
+        ("VLLM_USE_DEEP_GEMM=1 vllm serve minimax-m2.5 -tp 4", "h200", "deep_gemm"),
+        ("VLLM_USE_DEEP_GEMM=0 vllm serve minimax-m2.5 -tp 4", "h200", None),
+    ],
+)
+def test_kernels_of_experts_are_those_that_a_line_asks_for(line, card, backend):
+    found = started(parse_serve(line), card)
+    assert found.settings().policy_options.moe_backend == backend
+
+
+def test_kernels_of_experts_that_a_release_has_not_are_refused_and_unknown_ones_named():
+    with pytest.raises(
+        SettingError, match="vLLM 0.33 has no such kernels for experts in mxfp4 on h100-80gb, and does not start"
+    ):
+        started(parse_serve("vllm serve openai/gpt-oss-120b --moe-backend deep_gemm"), "h100-80gb")
+    left_out = parse_serve("vllm serve openai/gpt-oss-120b --moe-backend hpc").not_simulated
+    assert [text.partition(" (")[0] for text in left_out] == ["--moe-backend hpc"]
 
 
 def test_releases_up_to_0_14_read_the_variable():

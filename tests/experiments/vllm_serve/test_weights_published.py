@@ -186,6 +186,12 @@ def test_marlin_on_hopper_pads_where_the_line_sets_it():
         for flags in ("-e VLLM_MXFP4_USE_MARLIN=1", "-e VLLM_MXFP4_USE_MARLIN=0", "")
     ]
     assert sizes[0] == pytest.approx(65.97, rel=0.002) and sizes[1] == sizes[2] == pytest.approx(64.38, rel=0.004)
+    flag = [
+        f"docker run vllm/vllm-openai:v0.24.0 --model openai/gpt-oss-120b {more}"
+        for more in ("", "--moe-backend marlin")
+    ]
+    variable = "docker run -e VLLM_MXFP4_USE_MARLIN=1 vllm/vllm-openai:v0.24.0 --model openai/gpt-oss-120b"
+    assert likely_gib(flag[1]) > likely_gib(flag[0]) == likely_gib(variable)
 
 
 def test_weights_on_the_host_leave_the_gpu():

@@ -43,6 +43,8 @@ OTHER: dict[str, Any] = {
     "kv_offloading_size": 0,
     "long_prefill_token_threshold": 16,
     "max_num_active_seqs": 2,
+    # Names the kernels that run; no time or byte depends on it.
+    "moe_backend": None,
     "max_num_queued_reqs": 3,
     "max_num_queued_tokens": 100,
     "max_waiting_tokens": 5,

@@ -5,16 +5,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from fragmeter.sim.spec import gpu, gpu_names, model, model_names
 from fragmeter.sim.spec.deployment import ExpertRanks
-from fragmeter.sim.spec.kernels import ExpertsNeed, chosen_experts, chosen_linear, experts_need, scaled_form
+from fragmeter.sim.spec.kernels import (
+    EXPERTS_VARIABLES,
+    MOE_BACKEND,
+    NAMED_EXPERTS,
+    ExpertsNeed,
+    chosen_experts,
+    chosen_linear,
+    experts_name,
+    experts_need,
+    scaled_form,
+)
 from fragmeter.sim.spec.matrix import QUANTIZATIONS
 
 FACTS = json.loads((Path(__file__).parents[2] / "data" / "kernel_choices.json").read_text("utf-8"))
+ASKED = json.loads((Path(__file__).parents[2] / "data" / "kernels_asked.json").read_text("utf-8"))
 #: ``kernel_source`` of aiconfigurator-core 0.12.0's tables of vLLM 0.24, measured on each card, by compute capability.
 TABLES = {
     90: {
@@ -36,11 +48,11 @@ GEMM_TABLES = {
 
 def own_choice(key: str, minor: int) -> str:
     """Ours, of a case of the facts."""
-    capability, form, size = key.split()
+    capability, form, size, *asked = key.split()
     if "x" in size:
         return chosen_linear(int(capability), form, minor, *map(int, size.split("x"))) or ""
     need = ExpertsNeed(int(capability), None if form == "16" else form, size != "tp", size == "dp-ep")
-    return chosen_experts(need, minor)
+    return chosen_experts(need, minor, dict(each.split("=") for each in asked)) or ""
 
 
 def choices() -> Iterator[tuple[str, int, str]]:
@@ -60,6 +72,39 @@ def test_choices_are_those_of_vllm():
     # No wheel of 0.21 is on the index.
     assert FACTS["releases"] == [20, *range(22, 34)] and len(compared) > 8000
     assert different == []
+
+
+def test_choices_that_a_user_asks_for_are_those_of_vllm():
+    """Every case, release and wish: those that are not stored change no choice."""
+    default = {(key, minor): chosen for key, minor, chosen in choices()}
+    plain = [key for key in FACTS["choices"] if "x" not in key.split()[2]]
+    wishes = sorted({" ".join(key.split()[3:]) for key in ASKED["choices"]})
+    assert {word.partition("=")[0] for wish in wishes for word in wish.split()} == {MOE_BACKEND, *EXPERTS_VARIABLES}
+    assert {wish.partition("=")[2] for wish in wishes if wish.startswith(MOE_BACKEND)} == NAMED_EXPERTS.keys()
+    different = []
+    for key, wish in product(plain, wishes):
+        by_release = ASKED["choices"].get(f"{key} {wish}", {})
+        chosen: str | None = None
+        for minor in ASKED["releases"]:
+            chosen = by_release.get(str(minor), chosen)
+            expected = default[key, minor] if chosen is None else chosen
+            if (found := own_choice(f"{key} {wish}", minor)) != expected:
+                different.append((key, wish, minor, found, expected))
+    assert different == []
+    assert len(ASKED["releases"]) * len(plain) * len(wishes) > 50_000
+
+
+def test_the_flag_asks_for_the_kernels_that_a_variable_asks_for():
+    """A serve line with variables becomes a setting by the flag's name."""
+    default = {(key, minor): chosen for key, minor, chosen in choices()}
+    compared = 0
+    for key, by_release in ASKED["choices"].items():
+        plain = " ".join(key.split()[:3])
+        for minor, kernel in by_release.items():
+            if kernel and kernel != default[plain, int(minor)]:
+                assert own_choice(f"{plain} {MOE_BACKEND}={experts_name(kernel)}", int(minor)) == kernel
+                compared += 1
+    assert compared > 500
 
 
 def test_measured_tables_ran_the_kernels_that_the_rule_has_for_their_release():
