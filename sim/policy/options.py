@@ -580,8 +580,6 @@ class VllmV1Options(VllmServeOptions):
                 **parallel,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "block ids, which recordings need": replica.ids,
-                "scheduling_policy = priority": self.scheduling_policy == "priority",
-                "prefill_schedule_interval": self.prefill_schedule_interval > 1,
             }
         if self.prefill_schedule_interval > 1:
             # Engines that share experts count their steps together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
@@ -12,7 +13,7 @@ from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.sim.memory.prefix.host_cache import HostCache
 
 from . import offloading
-from .workloads import KINDS
+from .workloads import KINDS, OPTIONS
 
 #: Random runs, and operations of each.
 _SEEDS, _OPERATIONS = 60, 400
@@ -120,11 +121,29 @@ def test_every_answer_and_eviction_is_that_of_vllm(num_blocks: int):
 def test_every_step_is_that_of_the_scheduler_with_the_connector(
     kind: str, first: int, asynchronous: bool, record_property
 ):
+    _compare(kind, range(first, first + 5), None, asynchronous, record_property)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", ["prefixes", "turns"])
+@pytest.mark.parametrize("option", ["priorities", "intervals"])
+@pytest.mark.parametrize("first", range(0, 100, 10))
+def test_every_step_under_an_option_is_that_of_the_scheduler_with_the_connector(
+    first: int, option: str, kind: str, asynchronous: bool, record_property
+):
+    _compare(kind, range(first, first + 10), option, asynchronous, record_property)
+
+
+def _compare(
+    kind: str, seeds: range, option: str | None, asynchronous: bool, record_property: Callable[[str, object], None]
+) -> None:
     """With hosts of few blocks and of many, and copies that are short and long beside a step."""
     differing: dict[str, object] = {}
     steps = loaded = 0
-    for seed in range(first, first + 5):
+    for seed in seeds:
         case, draw = KINDS[kind](seed), random.Random(seed)
+        if option is not None:
+            case = OPTIONS[option](case)
         sizes = draw.choice([3, 20, 200, 5000]), draw.choice([1, 30, 90, 400]), draw.choice([0, 1, 30, 200])
         copies = offloading.Copies(*sizes)
         real, recorder = offloading.serve(case, copies, asynchronous)
@@ -133,7 +152,7 @@ def test_every_step_is_that_of_the_scheduler_with_the_connector(
         loaded += recorder.loaded
         if difference := first_difference(offloading.comparable(real), offloading.comparable(ours)):
             differing[case.name] = difference
-    mode = "async" if asynchronous else "sync"
-    record_property(f"compared/offloading {kind} {mode}", [5, steps, len(differing)])
+    label = f"offloading {option or kind} {'async' if asynchronous else 'sync'}"
+    record_property(f"compared/{label}", [len(seeds), steps, len(differing)])
     assert not differing
     assert loaded
