@@ -4,8 +4,6 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# mypy takes the name of the package from its folder: a link by that name stands for a checkout of any name.
-TYPES := $(VENV)/types
 # Half more workers than cores, as tests wait for processes and browsers; the tests of a file share what they set up.
 WORKERS := $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -65,9 +63,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python tests/helpers/words.py
-	mkdir -p $(TYPES)
-	ln -sfn '$(CURDIR)' $(TYPES)/fragmeter
-	cd $(TYPES) && ../bin/mypy --config-file fragmeter/pyproject.toml --cache-dir cache
+	$(BIN)/mypy --cache-dir $(VENV)/mypy
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix

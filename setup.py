@@ -4,8 +4,10 @@ import ast
 import hashlib
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
+#: The folders that are packages of ``fragmeter``; links in its folder lead to them, so that a checkout runs as it is.
+ROOMS = ("sim", "traces", "gpu", "experiments", "reports")
 FOLDER = Path("sim/engine")
 SOURCES = sorted(FOLDER.glob("_core*.c"))
 HEADER, COLUMNS = FOLDER / "_core.h", FOLDER / "_core_columns.h"
@@ -50,8 +52,8 @@ if not COLUMNS.is_file() or COLUMNS.read_text(encoding="utf-8") != columns_heade
 SHA256 = hashlib.sha256(b"".join(path.read_bytes() for path in (*SOURCES, HEADER, COLUMNS))).hexdigest()
 
 setup(
-    # The repository is the package: this file would be a module of it.
-    script_name="setup.py",
+    packages=["fragmeter", *(f"fragmeter.{package}" for package in find_packages() if package.split(".")[0] in ROOMS)],
+    package_dir={"fragmeter": "fragmeter", **{f"fragmeter.{room}": room for room in ROOMS}},
     ext_modules=[
         Extension(
             "fragmeter.sim.engine._core",

@@ -31,11 +31,10 @@ from pathlib import Path
 
 from paths import ROOT
 
-#: Folders of the repository that are installed as ``fragmeter``, and the modules beside them.
+#: Folders of the repository that are installed within ``fragmeter``; links in that folder lead to them.
 ROOMS = ("sim", "traces", "gpu", "experiments", "reports")
 #: What setup.py builds, where there is a compiler.
 CORE = "fragmeter/sim/engine/_core.abi3.so"
-ROOT_MODULES = ("__init__.py", "__main__.py", "probe.py")
 
 #: What a user runs first, in this order, in an empty folder.
 TRIALS = (
@@ -57,10 +56,9 @@ def expected_in_wheel(tracked: Iterable[str]) -> set[str]:
     This does not read setup.cfg: a pattern that is missing there is a file that is missing in the wheel.
     """
     rooms = tuple(f"{room}/" for room in ROOMS)
-    return {
-        f"fragmeter/{name}"
-        for name in tracked
-        if name in (*ROOT_MODULES, "py.typed") or (name.startswith(rooms) and not name.startswith("gpu/results/"))
+    own = {name for name in tracked if name.startswith("fragmeter/")}
+    return own | {
+        f"fragmeter/{name}" for name in tracked if name.startswith(rooms) and not name.startswith("gpu/results/")
     }
 
 
@@ -83,9 +81,9 @@ def without_metadata(names: Iterable[str]) -> set[str]:
 
 
 def tracked_files() -> list[str]:
-    """Files that git tracks, relative to the repository."""
+    """Files that git tracks, relative to the repository, without links: no distribution has those."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [name for name in listed.split("\0") if name]
+    return [name for name in listed.split("\0") if name and not (ROOT / name).is_symlink()]
 
 
 def copy_files(names: Iterable[str], target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import importlib.util
 import os
 import re
 import shutil
@@ -98,14 +99,6 @@ def test_no_two_folders_import_each_other():
         below = {folder: others for folder, others in below.items() if folder not in lowest_now}
 
 
-def test_setup_cfg_lists_every_folder_with_modules():
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    listed = set(config["options"]["packages"].split())
-    there = {".".join(("fragmeter", *path.parent.relative_to(ROOT).parts)) for path in modules()}
-    assert listed == there | {"fragmeter"}
-
-
 def test_contributing_says_what_is_in_every_folder():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     folders = {path.parent.relative_to(ROOT) for path in modules() if path.parent.parent != ROOT}
@@ -137,7 +130,7 @@ def test_the_package_ships_its_types():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert "py.typed" in config["options.package_data"]["fragmeter"].split()
-    assert (ROOT / "py.typed").is_file()
+    assert (ROOT / "fragmeter" / "py.typed").is_file()
 
 
 def test_the_interfaces_of_engine_policy_and_memory_are_typed():
@@ -168,9 +161,22 @@ def test_a_lower_bound_becomes_a_constraint():
     assert lowest(bounds) == ["numpy==2.1", "pytest-xdist==3.6.1"]
 
 
-def test_no_loose_modules_at_the_root():
-    """Beside the program there are the probe, which runs within a server, and what builds the compiled core."""
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "probe.py", "setup.py"}
+def test_a_checkout_runs_as_it_is_whatever_is_installed(tmp_path):
+    """Of two checkouts each runs its own code in one environment, where one of them is installed."""
+    other = tmp_path / "other"
+    ignored = shutil.ignore_patterns(".*", "out", "tests", "docs", "results")
+    shutil.copytree(ROOT, other, symlinks=True, ignore=ignored)
+    code = "import fragmeter, fragmeter.sim, fragmeter.experiments.runs as runs; print(fragmeter.__file__, fragmeter.sim.__file__, runs.__file__)"
+    for folder in (ROOT, other):
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+        assert all(Path(name).resolve().is_relative_to(folder) for name in done.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["setup", "tests", "docs", "benchmarks", "examples"])
+def test_only_the_rooms_are_of_the_package(name):
+    """Wherever it is imported from: an editable installation and the folder of the checkout."""
+    assert importlib.util.find_spec(f"fragmeter.{name}") is None
+    assert {path.name for path in ROOT.glob("*.py")} == {"setup.py"}
 
 
 def test_the_probe_needs_vllm_and_the_standard_library_alone():

@@ -27,8 +27,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # Lazy and absolute: `import fragmeter` stays quick, and pytest may import this file under the
-    # name of whatever folder the clone lies in.
+    # Lazy: `import fragmeter` stays quick.
     if name in _MODULES:
         return getattr(importlib.import_module(f"fragmeter.{_MODULES[name]}"), name)
     if name in __all__:
