@@ -80,14 +80,14 @@ EXPERTS_VARIABLES = (
     *_FLASHINFER_BY_FORM.values(), _FLASHINFER_KIND, *_DEEP_GEMM, _FORCE_MARLIN, *_MXFP4_VARIABLES,
 )  # fmt: skip
 _OF_FLASHINFER = (FLASHINFER_TRTLLM, FLASHINFER_CUTLASS, FLASHINFER_CUTEDSL, TRTLLM_MXFP4, CUTLASS_MXFP4)
-#: What takes the place of kernels that a variable leaves out.
+#: Kernels in place of those that a variable leaves out.
 _AFTER = (DEEPGEMM, VLLM_CUTLASS, TRITON, MARLIN)
 #: First minor release whose choices were compared with vLLM's own.
 FIRST_COMPARED = 20
 #: First minor releases without these variables, and without the one that forces Marlin.
 _NO_VARIABLES, _NO_FORCE = 24, 29
-#: First minor releases that heed ``--moe-backend`` for experts in 4-bit integers, have Humming, of mxfp4 and of others, and take names of kernels
-#: without 16 bits for no wish there.
+#: First minor releases that heed ``--moe-backend`` for experts in 4-bit integers, have Humming, of mxfp4 and of others, and take the name of a kernel
+#: that does not multiply 16 bits there for none.
 _FIRST_NAMED_INT4, _FIRST_HUMMING_MXFP4, _FIRST_HUMMING_NAMED, _FIRST_MARLIN_16 = 25, 22, 25, 33
 
 
