@@ -82,7 +82,7 @@ EXPERTS_VARIABLES = (
 _OF_FLASHINFER = (FLASHINFER_TRTLLM, FLASHINFER_CUTLASS, FLASHINFER_CUTEDSL, TRTLLM_MXFP4, CUTLASS_MXFP4)
 #: Kernels in place of those that a variable leaves out.
 _AFTER = (DEEPGEMM, VLLM_CUTLASS, TRITON, MARLIN)
-#: First minor release whose choices were compared with vLLM's own.
+#: First minor release with choices that were compared with vLLM's own.
 FIRST_COMPARED = 20
 #: First minor releases without these variables, and without the one that forces Marlin.
 _NO_VARIABLES, _NO_FORCE = 24, 29
