@@ -186,7 +186,7 @@ NOTES = """\
   It was found by comparing Llama 3.1 70B with Llama 2 70B on the same four GPUs: 96,000 more logits a row take 0.6 ms more at 5 requests/s and 1.1 ms at 10, the simulation had 0.1.
 - Changed with these three, one after the other, medians of TPOT over the 22 dense runs on H100 that nothing was fitted to: 2.8 % before; 3.7 % with elements; 3.5 % without fusion before
   0.17; 1.8 % with the sampler. Of the six fitted ones: 1.7, 1.7, 1.3 and 5.5 %: Llama 2 7B, on one GPU, is now 3 to 10 % too long. No all-reduce is
-  in these, and the sampler adds 0.2 to 0.4 ms to steps of 7 to 17 ms, without which they are -1 to +4 %. At a constant rate longer steps meet more sequences, which make them longer still: with all steps
+  in these, and the sampler adds 0.2 to 0.4 ms to steps of 7 to 17 ms, without which they are -1 to +4 %. At a constant rate longer steps meet more sequences, and take longer still: with all steps
   3 % shorter its three runs at 8 to 20/s are +1 to +3 %, as 1 % of a step is 1.6 to 2.9 % of TPOT there. Which part is too long no table tells.
 - Step times may fall over tokens since the held-out runs on B200 showed a fault ([above](#faults-that-these-runs-showed-and-their-correction)). Fitted runs
   changed by 0.2 points at most.

@@ -105,10 +105,7 @@ def first_of(path: str, before: str) -> Mutant:
 
 
 #: An admission asks for other numbers of blocks.
-WANTED = first_of(
-    "sim/memory/accounting/kv_groups.py",
-    "return self.full * blocks + self.sliding * min(blocks, self.most_prompt_blocks) + states",
-)
+WANTED = first_of("sim/memory/accounting/kv_groups.py", "return blocks if most is None else min(blocks, most)")
 
 
 class TestTrial:
