@@ -117,7 +117,8 @@ class TestTrial:
             "print(one.__file__, other.__file__)"
         )
         command = [sys.executable, "-c", code]
-        ran = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+        environment = {"PYTHONPATH": str(tmp_path)}
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         one, other = map(Path, ran.stdout.split())
         assert (
             one == file and other.is_relative_to(tmp_path) and other.samefile(ROOT / "sim/memory/accounting/ledger.py")

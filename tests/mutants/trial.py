@@ -89,11 +89,11 @@ def _killed_by(mutant: Mutant, status: int, output: str) -> str | None:
 
 def package_with(mutant: Mutant, folder: Path) -> Path:
     """Make a package ``fragmeter`` of links to the checkout, but for the mutated module. Returns the module's file."""
-    package, source = folder / "fragmeter", ROOT
+    package, source = folder / "fragmeter", ROOT / "fragmeter"
     for part in Path(mutant.path).parts:
         package.mkdir()
         for entry in source.iterdir():
-            if entry.name not in (part, "__pycache__", "tests") and not entry.name.startswith("."):
+            if entry.name not in (part, "__pycache__") and not entry.name.startswith("."):
                 (package / entry.name).symlink_to(entry)
         package, source = package / part, source / part
     package.write_text(mutated(mutant, source.read_text()))
@@ -108,6 +108,8 @@ def _run(mutant: Mutant, folder: Path, file: Path) -> tuple[int, str]:
         FILE: str(file),
         MODULE: module,
         "OMP_NUM_THREADS": "1",
+        # The folder that they run in is a checkout, which has the package without the mutant.
+        "PYTHONSAFEPATH": "1",
     }
     # Workers of a run of all tests are not those of this one.
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}

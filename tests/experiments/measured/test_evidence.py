@@ -152,7 +152,7 @@ def test_weights_that_are_unpacked_on_an_a100_name_both_kernels():
     for form, kernels in (("awq", "MARLIN"), ("fp8", "MARLIN")):
         found = of(gpu="a100-80gb", model="qwen3-14b", quantization=form, vllm_release="0.11")
         assert found.gemms[form] == (kernels, "TRTLLM_WEIGHT_ONLY")
-        assert "their tables are of TRTLLM_WEIGHT_ONLY: its error is not known" in found.text()
+        assert "their tables are of TRTLLM_WEIGHT_ONLY, as on the measured servers." in found.text()
         assert "Which number format is faster on this GPU is not known" in found.text()
     assert "Which number format" not in of(gpu="h100-80gb", model="qwen3-14b", quantization="awq").text()
 

@@ -60,7 +60,7 @@ def test_the_figures_of_a_preset_give_the_preset(path):
 def test_a_run_names_it_as_its_file_does(path, capsys):
     load = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--max-model-len", "8192", "--num-prompts", "2"]
     assert status(["simulate", "--gpu", written(path), *load]) == DONE
-    assert capsys.readouterr().out.startswith("vllm-v1: llama-3.1-8b on 1 x my-gpu\n")
+    assert capsys.readouterr().out.startswith("vllm-v1: llama-3.1-8b on 1 x my-gpu: TPOT ")
 
 
 def test_flops_by_number_format(path):
@@ -102,7 +102,8 @@ def test_the_profile_of_a_file_is_its_default_cost(path):
 
 def test_without_a_profile_it_is_the_roofline_and_a_data_sheet(path):
     found = evidence(settings(gpu=written(path), policy="vllm-v1", model="llama-3.1-8b"))
-    assert (found.cost, found.basis) == ("roofline", "a data sheet") and not (found.like and found.like.predicted)
+    assert (found.cost, found.basis) == ("roofline", "a data sheet")
+    assert [each.server_class for each in found.like.predicted] == ["NVIDIA cards, simulated from data sheets"]
 
 
 @pytest.mark.parametrize(
