@@ -23,12 +23,11 @@ from fragmeter.sim.metrics.requests import preemptions
 from fragmeter.sim.spec import gpu, gpu_names, model, model_names
 from fragmeter.sim.spec.releases import LATEST
 from fragmeter.sim.spec.startup.capacity import capacity, users
-from fragmeter.sim.types.errors import SettingError
 
 FLAGS = ("", "--no-enable-prefix-caching", "--block-size 64", "--no-async-scheduling", "--kv-cache-dtype fp8")
 #: One of each compute capability, by which kernels are chosen; the pool of a test is not the card's.
 CARDS = list({gpu(name).compute_capability: name for name in gpu_names()}.values())
-#: Not simulated: blocks of several sizes side by side. The plan says so.
+#: Blocks of several sizes side by side, of which a run takes seconds.
 SEVERAL_SIZES = {"gemma-4-26b-a4b", "gemma-4-31b", "mimo-v2-flash"}
 #: Hybrids with the most groups, of which a run takes seconds; they are among the slow cases.
 LARGEST = {"nemotron-3-ultra", "kimi-k3", "glm-5.3-flash"}
@@ -153,11 +152,8 @@ def test_with_ranks_stages_and_one_group(name, flags):
 
 
 @pytest.mark.parametrize("name", sorted(SEVERAL_SIZES))
-def test_blocks_of_several_sizes_are_not_simulated(name):
-    settings, fitting = pool(line_of(name, "", 8192, 2000), "h200", 2000, 4)
-    assert fitting >= 4
-    with pytest.raises(SettingError, match="not simulated"):
-        simulate(settings, load(fitting, 2000))
+def test_with_blocks_of_several_sizes(name):
+    check(name, "h200", "")
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3.5-35b-a3b", "gemma-3-27b"])
