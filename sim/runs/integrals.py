@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
 from operator import mul
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -233,14 +233,17 @@ class Accounts:
         return replace(one, slot_steps=steps, slot_ticks=ticks)
 
     @staticmethod
-    def _of_classes(parts: Iterable[tuple[int, Mapping[str, Any]]], cached: Any, slots: int) -> dict[str, Any]:
+    def _of_classes(parts: Iterable[tuple[int, Mapping[str, Sums]]], cached: Sums, slots: int) -> dict[str, Sums]:
         """The buckets of the pool, as columns or sums, from those of each class in its own slots; ``slots`` is the pool."""
-        found = Counter[str]()
+        pool: dict[str, Sums] = {}
         for ratio, buckets in parts:
             for name, own in buckets.items():
-                found[name] = found[name] + ratio * own
-        pool = {name: found[name] for name in found if name not in ("cached", "free")} | {"cached": cached}
-        return pool | {"free": slots - sum(pool.values())}
+                if name not in ("cached", "free"):
+                    pool[name] = pool[name] + ratio * own if name in pool else ratio * own
+        pool["cached"] = free = cached
+        for name, own in pool.items():
+            free = free + own if name != "cached" else free
+        return pool | {"free": slots - free}
 
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a residency and goes with it."""
