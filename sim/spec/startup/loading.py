@@ -168,7 +168,7 @@ def _errors(launch: Launch) -> tuple[float, float]:
     if _is_weighed(launch):
         return _ERRORS[None]
     below, above = (max(_ERRORS.get(form, _OTHER_ERROR)[side] for form in formats) for side in range(2))
-    if "mxfp4" in formats and launch.gpu.major == _HOPPER and not launch.release.mxfp4_triton:
+    if launch.model.experts and "mxfp4" in formats and launch.gpu.major == _HOPPER and _mxfp4_kernel(launch) == MARLIN:
         below = _LESS_ON_HOPPER
     if launch.is_taken:
         taken = [_TAKEN.get(form, _OTHER_TAKEN) for form in formats]

@@ -194,6 +194,20 @@ def test_marlin_on_hopper_pads_where_the_line_sets_it():
     assert likely_gib(flag[1]) > likely_gib(flag[0]) == likely_gib(variable)
 
 
+def test_marlin_on_hopper_may_keep_less_than_computed_however_it_is_asked_for():
+    lines = ("-e VLLM_MXFP4_USE_MARLIN=1 vllm/vllm-openai:v0.22.0", "vllm/vllm-openai:v0.24.0")
+    shares = []
+    for line, flag in zip(lines, ("", "--moe-backend marlin"), strict=True):
+        found = loaded_bytes(
+            started(parse_serve(f"docker run {line} --model openai/gpt-oss-120b {flag}"), "h100-80gb").launch
+        )[0]
+        shares.append(1 - found.low / found.likely)
+    plain = loaded_bytes(
+        started(parse_serve(f"docker run {lines[1]} --model openai/gpt-oss-120b"), "h100-80gb").launch
+    )[0]
+    assert min(shares) > 0.02 > 1 - plain.low / plain.likely
+
+
 def test_weights_on_the_host_leave_the_gpu():
     """Llama 3.1 8B has 436 MB a layer; the tensor that reaches what is set moves whole, at most the 224 MiB of gate and up."""
     line = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
