@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     logs: str
 
 
-#: From which minor version on, by what links the ranks and the least compute capability. An entry without a log is another one's, widened.
+#: From which minor version on, by what links the ranks and the least compute capability, until a later version has an entry of that kind.
 SIZES: tuple[tuple[int, dict[tuple[str, int], Entry]], ...] = (
     (0, {
         (_ALONE, 0): Entry(0.0, 0.02, 0.13, "0.02 RTX 4090 (0.10); implied: 0.04 to 0.06 A100 (0.10.1)"),
@@ -55,7 +55,6 @@ SIZES: tuple[tuple[int, dict[tuple[str, int], Entry]], ...] = (
         (_ALONE, 0): Entry(0.0, 0.02, 0.13, "implied: 0 to 0.1 RTX 3050 (0.11), A100 40 GB (0.15.1), RTX 3090 (0.17.1)"),
         (_ALONE, 9): Entry(0.02, 0.13, 0.15, "0.13 to 0.14 in eight boots of H100 (0.11)"),
         (_PAIR, 0): Entry(0.05, 0.2, 0.75, "implied: 0.04 2 x L40S (0.16), 0 2 x 8.9 (0.17)"),
-        (_PCIE, 0): Entry(0.05, 0.2, 0.75, "as up to 0.10"),
         (_NVLINK, 0): Entry(0.05, 0.2, 1.0, "as up to 0.10; implied: 0.8 4 x A800 (0.13)"),
         (_NVLS, 9): Entry(0.4, 0.55, 1.9, "0.54 and 0.55 2 x H100 (0.11); the most is 0.10's"),
     }),
@@ -69,11 +68,6 @@ SIZES: tuple[tuple[int, dict[tuple[str, int], Entry]], ...] = (
                           " (0.21), 0.4 8 x H200 (0.19.1)"),
     }),
     (22, {
-        (_ALONE, 0): Entry(0.05, 0.13, 0.3, "as since 0.18"),
-        (_ALONE, 9): Entry(0.07, 0.22, 0.3, "as since 0.18"),
-        (_PAIR, 0): Entry(0.05, 0.2, 0.75, "as since 0.18"),
-        (_PCIE, 0): Entry(0.05, 0.2, 0.75, "as since 0.18"),
-        (_NVLINK, 0): Entry(0.05, 0.2, 1.0, "as since 0.18"),
         (_NVLS, 9): Entry(0.4, 0.8, 2.2, "0.6 4 x H100 (0.26, vllm-project/vllm#48601), 0.95 4 x GB200 (0.26); the most is 0.18's"),
     }),
     (27, {
@@ -149,7 +143,7 @@ def non_torch_bytes(launch: Launch, layers: range, last: bool) -> Estimate:
 def _libraries(launch: Launch) -> Estimate:
     """What CUDA, its libraries and NCCL hold."""
     ranks = launch.num_gpus * launch.deployment.data_parallel
-    sizes = next(sizes for since, sizes in reversed(SIZES) if (0, since) <= launch.release.since)
+    sizes = {kind: entry for since, some in SIZES if (0, since) <= launch.release.since for kind, entry in some.items()}
     linked, major = link(launch.gpu, ranks), launch.gpu.major or 0
     if linked == _NVLS and launch.tensor_parallel * launch.deployment.data_parallel == 1:
         linked = _NVLINK

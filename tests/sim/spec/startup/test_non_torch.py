@@ -171,7 +171,6 @@ def test_a_compile_cache_is_one_cause_of_two_parts():
 def test_every_size_names_its_logs():
     entries = [each for _, sizes in SIZES for each in sizes.values()]
     assert all(each.logs and each.low <= each.likely <= each.high for each in entries)
-    assert len(entries) == 30
 
 
 def test_more_than_two_ranks_on_pcie_and_engines_that_exchange_tokens_take_more():
