@@ -240,10 +240,7 @@ class Accounts:
             for name, own in buckets.items():
                 if name not in ("cached", "free"):
                     pool[name] = pool[name] + ratio * own if name in pool else ratio * own
-        pool["cached"] = free = cached
-        for name, own in pool.items():
-            free = free + own if name != "cached" else free
-        return pool | {"free": slots - free}
+        return pool | {"cached": cached, "free": slots - sum(pool.values(), start=cached)}
 
     def _tail(self, first: int, stop: int, start_ticks: int, end_ticks: int) -> tuple[int, int]:
         """block_tail over the window's steps and time: it comes once a residency and goes with it."""
