@@ -141,7 +141,7 @@ Why other operations miss 5 %, by experiments on the same tables. *At its own po
 - **Gated delta nets, prompts, extrapolated**: 64 heads of values from 48 and fewer. The scan goes in waves over heads times prompts: four prompts of 2,048 tokens take 112 us with 32 heads on an
   H200, 215 with 48 and 217 with 64 (132 multiprocessors), which no smooth model of heads follows. All heads of Qwen3.5 on 1 to 8 GPUs are in the tables.
 - **Sparse attention, prompts**: heads on a rank. Four prompts of 2,048 tokens take 4.6, 4.9, 5.6, 6.3 and 10.5 ms with 8, 16, 32, 64 and 128 heads on an H200, 3.7, 3.8, 4.5, 5.4 and 6.1 on a B200; with an
-  fp8 KV cache 16 heads take 9.5 ms on an H200 and 32 take 5.9: other kernels. Ranks have 8, 16, 32, 64 or 128 heads, and all are in the tables; what a load changes, tokens and keys, is predicted within 5 % but on GB300, of which the table is rough (5.6 and 6.2 % at its own points). The error of an
+  fp8 KV cache 16 heads take 9.5 ms on an H200 and 32 take 5.9: other kernels. Ranks have 8, 16, 32, 64 or 128 heads, and all are in the tables; what a load changes, tokens and keys, is predicted within 5 % but on GB200 (up to 5.5 %) and GB300 (up to 9.6 %), of which the table is rough (5.6 and 6.2 % at its own points). The error of an
   operation is that of the worst of four tables: DeepSeek V3.2 and GLM 5, each with a KV cache of 16 bits and fp8.
 - **4-bit weights on the A100**: times of the table rise and fall with m (4,096 x 4,096: 128 rows 40 us, 192 rows 44, 256 rows 73, 384 rows 78), 4.9 % at its own points.
 - **mxfp4 experts, extrapolated**: the table has two models, gpt-oss 20B and 120B. Without the larger one, and without whole experts, what remains is 32
