@@ -36,7 +36,7 @@ class Server:
 
     @property
     def max_model_len(self) -> int:
-        """The model's longest sequence."""
+        """The maximum sequence length of the model, in tokens."""
         return model(self.model).max_model_len
 
     def settings(self) -> Settings:

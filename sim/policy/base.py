@@ -126,7 +126,7 @@ class Policy(Generic[MemoryT, TransactionT]):
     def step_limits(
         cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
     ) -> tuple[int, int]:
-        """``max_num_seqs`` and ``max_num_batched_tokens``.
+        """``max_num_seqs`` and ``max_num_batched_tokens`` of a run: those that the user gives, or the policy's defaults.
 
         Args:
             pool: Sequences of the model's length that it holds, and that length in tokens.

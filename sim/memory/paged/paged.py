@@ -54,14 +54,14 @@ class PagedMemory(BlockCounts):
         return transaction
 
     def _taken_in(self, decode_step: int) -> int:
-        """Blocks that the running sequences take in a step."""
+        """Blocks that all running sequences allocate in ``decode_step``, in all groups; none is released by then."""
         takes = 0
         for groups in self.sizes:
             takes += groups.number * groups.phases.counts[decode_step % groups.size]
         return takes
 
     def _change_phase(self, ahead: int, number: int) -> None:
-        """So many sequences more take a block of any size in step ``ahead``."""
+        """Count ``number`` sequences more (or fewer, below 0) among those with a block of each size due in step ``ahead``."""
         for groups in self.sizes:
             groups.phases.add(ahead % groups.size, number)
 

@@ -52,14 +52,14 @@ class Phases:
 
 
 class GrowingGroups:
-    """Groups with blocks of one size that take a block with every block of a sequence.
+    """KV groups with blocks of one size, each of which allocates a block whenever a sequence fills one.
 
     Attributes:
         size: Tokens of a block.
-        number: How many groups.
-        units: Blocks of the smallest size to one of theirs.
-        phases: Of the sequences that decode, modulo their size.
-        blocks: Blocks of all sequences in one group that gives none back.
+        number: Number of groups.
+        units: Units of a block (``BlockCounts.unit_tokens`` each).
+        phases: Phases of the decoding sequences, modulo ``size``.
+        blocks: Blocks that all sequences have allocated in one group, released ones included.
     """
 
     __slots__ = ("blocks", "number", "phases", "size", "units")
@@ -69,10 +69,10 @@ class GrowingGroups:
         self.blocks = 0
 
     def more(self, units: int, before: int) -> int:
-        """Blocks more in one group if a sequence has so many ``units`` more than ``before``."""
+        """See ``more_blocks``, for one group."""
         return more_blocks(units, before, self.units)
 
 
 def more_blocks(units: int, before: int, ratio: int) -> int:
-    """Blocks of ``ratio`` units that a sequence takes for so many ``units`` more than ``before``."""
+    """Blocks of ``ratio`` units that a sequence allocates as it grows from ``before`` units by ``units``."""
     return units if ratio == 1 else -(-(before + units) // ratio) + -before // ratio
