@@ -42,6 +42,7 @@ from fragmeter.experiments.runs.kept import Kept
 from fragmeter.sim import settings
 from fragmeter.sim.output.folders import FolderKind, OutputFolder
 from fragmeter.sim.recording.plans import record
+from paths import ROOT
 from plan_replay import replay
 
 FACTS = Path(module.__file__).parent / "facts"
@@ -274,7 +275,7 @@ def test_samples_that_are_swapped_lose_to_sequences_that_are_computed_again_and_
 
 
 def test_the_documentation_has_every_claim_and_its_totals():
-    page = (Path(module.__file__).parents[2] / "docs" / "claims.md").read_text("utf-8")
+    page = (ROOT / "docs" / "claims.md").read_text("utf-8")
     lines = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     said = [source.claim for table in (claims(), systems()) for source in table.sources.values()]
     assert [cells[2] for cells in lines] == said

@@ -19,7 +19,7 @@ from fragmeter.sim.engine.core import compiled, serves
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.repeats import idle_repeats
-from fragmeter.sim.memory.paged import cached, group_cache, speculative
+from fragmeter.sim.memory.paged import cached, group_cache
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.errors import PluginError
 from hybrid_runs import model_of
@@ -169,7 +169,7 @@ def test_a_crowd_has_every_count(switches, ahead):
 
 
 @pytest.mark.parametrize(
-    "module, switches", [(cached, {}), (group_cache, GROUPS), (speculative, DRAFTS), (group_cache, HOST)]
+    "module, switches", [(cached, {}), (group_cache, GROUPS), (group_cache, DRAFTS), (group_cache, HOST)]
 )
 @pytest.mark.parametrize("part", [0, 2])
 def test_a_wrong_count_is_found(module, switches, part):

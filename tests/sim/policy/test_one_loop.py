@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from fragmeter.sim.policy.vllm_v1 import VllmV1
-from fragmeter.sim.types.errors import Overdrawn
+from fragmeter.sim.types.errors import Overdrawn, PluginError
 from real_vllm import ours
 from real_vllm.record import digest
 from real_vllm.workloads import KINDS, OPTIONS, Case
@@ -42,9 +42,12 @@ def test_counting_at_once_decides_as_the_loop_under_options(option: str, asynchr
 
 
 def test_a_shortcut_with_too_few_blocks_is_noticed(monkeypatch):
-    """Counting at once where a sequence lacks a block takes blocks that are not there."""
+    """Counting at once where a sequence lacks a block takes blocks that are not there.
+
+    The error names a plug-in where another test has loaded one: then code outside of the package is a plug-in's.
+    """
     monkeypatch.setattr(
         VllmV1, "_one_by_one", lambda policy, state, transaction: policy._fill(state, transaction, None)
     )
-    with pytest.raises(Overdrawn):
+    with pytest.raises((Overdrawn, PluginError), match="are taken and 0 are free"):
         _served(KINDS["tight"](40), False)
