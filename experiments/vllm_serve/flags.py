@@ -163,6 +163,16 @@ _VARIABLES = {
     "windows without the hybrid KV cache manager": "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
 }
 VARIABLES = {name: why for why, names in _VARIABLES.items() for name in names.split()}
+#: Those that leave the KV cache as it is and change times, by reason.
+_VARIABLES_OF_TIMES = {
+    "kernels are those that vLLM chooses": """VLLM_DISABLED_KERNELS VLLM_USE_TRITON_AWQ VLLM_NVFP4_GEMM_BACKEND
+        VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER VLLM_MARLIN_INPUT_DTYPE VLLM_MARLIN_USE_ATOMIC_ADD VLLM_BATCH_INVARIANT
+        VLLM_USE_HW_AGNOSTIC VLLM_GDN_DECODE_KERNEL VLLM_USE_FLASHINFER_MOE_INT4""",
+    "all-reduces are vLLM's own": """VLLM_ALLREDUCE_USE_SYMM_MEM VLLM_ALLREDUCE_USE_FLASHINFER
+        VLLM_FLASHINFER_ALLREDUCE_BACKEND VLLM_DISABLE_PYNCCL VLLM_SKIP_P2P_CHECK""",
+    "its own copies between GPU and host": "VLLM_USE_SIMPLE_KV_OFFLOAD",
+}
+VARIABLES_OF_TIMES = {name: why for why, names in _VARIABLES_OF_TIMES.items() for name in names.split()}
 
 #: Flags of releases before 0.8, all with a value.
 _OLDER = ("ngram-prompt-lookup-max", "num-speculative-tokens", "speculative-model")

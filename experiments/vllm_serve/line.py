@@ -33,6 +33,7 @@ from .flags import (
     READ,
     UNCHANGED,
     VARIABLES,
+    VARIABLES_OF_TIMES,
     Release,
     flags,
     releases,
@@ -343,6 +344,8 @@ class _Reader:
             self._check_drafts(str(self._flags["speculative-config"]))
         for variable in (name for name in environment if name in VARIABLES):
             self._leave_out(f"{variable}={environment[variable]}", VARIABLES[variable], changes_memory=True)
+        for variable in (name for name in environment if name in VARIABLES_OF_TIMES):
+            self._leave_out(f"{variable}={environment[variable]}", VARIABLES_OF_TIMES[variable], changes_memory=False)
         return ServeLine(
             str(model),
             self._flags,

@@ -109,6 +109,13 @@ def test_a_revision_and_other_kernels_are_not_simulated():
     ]
 
 
+def test_variables_that_choose_kernels_leave_the_memory_as_it_is():
+    line = parse_serve("VLLM_DISABLED_KERNELS=MarlinLinearKernel VLLM_MLA_DISABLE=1 vllm serve llama-3.1-8b")
+    memory = "VLLM_MLA_DISABLE=1 (a KV cache of whole heads in place of latent vectors)"
+    times = "VLLM_DISABLED_KERNELS=MarlinLinearKernel (kernels are those that vLLM chooses)"
+    assert (line.not_simulated, line.uncounted) == ([memory, times], [memory])
+
+
 @pytest.mark.parametrize(
     ("line", "backend", "left_out"),
     [
