@@ -172,7 +172,11 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     recorder.attach(engine, outputs, clock)
     arrivals, requests, finished, arrived = case.workload.arrival_ticks.tolist(), [], [], 0
     while True:
-        while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
+        # Of a copy that ends as a request arrives the scheduler hears first; vLLM has no order for them.
+        known = not (
+            recorder.idle and engine.scheduler.requests and any(end <= clock.now for end in recorder.ends.values())
+        )
+        while known and arrived < len(arrivals) and arrivals[arrived] <= clock.now:
             request = server._request(case, arrived, prompts[arrived], outputs[arrived], engine)
             requests.append(request)
             engine.add_request(request)

@@ -189,7 +189,8 @@ class HostTier:
         self._to_flush += (job for block in sorted(taken & self._fenced.keys()) for job in self._fenced[block])
         for offer in offers:
             self._store(offer)
-        finished, self._finished = self._finished, []
+        # In the order of the step's outputs, which is that of the running sequences.
+        finished, self._finished = sorted(self._finished, key=lambda offer: offer.sequence.order), []
         for offer in finished:
             self._store_finished(offer, taken, now)
         for offer in finished:
