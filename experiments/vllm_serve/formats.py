@@ -2,8 +2,9 @@
 
     models    ``model_executor/models/registry.py``, in the wheels of 0.10.2 to 0.33; gpt-oss is in 0.10.1 and Qwen3-Next in 0.10.2
     wheels    compute capability 7.0; since 0.20, which are built with CUDA 13, 7.5 (the code of the wheels of 0.19.1, 0.20, 0.22 and 0.30)
-    --dtype   bfloat16 from 8.0 on (``check_if_supports_dtype`` of ``platforms/cuda.py``); "auto" is then float16, or float32 for models that
-              do not take that (``_resolve_auto_dtype`` of ``config/model.py``)
+    --dtype   bfloat16 from 8.0 on (``check_if_supports_dtype`` of ``platforms/cuda.py``); what "auto" is then, ``dtypes`` says. Float32 has
+              Triton's and FlexAttention's kernels alone (``supported_dtypes`` of the backends), so that latent attention has none
+    both      ``get_supported_act_dtypes`` of the methods in the wheel of 0.33
     KV cache  nvfp4 (``refused_kv_format``)
     methods   ``get_min_capability`` in the wheels of 0.10 to 0.33, and of schemes of compressed-tensors where a format is its own alone
 
@@ -15,20 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...sim.spec.attention_backends import FLEX, TRITON
 from ...sim.spec.deployment import NVFP4
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import formats_by_part
+from ...sim.spec.startup.dtypes import FIRST_BFLOAT16, NOT_IN_FLOAT16, is_in_float32
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.errors import NotSimulated
 
 #: First releases of each least capability of the wheels.
 _WHEELS = ((0, 70), (20, 75))
-_FIRST_BFLOAT16 = 80
-#: ``_FLOAT16_NOT_SUPPORTED_MODELS``, by ``model_type``.
-_NOT_IN_FLOAT16 = dict.fromkeys(
-    ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2"),
-    "Numerical instability. Please use bfloat16 or float32 instead.",
-)
 #: Least capabilities of methods, and of formats in a checkpoint, each with its first minor releases.
 _METHODS = {
     "awq": ((0, 75),),
@@ -46,6 +43,16 @@ _METHODS = {
 #: As ``_METHODS``, of formats that compressed-tensors alone has.
 _SCHEMES = {"w4a16": ((0, 80), (12, 75)), "w4a16-g32": ((0, 80), (12, 75)), "int8": ((0, 75),)}
 _ALIASES = {"gpt_oss_mxfp4": "mxfp4"}
+#: Dtypes of the model that methods take, as their message names them; compressed-tensors takes float32 as well.
+_ACTIVATIONS = {
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin"), ("torch.float16", "torch.bfloat16")),
+    **dict.fromkeys(("fp8", "modelopt", "modelopt_mixed", "mxfp8"), ("torch.bfloat16", "torch.float16")),
+    "modelopt_fp4": ("torch.bfloat16", "torch.float16", "torch.float8_e4m3fn"),
+    "mxfp4": ("torch.bfloat16",),
+}
+#: Formats of which a checkpoint is known to have no method of compressed-tensors.
+_NOT_COMPRESSED = ("awq", "gptq")
+_GPT_OSS = "gpt_oss"
 
 
 #: The last minor release without a model type, as far as its last patch was read or is older than the model.
@@ -68,35 +75,63 @@ def refused_format(launch: Launch) -> str | None:
     """vLLM's message where the card or the model does not have a number format of the launch; None if it has all.
 
     Raises:
-        NotSimulated: The model would be served in 32 bits, which are not counted.
+        NotSimulated: The model would be served in float32, and its states, its experts or what is quantised in it are not counted so.
     """
     cards = [card for card in launch.gpus or (launch.gpu,) if card.compute_capability is not None]
-    if launch.dtype == "float16" and launch.model.model_type in _NOT_IN_FLOAT16:
-        reason = _NOT_IN_FLOAT16[launch.model.model_type]
+    if launch.dtype == "float16" and launch.model.model_type in NOT_IN_FLOAT16:
+        reason = NOT_IN_FLOAT16[launch.model.model_type]
         return f"The model type {launch.model.model_type!r} does not support float16. Reason: {reason}"
     if not cards:
-        return None
+        return _refused_dtype(launch)
     card = min(cards, key=_capability)
-    found = _refused_card(card, launch.release.since[1]) or _refused_weights(launch, card)
-    if found is None and _capability(card) < _FIRST_BFLOAT16:
-        if launch.dtype == "bfloat16":
-            return (
-                "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your"
-                f" {card.name} GPU has compute capability {_version(card)}. You can use float16 instead by explicitly setting the `dtype` flag"
-                " in CLI, for example: --dtype=half."
-            )
-        if is_in_float32(launch):
-            why = (
-                f"is float32 for {launch.model.model_type} on compute capability {_version(card)}, which is not counted"
-            )
-            raise NotSimulated("dtype", launch.dtype, why, "a card of compute capability 8.0 or more")
+    found = _refused_card(card, launch.release.since[1]) or _refused_weights(launch, card) or _refused_dtype(launch)
+    if found is None and launch.dtype == "bfloat16" and _capability(card) < FIRST_BFLOAT16:
+        return (
+            "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your"
+            f" {card.name} GPU has compute capability {_version(card)}. You can use float16 instead by explicitly setting the `dtype` flag"
+            " in CLI, for example: --dtype=half."
+        )
     return found
 
 
-def is_in_float32(launch: Launch) -> bool:
-    """Whether vLLM takes float32 for a model that has no other format on this card."""
-    capability = min(card.compute_capability or _FIRST_BFLOAT16 for card in launch.gpus or (launch.gpu,))
-    return capability < _FIRST_BFLOAT16 and launch.model.model_type in _NOT_IN_FLOAT16
+def _refused_dtype(launch: Launch) -> str | None:
+    """The failed check of the weights' method, or of an attention backend, for the model's dtype."""
+    method, dtype = _dtype_method(launch), "torch.float32" if launch.element_bytes == 4 else f"torch.{launch.dtype}"
+    if launch.element_bytes == 2 and launch.dtype == "auto":
+        return None
+    if method is not None and dtype not in _ACTIVATIONS[method]:
+        supported = f"Supported dtypes: [{', '.join(_ACTIVATIONS[method])}]"
+        return f"{dtype} is not supported for quantization method {method}. {supported}"
+    if launch.element_bytes == 2:
+        return None
+    model, named = launch.model, launch.deployment.attention_backend
+    if model.latent is not None:
+        return "No valid attention backend found for cuda with dtype=torch.float32. Reasons: dtype not supported."
+    if launch.deployment.quantization is not None or model.mixer is not None or model.experts is not None:
+        parts = "weights in fewer bits" if launch.deployment.quantization is not None else "states and experts"
+        why = f"is float32 for {model.name} on {launch.gpu.name}, in which {parts} are not counted"
+        raise NotSimulated(
+            "dtype", launch.dtype, why, "a card of compute capability 8.0 or more, and no --dtype float32"
+        )
+    if named is not None and named not in (TRITON, FLEX):
+        return (
+            f"Selected backend AttentionBackendEnum.{named} is not valid for this configuration. Reason: ['dtype not"
+            " supported']"
+        )
+    return None
+
+
+def _dtype_method(launch: Launch) -> str | None:
+    """The method of the weights where the line, or the format of the checkpoint, says which; None for 16 bits, and where the method may be
+    that of compressed-tensors."""
+    form = launch.deployment.quantization
+    named = launch.quantization_method or ""
+    own = _ALIASES.get(named, named)
+    if form is None:
+        return None
+    if own in _ACTIVATIONS:
+        return own
+    return form if form in _NOT_COMPRESSED or (form == "mxfp4" and launch.model.model_type == _GPT_OSS) else None
 
 
 #: First minor releases with the KV cache in nvfp4 among the parser's choices, with kernels for compute capability 10, and with FlashAttention 2's.
@@ -132,12 +167,19 @@ def refused_kv_format(launch: Launch) -> str | None:
 
 def corrections(launch: Launch) -> Iterator[tuple[str, object, Launch]]:
     """For each number format that may be refused the flag, the value and the launch with another: the dtype that vLLM takes by itself, unless
-    that has 32 bits, and a KV cache in fp8 for one in nvfp4."""
+    that is float32, and a KV cache in fp8 for one in nvfp4."""
     if launch.deployment.kv_dtype == NVFP4:
         kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
         yield "--kv-cache-dtype", "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
-    if launch.dtype != "auto" and not is_in_float32(launch):
-        yield "--dtype", "auto", replace(launch, dtype="auto")
+    if launch.dtype != "auto" and not is_in_float32(launch.model, launch.gpus or (launch.gpu,), "auto"):
+        # A KV cache in fp32 is that of the dtype: no flag names it.
+        own = (
+            launch.deployment.kv_dtype
+            if launch.element_bytes == 2
+            else resolved_kv_dtype(launch.model, launch.gpu, "auto")
+        )
+        deployment = replace(launch.deployment, kv_dtype=own)
+        yield "--dtype", "auto", replace(launch, dtype="auto", deployment=deployment)
 
 
 def _refused_card(card: GpuSpec, minor: int) -> str | None:

@@ -35,6 +35,7 @@ from ...sim.spec.releases import (
 )
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.startup.capacity import capacity, longest_model_len
+from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.eplb import WINDOW_SIZE, Eplb
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
@@ -88,7 +89,8 @@ _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
 #: MiB of a buffer of DeepEP, and GPUs of a node.
 _TARGETS = "lora-target-modules"
 _BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
-_DTYPES = ("auto", "half", "float16", "bfloat16")
+_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+_DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,13 @@ class Started:
         return replace(self, line=line, launch=_with_length(launch, self.fits_length))
 
     def require_simulated(self) -> None:
-        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, and a KV cache with scales."""
+        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
         launch = self.launch
         if launch.gpus:
             reason = "are different cards, and steps are simulated on equal ones"
             raise NotSimulated("gpu", launch.gpu_text, reason, "name one GPU for all ranks")
+        if launch.element_bytes == 4:
+            raise NotSimulated("--dtype", "float32", "is counted, and its steps are not simulated", "take bfloat16")
         if launch.deployment.kv_dtype == NVFP4:
             raise NotSimulated("--kv-cache-dtype", NVFP4, "is counted, and its steps are not simulated", "take fp8")
         require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
@@ -246,7 +250,7 @@ def started(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         tensor_parallel=line.whole("tensor-parallel-size", 1),
-        deployment=_deployment(line, shape, card),
+        deployment=_deployment(line, shape, (card, *others)),
         gpu_memory_utilization=line.share("gpu-memory-utilization", vllm.gpu_memory_utilization),
         block_size=checked_block_size(shape, line.whole("block-size")) or BLOCK_SIZE,
         hybrid=not line.switch(_ONE_GROUP),
@@ -420,9 +424,9 @@ def _partition(line: ServeLine) -> tuple[int, ...] | None:
 def _kv_setting(launch: Launch) -> str:
     """``--kv-cache-dtype`` of the simulator that gives the launch's format."""
     kv_dtype = launch.deployment.kv_dtype
-    if kv_dtype == resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16"):
+    # Steps in float32 and those with scales are not simulated (``Started.require_simulated``).
+    if kv_dtype in ("fp32", resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16")):
         return "auto"
-    # Steps with scales are not simulated (``Started.require_simulated``).
     return "int4" if kv_dtype == NVFP4 else kv_dtype.removesuffix("_ds_mla")
 
 
@@ -502,10 +506,11 @@ def _dtype(line: ServeLine) -> str:
     found = line.text("dtype", "auto")
     if found not in _DTYPES:
         raise SettingError("--dtype", found, f"is not supported; one of {', '.join(_DTYPES)}")
-    return "float16" if found == "half" else found
+    return _DTYPE_NAMES.get(found, found)
 
 
-def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
+def _deployment(line: ServeLine, shape: ModelSpec, cards: Sequence[GpuSpec]) -> Deployment:
+    card, own = cards[0], "fp32" if is_in_float32(shape, cards, _dtype(line)) else "bf16"
     kv = line.text("kv-cache-dtype", "auto")
     kv = _KV_DTYPES.get(kv, kv)
     if kv.startswith(_UNCOUNTED_KV):
@@ -521,7 +526,7 @@ def _deployment(line: ServeLine, shape: ModelSpec, card: GpuSpec) -> Deployment:
         # Without experts, and on a single GPU, vLLM ignores them.
         data_parallel=engines if shape.experts else 1,
         expert_parallel=bool(shape.experts) and engines * ranks > 1 and line.switch("enable-expert-parallel"),
-        kv_dtype=resolved_kv_dtype(shape, card, kv, "bf16"),
+        kv_dtype=resolved_kv_dtype(shape, card, kv, own),
         quantization=weights,
         cuda_graphs=not line.switch("enforce-eager"),
         decode_context_parallel=line.whole(_DIVIDED, 1),

@@ -2,7 +2,8 @@
 
     max(compilation, cuBLAS + max(encoder, outputs of the encoder + workspace + max(forward, sampler, balancing)))
 
-All are bytes in torch's allocator at the moment when most are allocated; the phases follow one another. Terms:
+All are bytes in torch's allocator at the moment when most are allocated; the phases follow one another. Terms, of a model in 16 bits (in float32
+elements have 4 bytes, and the first model runner makes no copy of logits):
 
     forward      2 bytes * tokens * (3.75 hidden states + the widest of: tensors of the MLP, of attention, of a state's projections)
     sampler      bytes a logit of the release * sequences * vocabulary, hidden states of all tokens, those of the sampled tokens twice,
@@ -126,14 +127,21 @@ def cublas_bytes(gpu: GpuSpec) -> int:
 
 def _sampler_bytes(launch: Launch, bound: int) -> int:
     model, release, ranks = launch.model, launch.profiling, launch.tensor_parallel
+    element = launch.element_bytes
     tokens, sampled = launch.max_num_batched_tokens, min(launch.max_num_seqs, launch.max_num_batched_tokens)
     a_logit = min(release.sampler_bytes, release.fewest_sampler_bytes) if bound == 0 else release.sampler_bytes
-    logits = a_logit * sampled * model.vocab_size
+    logits = (a_logit + _wider_logit(launch)) * sampled * model.vocab_size
     if ranks > 1:
-        logits = max(logits, 2 * sampled * model.vocab_size * (2 * ranks + 1) // ranks)
+        logits = max(logits, element * sampled * model.vocab_size * (2 * ranks + 1) // ranks)
     processors = launch.gpu.multiprocessors or _OTHER_PROCESSORS
     rows = min(processors, sampled) if release.sampler_rows and not launch.second_runner else 0
-    return logits + 4 * rows * model.vocab_size + 2 * (tokens + 2 * sampled) * model.hidden_size
+    return logits + 4 * rows * model.vocab_size + element * (tokens + 2 * sampled) * model.hidden_size
+
+
+def _wider_logit(launch: Launch) -> int:
+    """Bytes that a logit takes more where the model's has four: the first model runner then makes no copy in fp32."""
+    more = launch.element_bytes - 2
+    return more if launch.second_runner or not more else more - 4
 
 
 def warm_up_bytes(launch: Launch) -> int:
@@ -147,13 +155,14 @@ def warm_up_bytes(launch: Launch) -> int:
         return _sampler_bytes(replace(launch, max_num_batched_tokens=min(sequences, tokens)), bound=1)
     drafts = 0 if launch.speculative is None else launch.speculative.num_speculative_tokens
     sampled = max(1, min(sequences, tokens // (2 + drafts)))
-    a_logit = max(launch.release.v2_warm_up_bytes, 2 * (1 + drafts))
-    return a_logit * sampled * launch.model.vocab_size + 2 * sampled * (2 + drafts) * launch.model.hidden_size
+    element = launch.element_bytes
+    a_logit = max(launch.release.v2_warm_up_bytes + _wider_logit(launch), element * (1 + drafts))
+    return a_logit * sampled * launch.model.vocab_size + element * sampled * (2 + drafts) * launch.model.hidden_size
 
 
 def _balancing_bytes(launch: Launch, layers: range, bound: int) -> int:
     moved = profile_bytes(launch, layers, bound)
-    return moved and moved + 2 * launch.max_num_batched_tokens * launch.model.hidden_size
+    return moved and moved + launch.element_bytes * launch.max_num_batched_tokens * launch.model.hidden_size
 
 
 def _compilation_bytes(launch: Launch, bound: int) -> int:
@@ -165,7 +174,8 @@ def _compilation_bytes(launch: Launch, bound: int) -> int:
         )
         cold = bound == 2 or (bound == 1 and is_logged)
     copied = copied_embedding_bytes(launch) if cold else 0
-    return copied + 4 * launch.max_num_batched_tokens * launch.model.hidden_size if copied else 0
+    outputs = 2 * launch.element_bytes * launch.max_num_batched_tokens * launch.model.hidden_size
+    return copied + outputs if copied else 0
 
 
 def copied_embedding_bytes(launch: Launch) -> int:
@@ -173,7 +183,7 @@ def copied_embedding_bytes(launch: Launch) -> int:
     alone = launch.tensor_parallel == 1 and launch.model.encoder is None
     if not (alone and launch.deployment.cuda_graphs and launch.release.since >= _FIRST_COMBINED):
         return 0
-    return 2 * launch.model.vocab_size * launch.model.hidden_size
+    return launch.element_bytes * launch.model.vocab_size * launch.model.hidden_size
 
 
 def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) -> int:
@@ -184,11 +194,12 @@ def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) ->
         quarters += 4 * _PASSED_ON
     # Of several hidden states both those that a part of a layer reads and those that it writes.
     more = model.residual_blocks(model.num_layers) + 2 * (model.residual_streams - 1)
-    hidden = tokens * (quarters + 4 * more) * model.hidden_size // 2
+    element = launch.element_bytes
+    hidden = element * tokens * (quarters + 4 * more) * model.hidden_size // 4
     mlp = _mlp_bytes(launch, bound) * max(_dense_width(model, layer) for layer in layers) // ranks
-    widest = max(workspace, tokens * max(mlp, 2 * _mixer_elements(model, layers, ranks)))
+    widest = max(workspace, tokens * max(mlp, element * _mixer_elements(model, layers, ranks)))
     if any(model.span(layer).keeps_tokens for layer in layers):
-        widest = max(widest, _context_bytes(launch) + 2 * tokens * model.attention(ranks).gemm_elements)
+        widest = max(widest, _context_bytes(launch) + element * tokens * model.attention(ranks).gemm_elements)
         if model.indexer and not model.indexer.block_tokens:
             widest = max(widest, _INDEXER_LOGITS_BYTES)
     return hidden + widest
@@ -197,7 +208,7 @@ def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) ->
 def _mlp_bytes(launch: Launch, bound: int) -> int:
     """Bytes a token and unit of width: gate and up, and what the activation makes of them, which a fused kernel writes in 8 bits."""
     fused = bound < 2 and launch.model.gated_mlp and launch.deployment.quantization in _EIGHT_BIT
-    return 5 if fused else 2 * launch.model.mlp_matrices
+    return 5 if fused else launch.element_bytes * launch.model.mlp_matrices
 
 
 def _mixer_elements(model: ModelSpec, layers: range, ranks: int) -> int:
@@ -296,7 +307,7 @@ def _encoder_bytes(encoder: Encoder | None, launch: Launch, bound: int) -> int:
     attention = (3 + (ranks > 1)) * item.hidden_size + 8 * item.hidden_size // ranks
     block = max(attention, 2 * item.hidden_size + item.mlp_width // ranks)
     beside = item.pixels + item.positions * item.hidden_size + item.hidden_size // 16
-    return 2 * patches * (beside + block) + 2 * _item_tokens(item, launch) * item.stacked_size
+    return launch.element_bytes * (patches * (beside + block) + _item_tokens(item, launch) * item.stacked_size)
 
 
 def _output_bytes(encoder: Encoder | None, launch: Launch) -> int:
@@ -304,11 +315,11 @@ def _output_bytes(encoder: Encoder | None, launch: Launch) -> int:
     if encoder is None:
         return 0
     if encoder.item is None:
-        return 2 * launch.max_num_batched_tokens * launch.model.hidden_size
+        return launch.element_bytes * launch.max_num_batched_tokens * launch.model.hidden_size
     item, tokens = encoder.item, _item_tokens(encoder.item, launch)
     pixels = 0 if launch.second_runner else item.patches * item.pixels
     text = item.video[1] if item.video and launch.release.keeps_video_text else 0
-    return 2 * (tokens * (item.output_size + pixels) + text * item.output_size)
+    return launch.element_bytes * (tokens * (item.output_size + pixels) + text * item.output_size)
 
 
 def _item_tokens(item: Item, launch: Launch) -> int:

@@ -16,6 +16,7 @@ from ..releases import LATEST, Release
 from ..shape import ModelSpec
 from ..speculative import SpeculativeConfig
 from .cuda_graphs import Captures, GraphSettings, batch_of, captures
+from .dtypes import is_in_float32
 from .eplb import Eplb
 from .lora import Lora
 
@@ -43,15 +44,15 @@ def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
     return size
 
 
-def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: str = "fp16") -> str:
+def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, own: str = "fp16") -> str:
     """Number format of the KV cache that vLLM takes.
 
-    "auto" is the format that the checkpoint asks for, or fp8 for GLM on B200 and B300, else 16 bit. With sparse attention fp8 is
+    "auto" is the format that the checkpoint asks for, or fp8 for GLM on B200 and B300, else the model's. With sparse attention fp8 is
     FlashMLA's format, but on B200 and B300, where vLLM prefers FlashInfer.
 
     Args:
         given: ``--kv-cache-dtype`` by fragmeter's name, or "auto".
-        sixteen_bit: The model's format.
+        own: The model's format.
 
     Raises:
         SettingError: The checkpoint asks for a format that is not simulated.
@@ -59,7 +60,7 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, sixteen_bit: s
     indexer = model.indexer
     if given == "auto":
         by_default = indexer is not None and indexer.fp8_on_b200 and gpu.is_blackwell
-        given = model.kv_dtype or ("fp8" if by_default else sixteen_bit)
+        given = model.kv_dtype or ("fp8" if by_default else own)
         if given not in DTYPE_BITS or given == NVFP4:
             remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
             raise SettingError("kv_cache_dtype", given, remedy)
@@ -107,7 +108,7 @@ class Launch:
         chunked_prefill: Whether a prompt may take several steps.
         max_num_active_seqs: Sequences that may hold blocks; None does not bound them.
         long_prefill_token_threshold: Tokens from which a prompt is long; 0 is none.
-        dtype: ``--dtype``: "auto", "float16" or "bfloat16".
+        dtype: ``--dtype``: "auto", "float16", "bfloat16" or "float32".
         quantization_method: ``--quantization`` as vLLM names it; None is the checkpoint's.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
     """
@@ -151,6 +152,11 @@ class Launch:
     @property
     def num_gpus(self) -> int:
         return self.tensor_parallel * self.deployment.pipeline_parallel
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element that is not quantised: of a weight, of an activation."""
+        return 4 if is_in_float32(self.model, self.gpus or (self.gpu,), self.dtype) else 2
 
     @property
     def expert_ranks(self) -> ExpertRanks:

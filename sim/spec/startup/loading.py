@@ -98,18 +98,20 @@ def loaded_bytes(launch: Launch) -> list[Estimate]:
         stored[-1] += launch.speculative.drafter_bytes(model, launch.tensor_parallel, deployment, ranks)
     stored[0] += _deep_stack_bytes(launch)
     below, above = _errors(launch)
+    # In float32 nothing is quantised (``dtypes``).
+    wider = launch.element_bytes * 8 // WEIGHT_BITS
     found = []
     drafter = None if launch.speculative is None else launch.speculative.drafter(model)
     if drafter is not None:
         stored[-1] += kept_bytes(launch, drafter, range(1))
     for layers, weights in zip(launch.stages, stored, strict=True):
         copies, ends = (sum(part(launch, layer) for layer in layers) for part in (_copied_bytes, _segment_ends))
-        tensors = weights + common + copies + _padding_bytes(launch, layers)
+        tensors = wider * (weights + common + copies) + _padding_bytes(launch, layers)
         most = round((tensors + ends) * (1 + above)) + _unsplit_bytes(launch, layers)
         kept = Estimate(round(tensors * (1 - below)), tensors + ends, most)
         moved, buffers = _offloaded(launch, layers), kept_bytes(launch, model, layers)
         if launch.lora is not None:
-            buffers += launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
+            buffers += wider * launch.lora.stage_bytes(model, layers, launch.tensor_parallel, ranks)
         buffers += _output_bytes(launch, layers)
         found.append(Estimate(*(size - off + buffers for size, off in zip(kept, reversed(moved), strict=True))))
     return found
@@ -151,8 +153,9 @@ def _offloaded(launch: Launch, layers: range) -> Estimate:
         return exactly(0)
     deployment = launch.deployment
     ranks = launch.expert_ranks
-    whole = layers_bytes(launch.model, layers, launch.tensor_parallel, deployment.quantization, ranks)
-    largest = max(
+    wider = launch.element_bytes * 8 // WEIGHT_BITS
+    whole = wider * layers_bytes(launch.model, layers, launch.tensor_parallel, deployment.quantization, ranks)
+    largest = wider * max(
         matrix_bytes(matrix, deployment.quantization)
         for layer in layers
         for matrix in layer_matrices(launch.model, layer, launch.tensor_parallel, ranks)
@@ -194,7 +197,7 @@ def _segment_ends(launch: Launch, layer: int) -> int:
     deployment = launch.deployment
     ranks = launch.expert_ranks
     sizes = [
-        value_bytes(matrix, deployment.quantization)
+        value_bytes(matrix, deployment.quantization) * launch.element_bytes * 8 // WEIGHT_BITS
         for matrix in layer_matrices(launch.model, layer, launch.tensor_parallel, ranks)
         if matrix.part in ("mlp", "shared", "expert") and format_of(matrix, deployment.quantization) != "mxfp4"
     ]

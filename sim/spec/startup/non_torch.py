@@ -161,7 +161,7 @@ def _libraries(launch: Launch) -> Estimate:
 def _runner_bytes(launch: Launch, last: bool) -> int:
     """What the model runner allocates after the weights, and keeps."""
     model, sequences = launch.model, launch.max_num_seqs
-    embeddings = 2 * launch.max_num_batched_tokens * model.hidden_size
+    embeddings = launch.element_bytes * launch.max_num_batched_tokens * model.hidden_size
     if not launch.second_runner:
         return embeddings
     drafts = 0 if launch.speculative is None else launch.speculative.num_speculative_tokens
@@ -181,7 +181,7 @@ def _held_bytes(launch: Launch, profile: Phases, copied: int) -> int:
     """
     if 0 < profile.workspace <= copied:
         return copied if profile.peak == profile.compilation else copied - profile.workspace
-    output = 2 * launch.max_num_batched_tokens * launch.model.hidden_size
+    output = launch.element_bytes * launch.max_num_batched_tokens * launch.model.hidden_size
     is_held = output < cublas_bytes(launch.gpu)
     if (launch.gpu.major or 0) >= _HOPPER:
         is_held = is_held or launch.deployment.quantization not in _OWN_KERNELS

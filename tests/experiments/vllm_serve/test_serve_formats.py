@@ -7,6 +7,7 @@ import pytest
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.remedies import remedies
 from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec.startup.activations import phases
 from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
 from fragmeter.sim.types.errors import NotSimulated
 
@@ -54,9 +55,60 @@ def test_no_remedy_takes_a_format_that_the_card_does_not_have():
     assert [(each.flag, each.value) for each in remedies(found.launch)] == [("--dtype", "auto")]
 
 
-def test_what_would_have_32_bits_is_not_counted():
-    with pytest.raises(NotSimulated, match="float32"):
-        answer("gemma-3-1b", "t4")
+def test_a_model_in_float32_has_four_bytes_an_element():
+    """Gemma 3 takes no float16, and a T4 has no bfloat16."""
+    line = "vllm serve gemma-3-1b --max-model-len 2048 --max-num-seqs 64"
+    whole, named, half = (
+        started(parse_serve(f"{line}{more}"), card)
+        for more, card in (("", "t4"), (" --dtype float32", "rtx-4090"), ("", "rtx-4090"))
+    )
+    memory, wide, narrow = (stage_memories(each.launch)[0] for each in (whole, named, half))
+    assert whole.refusal() is None and named.refusal() is None
+    assert memory.block_bytes == wide.block_bytes == 2 * narrow.block_bytes
+    # Ends of segments in multiples of 2 MiB do not double.
+    assert wide.weights.likely == pytest.approx(2 * narrow.weights.likely, rel=0.02)
+    for each in (whole, named):
+        with pytest.raises(NotSimulated, match="float32"):
+            each.require_simulated()
+    # A checkpoint in float32 has 16 bits by default, and so has Gemma on later cards.
+    assert half.launch.element_bytes == 2
+
+
+def test_the_profile_in_float32_by_hand():
+    """Llama 3.1 8B with 2,048 tokens: 3.75 hidden states, gate, up and their product, of 4 bytes. A logit has 12 bytes in place of 14, as there is no copy
+    in fp32."""
+    line = (
+        "vllm serve llama-3.1-8b --max-model-len 4096 --max-num-batched-tokens 2048 --max-num-seqs 16 --dtype float32"
+    )
+    launch = started(parse_serve(line, (0, 20)), "a100-80gb").launch
+    found = phases(launch, range(32), last=True)
+    assert found.forward == 4 * 2048 * (15 * 4096 // 4 + 3 * 14336)
+    rows = 12 * 16 + 4 * 16
+    assert found.sampler == rows * 128_256 + 4 * (2048 + 2 * 16) * 4096
+
+
+@pytest.mark.parametrize(
+    ("line", "card", "said"),
+    [
+        ("gpt-oss-20b --dtype half", "h100-80gb", "torch.float16 is not supported for quantization method mxfp4. Supported dtypes: [torch.bfloat16]"),
+        ("gpt-oss-20b --dtype float32", "h100-80gb", "torch.float32 is not supported for quantization method mxfp4."),
+        ("gemma-3-1b -q awq", "t4", "torch.float32 is not supported for quantization method awq. Supported dtypes: [torch.float16, torch.bfloat16]"),
+        ("gemma-3-1b -q awq", "rtx-4090", None),
+        ("qwen3-8b --dtype float32 -q fp8", "h100-80gb", "torch.float32 is not supported for quantization method fp8."),
+        ("deepseek-v3 -tp 8 --dtype float32", "h200", "No valid attention backend"),
+        ("qwen3-8b --dtype float32 --attention-backend FLASHINFER", "h100-80gb", "FLASHINFER is not valid for this configuration"),
+        ("qwen3-8b --dtype float32 --attention-backend TRITON_ATTN", "h100-80gb", None),
+    ],
+)  # fmt: skip
+def test_a_dtype_that_a_method_or_a_backend_does_not_take(line, card, said):
+    _, refused = answer(line, card)
+    assert refused is None if said is None else refused.kind == "format" and said in refused.text
+
+
+def test_states_and_experts_in_float32_are_not_counted():
+    for model in ("qwen3-30b-a3b", "nemotron-h-8b"):
+        with pytest.raises(NotSimulated, match="not counted"):
+            answer(f"{model} --dtype float32", "h200")
 
 
 @pytest.mark.parametrize(

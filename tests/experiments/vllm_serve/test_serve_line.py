@@ -217,7 +217,7 @@ MISTAKES = {
     "vllm serve opt-13b opt-66b": "serve = 'opt-66b': is neither a flag nor the value of one",
     "vllm serve opt-13b --config a.yaml": "config = 'a.yaml': ",
     "vllm serve unknown/unknown-3b": "model = 'unknown/unknown-3b': is no preset, no stored file is of it, and it is not in the local cache of the Hugging Face hub; HF_HUB_OFFLINE forbids",
-    "vllm serve opt-13b --dtype float32": "--dtype = 'float32': is not supported",
+    "vllm serve opt-13b --dtype float64": "--dtype = 'float64': is not supported",
     "vllm serve opt-13b --kv-cache-dtype turboquant_k8v4": "--kv-cache-dtype = 'turboquant_k8v4': is vLLM's, and its scales are not counted",
     "vllm serve opt-13b -q bitsandbytes": "--quantization = 'bitsandbytes': is not supported",
 }
