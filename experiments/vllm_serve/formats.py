@@ -4,7 +4,7 @@
     wheels    compute capability 7.0; since 0.20, which are built with CUDA 13, 7.5 (the code of the wheels of 0.19.1, 0.20, 0.22 and 0.30)
     --dtype   bfloat16 from 8.0 on (``check_if_supports_dtype`` of ``platforms/cuda.py``); what "auto" is then, ``dtypes`` says. Float32 has
               Triton's and FlexAttention's kernels alone (``supported_dtypes`` of the backends), so that latent attention has none
-    both      ``get_supported_act_dtypes`` of the methods in the wheel of 0.33
+    both      ``get_supported_act_dtypes`` of the methods in the wheels of 0.19, 0.20, 0.22 to 0.24, 0.28 and 0.33
     KV cache  nvfp4 (``refused_kv_format``)
     methods   ``get_min_capability`` in the wheels of 0.10 to 0.33, and of schemes of compressed-tensors where a format is its own alone
 
@@ -50,6 +50,8 @@ _ACTIVATIONS = {
     "modelopt_fp4": ("torch.bfloat16", "torch.float16", "torch.float8_e4m3fn"),
     "mxfp4": ("torch.bfloat16",),
 }
+#: The last minor releases in which a method that the line names takes float16 alone; without a name vLLM takes Marlin's.
+_LAST_FLOAT16_ALONE = {"awq": 23, "gptq": 21}
 #: Formats of which a checkpoint is known to have no method of compressed-tensors.
 _NOT_COMPRESSED = ("awq", "gptq")
 _GPT_OSS = "gpt_oss"
@@ -99,9 +101,11 @@ def _refused_dtype(launch: Launch) -> str | None:
     method, dtype = _dtype_method(launch), "torch.float32" if launch.element_bytes == 4 else f"torch.{launch.dtype}"
     if launch.element_bytes == 2 and launch.dtype == "auto":
         return None
-    if method is not None and dtype not in _ACTIVATIONS[method]:
-        supported = f"Supported dtypes: [{', '.join(_ACTIVATIONS[method])}]"
-        return f"{dtype} is not supported for quantization method {method}. {supported}"
+    dtypes = () if method is None else _ACTIVATIONS[method]
+    if launch.release.since[1] <= _LAST_FLOAT16_ALONE.get(launch.quantization_method or "", -1):
+        dtypes = ("torch.float16",)
+    if dtypes and dtype not in dtypes:
+        return f"{dtype} is not supported for quantization method {method}. Supported dtypes: [{', '.join(dtypes)}]"
     if launch.element_bytes == 2:
         return None
     model, named = launch.model, launch.deployment.attention_backend

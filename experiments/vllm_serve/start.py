@@ -80,7 +80,7 @@ _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
 #: Of gptq, which some kernels take so.
-_SPLIT_GROUPS = "--tensor-parallel-size (splits groups of gptq, {} inputs of a rank in groups of {}: vLLM starts with Exllama's or Machete's kernels alone)"
+_SPLIT_GROUPS = "--tensor-parallel-size (splits groups of gptq, {} inputs of a rank in groups of {}: vLLM starts with Exllama's, Machete's or, since 0.23, Humming's kernels alone)"
 #: Of a card that is not NVIDIA's: where the sizes are from that no formula gives.
 _OTHER_VENDOR = (
     "{} (its memory outside of torch and its graphs are by logs of NVIDIA's cards, and its kernels are theirs)"

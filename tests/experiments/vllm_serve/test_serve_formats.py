@@ -105,6 +105,23 @@ def test_a_dtype_that_a_method_or_a_backend_does_not_take(line, card, said):
     assert refused is None if said is None else refused.kind == "format" and said in refused.text
 
 
+@pytest.mark.parametrize(("method", "last"), [("awq", 23), ("gptq", 21)])
+def test_methods_that_took_float16_alone(method, last):
+    """Where a line names them; a checkpoint without a name has Marlin's kernels, which take both."""
+    line = f"qwen2.5-1.5b -q {method} --dtype bfloat16"
+    _, refused = answer(line, "a100-80gb", (0, last))
+    assert (
+        refused.text
+        == f"torch.bfloat16 is not supported for quantization method {method}. Supported dtypes: [torch.float16]"
+    )
+    for minor, other in (
+        (last + 1, line),
+        (last, line.replace(method, f"{method}_marlin")),
+        (last, line.replace("bfloat16", "half")),
+    ):
+        assert answer(other, "a100-80gb", (0, minor))[1] is None
+
+
 def test_states_and_experts_in_float32_are_not_counted():
     for model in ("qwen3-30b-a3b", "nemotron-h-8b"):
         with pytest.raises(NotSimulated, match="not counted"):

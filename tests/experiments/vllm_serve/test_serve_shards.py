@@ -60,3 +60,35 @@ def test_split_groups_of_gptq_are_named_as_kernels_decide(flags, split):
     found, refused = answer(f"qwen2.5-14b {flags}")
     assert refused is None
     assert any("1728 inputs of a rank in groups of 128" in text for text in found.line.not_simulated) == split
+
+
+_NO_KERNEL, _UNALIGNED = (
+    "Failed to find a kernel that can implement the WNA16 linear layer.",
+    "The input size is not aligned",
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "minor", "card", "said"),
+    [
+        # Up to 0.22 Exllama's kernels take split groups in float16, Machete's on Hopper; Humming's take them since.
+        ("-q gptq_marlin -tp 8 --dtype bfloat16", 22, "a100-80gb", _NO_KERNEL),
+        ("-q gptq_marlin -tp 8 --dtype bfloat16", 23, "a100-80gb", None),
+        ("-q gptq_marlin -tp 8 --dtype half", 22, "a100-80gb", None),
+        ("-q gptq_marlin -tp 8", 22, "a100-80gb", None),
+        ("-q gptq_marlin -tp 4 --dtype bfloat16", 22, "a100-80gb", None),
+        ("-q gptq_marlin -tp 8 --dtype bfloat16", 22, "h100-80gb", None),
+        ("-q gptq_marlin -tp 8 --dtype bfloat16", 22, "rtx-5090", _NO_KERNEL),
+        # A method of its own, which the name asks for, or a card without Marlin's kernels.
+        ("-q gptq -tp 8 --dtype half", 20, "a100-80gb", _UNALIGNED),
+        ("-q gptq -tp 8 --dtype half", 22, "a100-80gb", None),
+        ("-q gptq -tp 8", 18, "v100-32gb", _UNALIGNED),
+        ("-q gptq -tp 4", 18, "v100-32gb", None),
+    ],
+)
+def test_split_groups_of_gptq_that_no_kernel_takes(flags, minor, card, said):
+    _, refused = answer(f"qwen2.5-14b {flags}", minor, card)
+    if said is None:
+        assert refused is None or refused.kind != "parallel"
+    else:
+        assert refused.kind == "parallel" and refused.text.startswith(said)
