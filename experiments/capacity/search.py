@@ -28,6 +28,7 @@ from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
+from ..vllm_serve.start import shape_of
 from .answer import Answer, Bill, ranked, without_price
 from .candidates import Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
@@ -138,15 +139,16 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     # A line without a length takes the longest that fits on each GPU.
     flags = request.line.flags or {"max-model-len": "auto"}
     line = replace(request.line, flags=flags)
+    day, inputs = _day(request.inputs, request.choices, aims)
+    request = replace(request, inputs=inputs)
+    # The load first: whether each candidate starts, and with which change it would, takes seconds.
+    load = _load(inputs, shape_of(line, request.model).name, aims.seed)
+    longest = load.longest_tokens
     steps = aims.cost, aims.server
     found = candidates(line, request.gpus, request.choices.axes(), request.model, request.log, *steps)
     priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
-    able = [candidate for candidate in found if candidate.settings]
-    day, inputs = _day(request.inputs, request.choices, aims)
-    request = replace(request, inputs=inputs)
-    load = _load(inputs, able or found, aims.seed)
-    _refuse_unread(request, able, load, aims.seed)
-    found = [_long_enough(candidate, load.longest_tokens) for candidate in found]
+    _refuse_unread(request, [candidate for candidate in found if candidate.settings], load, aims.seed)
+    found = [_long_enough(candidate, longest) for candidate in found]
     wanted = _wanted(load)
     for name in _OF_FLEETS:
         if wanted is None and name in request.choices.axes():
@@ -197,10 +199,9 @@ def _day(inputs: Inputs, choices: Choices, aims: Aims) -> tuple[Day | None, Inpu
     return day, replace(inputs, pacing=replace(inputs.pacing, rate_curve=None, request_rate=day.busiest))
 
 
-def _load(inputs: Inputs, able: Sequence[Candidate], seed: int) -> Load:
+def _load(inputs: Inputs, model_name: str, seed: int) -> Load:
     """The load; refused if a request is longer than the model."""
-    launch = able[0].started.launch
-    settings = replace(inputs.settings, model=launch.model.name, max_model_len=None, seed=seed)
+    settings = replace(inputs.settings, model=model_name, max_model_len=None, seed=seed)
     return Load(replace(inputs, settings=settings))
 
 

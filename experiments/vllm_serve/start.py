@@ -224,7 +224,7 @@ def started(
     if line.version is None and log is not None and log.version is not None:
         line = replace(line, version=log.version[:2], patch=log.version[2])
     vllm = _release(line)
-    line, shape = with_positions(line, _shape(line, model_name), vllm)
+    line, shape = with_positions(line, shape_of(line, model_name), vllm)
     shape = with_formats(line, shape, vllm)
     caches, state_chunk_tokens = caching(line, shape, vllm, line.switch("enable-prefix-caching", _caches(shape, vllm)))
     speculative, uncounted = _drafter(line, shape)
@@ -448,7 +448,12 @@ def _release(line: ServeLine) -> Release:
     return replace(found, counts_graphs=asked, v2_counts_graphs=asked and found.v2_counts_graphs)
 
 
-def _shape(line: ServeLine, model_name: str | None) -> ModelSpec:
+def shape_of(line: ServeLine, model_name: str | None) -> ModelSpec:
+    """The model of a line, or of the name in its place, without an encoder that the line leaves out.
+
+    Raises:
+        SettingError: It is not known.
+    """
     name = model_name or line.text("hf-config-path", line.model)
     shape = without_encoder(line, model(name))
     return replace(shape, name=name) if Path(name).exists() else shape

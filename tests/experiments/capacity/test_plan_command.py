@@ -305,3 +305,14 @@ def test_without_a_wanted_rate_all_engines_that_share_experts_are_bought(capsys)
     assert found["recommendation"].startswith("Buy 2 x h100-80gb: 7.98 USD/h")
     engines = "1 deployment of 2 data-parallel engines, each on 1 GPU, that share the experts of qwen3-30b-a3b; "
     assert found["details"][0].startswith(engines)
+
+
+def test_a_request_that_the_model_does_not_take_is_refused_before_any_start_is_computed(monkeypatch, capsys):
+    def unexpected(*given, **more):
+        raise AssertionError("starts are computed")
+
+    monkeypatch.setattr("fragmeter.experiments.capacity.search.candidates", unexpected)
+    load = ["--input-len", "200000", "--output-len", "100", "--num-prompts", "200"]
+    command = ["plan", "--gpu", "h100-80gb,l40s", "--model", "llama-3.1-8b", "--goodput", "ttft:500", *load]
+    assert status(command) == MISTAKE
+    assert "requests have up to 200,100 tokens" in capsys.readouterr().err
