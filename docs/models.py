@@ -59,7 +59,7 @@ nvidia/Llama-3.1-8B-Instruct-FP8 nvidia/Llama-3.3-70B-Instruct-FP8 nvidia/Llama-
 UNREAD = {
     "google/gemma-4-E2B-it, google/gemma-4-E4B-it": "layers share a KV cache, and each has an embedding of its own",
     "meta-llama/Llama-3.2-11B-Vision-Instruct": "layers attend to an image encoder",
-    "deepseek-ai/DeepSeek-V4-Flash, deepseek-ai/DeepSeek-V4-Pro and their copies": "caches of compressed tokens",
+    "sgl-project/DeepSeek-V4-Flash-FP8, sgl-project/DeepSeek-V4-Pro-FP8": "a model_type that vLLM does not know",
 }
 _HEAD = """\
 # Models by the name of their repository

@@ -231,7 +231,7 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
         origin = f"kernel times of {scaled} from published tables, longer where the memory of {card.name} bounds them"
     experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
     found = Evidence(name, basis_of(card), origin, load, servers_like(settings, served), experts)
-    if shape.latent:
+    if shape.has_vectors:
         return found
     backend = attention_backend(shape, card, deployment_of(settings, shape, card), settings.tensor_parallel_size)
     return replace(found, attention_backend=backend.name, attention_table=table_backend(card).name)

@@ -29,8 +29,8 @@ _SHORT = {
 def backend_of(settings: Settings) -> str:
     """The attention kernels that vLLM takes by default (``sim.cost.backends``), shortened: FA2 is FlashAttention 2."""
     shape, card = model(settings.model), gpu(settings.gpu)
-    if shape.latent:
-        return "MLA kernels, sparse" if shape.indexer else "MLA kernels"
+    if shape.has_vectors:
+        return "MLA kernels, sparse" if shape.indexer or shape.compressed else "MLA kernels"
     own = deployment_of(settings, shape, card)
     return _SHORT.get(name := attention_backend(shape, card, own, settings.tensor_parallel_size).name, name)
 
@@ -50,7 +50,7 @@ def kernels_of(settings: Settings) -> dict[str, str]:
 
 def kind_of(settings: Settings, shape: ModelSpec) -> str:
     """The kind of a model, and whether its weights are quantised."""
-    kind = "hybrid" if shape.mixer else "MLA" if shape.latent else "MoE" if shape.experts else "dense"
+    kind = "hybrid" if shape.mixer else "MLA" if shape.has_vectors else "MoE" if shape.experts else "dense"
     return f"{kind} quantised" if settings.quantization or shape.quantization else kind
 
 

@@ -205,7 +205,7 @@ def _no_format(launch: Launch) -> Refusal | None:
 
 def _no_kernels(launch: Launch) -> Refusal | None:
     """The failed choice of an attention backend; its message in vLLM lists every backend."""
-    sparse = launch.model.latent is not None and launch.model.indexer is not None
+    sparse = launch.model.has_vectors and (launch.model.indexer is not None or launch.model.compressed is not None)
     if not sparse or launch.gpu.major not in _BEFORE_HOPPER:
         return None
     needs = "sparse MLA has kernels for compute capabilities 9, 10 and 12"

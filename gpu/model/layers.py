@@ -143,7 +143,7 @@ def check_shape(model: ModelSpec) -> None:
     """
     unknown = {
         "a mixture of experts": model.experts,
-        "multi-head latent attention": model.latent,
+        "multi-head latent attention": model.has_vectors,
         "layers with a fixed-size state": model.mixer,
         "windows or chunks": model.spans,
         "attention sinks": model.attention_sinks,

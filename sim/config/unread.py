@@ -82,7 +82,7 @@ def _why_other_kernels(settings: Settings) -> str | None:
     """Why a run does not read the backend of attention; None where step times or the memory depend on it."""
     shape, card = model(settings.model), gpu(settings.gpu)
     name = settings.cost or default_cost(shape, card, settings.quantization)
-    if shape.latent:
+    if shape.has_vectors:
         return f"{shape.name} has latent attention, for which vLLM chooses other backends; {LEAVE_OUT}"
     if settings.num_gpu_blocks_override is None or name not in ("paper", "roofline"):
         return None

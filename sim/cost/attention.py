@@ -11,6 +11,8 @@ calls, decoding takes
 
 which is piecewise linear in the context, with a knot at every ``decodes * W_g``.
 
+Compressed attention (``compressed``) is such groups, too: a window, vectors that stand for several tokens, and keys in 16 bits' flops.
+
 Sparse attention (``Indexer``) is such groups too: latent vectors, or K and V of the layers with an indexer, with a window of ``top_k``
 tokens, and the keys of the indexer. It scores all tokens, in fp8 where it chooses single ones, and writes and reads the scores. Prompts
 attend to latent vectors as decodes do, and ranks divide their rows in the indexer (``tp_prefill_row_sharding_supported`` of vLLM); of an
@@ -22,9 +24,9 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from ..spec.attention import HeadAttention, Indexer, KvGroup, LatentAttention
+from ..spec.attention import Indexer, KvGroup
 from ..spec.gpu import GpuSpec
-from ..spec.shape import ModelSpec
+from ..spec.shape import AnyAttention, ModelSpec
 from ..types.ticks import PER_SECOND, PER_US
 from . import shares
 from .base import coefficient
@@ -85,6 +87,17 @@ class AttentionCost:
             for group, shape in shapes
             for window, number in _windows(group, indexer)
         ]
+        if model.compressed:
+            self._groups = [
+                _Group(
+                    each.window,
+                    read(each.layers * each.vector_bytes / each.tokens),
+                    ticks(each.layers * each.flops / each.tokens, flops * share.gemm_flops),
+                    ticks(each.layers * each.flops * per_pair / each.tokens, flops),
+                )
+                for each in model.compressed.reads(model.heads_per_rank(tensor_parallel))
+                if each.layers
+            ]
         if indexer:
             by_token = not indexer.block_tokens
             rate = flops * shares.speedup(gpu, "fp8") if by_token else flops
@@ -170,7 +183,7 @@ def _windows(group: KvGroup, indexer: Indexer | None) -> list[tuple[int, int]]:
     return [(window, number) for window, number in parts if number]
 
 
-def _prefill_flops(shape: HeadAttention | LatentAttention, indexer: Indexer | None) -> int:
+def _prefill_flops(shape: AnyAttention, indexer: Indexer | None) -> int:
     """Flops of a pair; prompts attend to chosen latent vectors as decodes do."""
     return shape.decode_flops if indexer else shape.prefill_flops
 

@@ -304,6 +304,8 @@ class CalibratedCost:
         sparse, latent = model.indexer is not None, latent_operations(calibration, model, quantization)
         if sparse and not latent:
             return f"{model.name} attends to the tokens that an indexer chooses, and {calibration.name} has no operation for its widths"
+        if model.compressed:
+            return f"{model.name} attends to compressed vectors, and {calibration.name} has no operation that does"
         if model.latent and not latent:
             return f"{model.name} keeps latent vectors, and {calibration.name} has no operation that attends to them"
         if model.mixer and (calibration.kind != "profile" or model.shared_blocks or model.latent):

@@ -62,7 +62,7 @@ def layer_gemms(
         # The convolution belongs to the state's own operation.
         mixer = [matrix for matrix in matrices[:projections] if matrix.part != "convolution"]
         found = [_gemm((matrix,), quantization) for matrix in mixer]
-    elif projections and not model.latent:
+    elif projections and not model.has_vectors:
         query, kv, output = matrices[:projections]
         found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
     for matrix in mlp:

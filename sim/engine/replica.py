@@ -23,7 +23,7 @@ from ..spec.kernels import refuse_experts
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
 from ..spec.releases import LAST_ORDERED
-from ..spec.startup.launch import checked_block_size, resolved_kv_dtype
+from ..spec.startup.launch import checked_block_size, no_single_group, resolved_kv_dtype
 from ..spec.weights import weights_format
 from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
@@ -123,14 +123,14 @@ def _server(settings: Settings, caches: bool, grouped: bool) -> Server:
 
     Args:
         caches: Whether prefixes are cached.
-        grouped: See ``build``; where sequences share blocks all layers keep every token.
+        grouped: See ``build``.
 
     Raises:
         SettingError: They do not go together.
     """
     shape, card, ranks = model(settings.model), gpu(settings.gpu), settings.tensor_parallel_size
     deployment, most = deployment_of(settings, shape, card), _max_model_len(settings, shape)
-    layout = _layout(settings, shape, deployment, most, caches) if shape.mixer or not grouped else None
+    layout = _layout(settings, shape, deployment, most, caches, grouped)
     require_context_parallel(shape, ranks, deployment.decode_context_parallel)
     return Server(
         model=shape,
@@ -186,7 +186,7 @@ def _sources(settings: Settings, kind: type[AnyPolicy], server: Server) -> dict[
     found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
     if server.model.mixer:
         found |= {"block_size": "raised until a block is as large as a state"}
-    if server.model.indexer:
+    if server.model.indexer or server.model.compressed:
         found |= {"block_size": "blocks of the indexer's kernels"}
     given = [name for name in found if getattr(settings, names.get(name, name)) is not None]
     # An option at its default is not known to be given.
@@ -242,16 +242,22 @@ def _max_model_len(settings: Settings, shape: ModelSpec) -> int:
 
 
 def _layout(
-    settings: Settings, shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool
+    settings: Settings, shape: ModelSpec, deployment: Deployment, max_model_len: int, caches: bool, grouped: bool
 ) -> HybridLayout | None:
-    """The model's KV groups, if the policy supports them and layers do not all keep the same."""
+    """The model's KV groups, if the policy supports them and layers do not all keep the same.
+
+    Args:
+        grouped: See ``build``; where sequences share blocks all layers keep every token.
+    """
     speculative = settings.policy_options.speculative
     drafter = None if speculative is None else speculative.drafter(shape)
     if shape.mixer:
         _require_states(settings, shape)
-    elif not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
+    elif shape.compressed:
+        _require_compressed(settings, shape, grouped)
+    elif grouped or not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
         return None
-    elif not shape.window_heads:
+    elif not shape.has_page_sizes:
         layout = hybrid_layout(shape, max_model_len)
         if layout is None or drafter is None:
             return layout
@@ -278,6 +284,19 @@ def _require_states(settings: Settings, shape: ModelSpec) -> None:
     if not settings.policy_options.groups_layers:
         remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
+
+
+def _require_compressed(settings: Settings, shape: ModelSpec, grouped: bool) -> None:
+    """Raise SettingError for a policy, an option or sequences that share blocks, which do not go with compressed attention."""
+    if not settings.kind.serves_block_sizes:
+        remedy = f"has compressed attention, which {settings.policy} does not serve; use --policy vllm-v1"
+        raise SettingError("model", shape.name, remedy)
+    if not settings.policy_options.groups_layers:
+        raise no_single_group(shape)
+    for what, applies in {"speculative_config": settings.policy_options.speculative, "n": grouped}.items():
+        if applies:
+            reason = f"is not simulated with the compressed attention of {shape.name}"
+            raise NotSimulated(what, settings.value(what) if what != "n" else "above 1", reason, "leave it out")
 
 
 def _page_groups(

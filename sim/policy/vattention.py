@@ -39,7 +39,7 @@ def page_group(
 
     Raises SettingError where a page does not hold one token of a layer, or where layers keep different bytes of a token.
     """
-    if model.window_heads or model.indexer:
+    if model.has_page_sizes or model.indexer:
         raise SettingError(
             "model", model.name, "has layers that keep different bytes of a token, which share no page group"
         )

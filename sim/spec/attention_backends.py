@@ -64,8 +64,9 @@ class AttentionNeed(NamedTuple):
 
 
 def need_of(model: ModelSpec, gpu: GpuSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1) -> AttentionNeed | None:
-    """What the choice depends on, of softmax or latent attention; None on other vendors' cards and without attention layers."""
-    if gpu.compute_capability is None or not model.attention_layers:
+    """What the choice depends on, of softmax or latent attention; None on other vendors' cards, without attention layers, and for compressed
+    attention, which has kernels of its own."""
+    if gpu.compute_capability is None or not model.attention_layers or model.compressed:
         return None
     window = model.window_heads
     return AttentionNeed(

@@ -53,6 +53,8 @@ _MODULES = {
         "mlp.experts.0.down_proj", "experts.0.down_proj", "block_sparse_moe.experts.0.w2", "mixer.experts.0.down_proj",
     ),
 }  # fmt: skip
+#: Formats of the experts of DeepSeek V4 by its ``expert_dtype`` (``DeepseekV4FP8Config`` of vLLM); of NVIDIA's copies by another key.
+_EXPERTS_OF_V4 = {"fp4": "mxfp4", "fp8": "fp8"}
 #: Gemma 4 has its experts beside the MLP of a layer, which counts as a shared expert.
 _MODULES_OF_GEMMA4 = _MODULES | {"shared": ("mlp.down_proj",), "expert": ("experts.0.down_proj",)}
 
@@ -127,6 +129,8 @@ def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
     method, assumed = _method(keys), None
     if isinstance(own := keys.get("quantization"), dict):
         method, keys, assumed = "modelopt", {**keys, **own}, _lacking(spec, own)
+    if spec.compressed:
+        return _of_v4(spec, config, keys, method)
     modules = _MODULES_OF_GEMMA4 if config.get("model_type") == "gemma4_text" else _MODULES
     if isinstance(keys.get("quantized_layers"), dict) and method == "modelopt":
         formats, plain = _listed(spec, keys["quantized_layers"], modules)
@@ -140,6 +144,17 @@ def with_formats(spec: ModelSpec, config: Config) -> ModelSpec:
         kv_dtype=_kv_dtype(keys, method),
         assumed=assumed,
     )
+
+
+def _of_v4(spec: ModelSpec, config: Config, keys: Mapping[str, Any], method: object) -> ModelSpec:
+    """DeepSeek V4: attention and shared experts in fp8, whatever the modules listed; experts in a format of their own."""
+    dtype, of_experts = config.get("expert_dtype", "fp4"), str(keys.get("moe_quant_algo") or "").upper()
+    if method != "fp8" or dtype not in _EXPERTS_OF_V4 or of_experts not in ("", "NVFP4"):
+        key = "expert_dtype" if method == "fp8" and not of_experts else "quantization_config"
+        raise SettingError(key, config.get(key), f"is not understood in {spec.name}; fp8, with experts in fp4 or fp8")
+    experts = "nvfp4" if of_experts else _EXPERTS_OF_V4[dtype]
+    formats = _complete(spec, {"mixer": "fp8", "shared": "fp8", "expert": experts})
+    return replace(spec, quantization=quantization_name(formats), fp8_block=_fp8_block(keys, method))
 
 
 def _fp8_block(keys: Mapping[str, Any], method: object) -> int | None:

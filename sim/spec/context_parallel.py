@@ -92,5 +92,7 @@ def _require_simulated(model: ModelSpec, ranks: int) -> None:
         raise NotSimulated(
             _FIELD, ranks, f"is simulated for layers that all keep every token, and {model.name} has others"
         )
+    if model.compressed:
+        raise NotSimulated(_FIELD, ranks, f"is not simulated for the compressed attention of {model.name}")
     if model.indexer:
         raise NotSimulated(_FIELD, ranks, f"is not simulated with the indexer of {model.name}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..types.errors import SettingError
-from . import attention_families, grouped_families, state_families
+from . import attention_families, compressed_families, grouped_families, state_families
 from .checkpoint import with_formats
 from .config import Config, refuse_unread
 from .encoders import encoder_of
@@ -117,6 +117,10 @@ _FAMILIES = {
     "deepseek_vl_v2": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "deepseek_v32": _Family(attention_families.sparse, _SPARSE),
+    "deepseek_v4": _Family(
+        compressed_families.deepseek_v4,
+        frozenset({"index_topk", "sliding_window", "compress_ratios", "n_routed_experts"}),
+    ),
     "glm_moe_dsa": _Family(attention_families.glm_moe_dsa, _SPARSE),
     "glm4_moe": _Family(attention_families.glm4_moe, frozenset({"n_routed_experts"})),
     "mimo": _Family(attention_families.qwen2, _WINDOWS),
@@ -163,8 +167,7 @@ _UNKNOWN = _Family(grouped_families.unknown, _WINDOWS)
 # Known families that this package does not support.
 _REFUSED = {
     "falcon_h1": "has attention and Mamba side by side in every layer",
-    "deepseek_v4": "attends to compressed tokens, with pages of several sizes in a block of the KV cache",
-    "deepseek_ref": "is DeepSeek V4, which attends to compressed tokens, with pages of several sizes in a block of the KV cache",
+    "deepseek_ref": "is DeepSeek V4 under a name that vLLM does not know",
     "minimax_text_01": "has lightning attention",
     "minimax": "has lightning attention",
     "mllama": "attends to the states of an image encoder in some layers",

@@ -132,8 +132,7 @@ def formed_layout(
     export_tokens: int = 0,
     drafter: ModelSpec | None = None,
 ) -> HybridLayout:
-    """The groups of a model with pages of several sizes, as ``form_kv_cache`` forms them: with states, or with other heads in
-    layers with a window. Cached, as searches for the longest sequence and for remedies ask the same again.
+    """The groups of a model with pages of several sizes, as ``form_kv_cache`` forms them (``ModelSpec.has_page_sizes``). Cached, as searches for the longest sequence and for remedies ask the same again.
 
     Args:
         export_tokens: See ``StateLayer``.
@@ -141,7 +140,7 @@ def formed_layout(
     """
     drafts = settings.num_speculative_blocks
     layers = cache_layers(model, kv_dtype, tensor_parallel, export_tokens=export_tokens, drafts=drafts)
-    drafted = () if drafter is None else attention_layers(drafter, kv_dtype, tensor_parallel)
+    drafted = () if drafter is None else cache_layers(drafter, kv_dtype, tensor_parallel)
     config = form_kv_cache((*layers, *drafted), settings)
     kept, groups = (*owners(model), *[model.num_layers - 1] * len(drafted)), []
     for group in config.groups:

@@ -19,7 +19,8 @@ vLLM's functions for these steps:
 
 The keys of an indexer (DeepSeek V3.2, GLM 5, MiniMax M3) are layers of their own, in one group with the latent vectors or with K and V;
 these backends need blocks of a multiple of 64 tokens (MiniMax M3, GLM-5.3-Flash: 128), so that pages have no padding. Beside states
-(GLM-5.3-Flash) they make pages of several sizes, which are not unified but packed (``packed_groups``).
+(GLM-5.3-Flash) they make pages of several sizes, which are not unified but packed (``packed_groups``), as are those of ``compressed``
+attention (DeepSeek V4).
 
 Not modelled: other backends that interleave the layers of a block ("packed" groups) or
 prefer other blocks (give ``block_size``), quantized caches with unquantized layers, and cross attention. Layers of a drafter come after
@@ -35,8 +36,9 @@ from math import gcd, lcm
 
 from ..types.errors import SettingError
 from .attention import FULL, Span
+from .compressed import PAGE_ALIGNMENT
 from .gpu import GIB
-from .kv_layers import AttentionLayer, Layer, RingLayer, StateLayer, require_positive
+from .kv_layers import AttentionLayer, Layer, RingLayer, StateLayer, VectorLayer, require_positive
 from .packed_groups import packed_groups
 
 BLOCK_SIZE = 16
@@ -113,7 +115,7 @@ class KvCacheSpec:
     @property
     def span(self) -> Span:
         """The tokens that are kept; FULL for a state, which represents all tokens, and for a ring."""
-        return self.layer.span if isinstance(self.layer, AttentionLayer) and not self.keeps_all else FULL
+        return self.layer.span if isinstance(self.layer, AttentionLayer | VectorLayer) and not self.keeps_all else FULL
 
     @property
     def unpadded_page_size_bytes(self) -> int:
@@ -384,6 +386,9 @@ class _Blocks:
             return KvCacheSpec(layer, self.mamba_block_size, self.mamba_page_bytes)
         if isinstance(layer, RingLayer):
             return KvCacheSpec(layer, layer.tokens)
+        if isinstance(layer, VectorLayer):
+            block_size = layer.cache.block_size
+            return KvCacheSpec(layer, block_size, -(-layer.page_bytes(block_size) // PAGE_ALIGNMENT) * PAGE_ALIGNMENT)
         if layer.kind == "sliding":
             # The largest multiple of the kernel block size up to the block size, and at least one.
             return KvCacheSpec(layer, max(self.kernel_block_size, _round_down(self.block_size, self.kernel_block_size)))
@@ -444,7 +449,9 @@ def _alignment_bytes(specs: list[KvCacheSpec]) -> int:
 
     Kernels read the latent vectors as rows. Those of the indexer read 64 keys at once, or 32 where 64 do not divide a block.
     """
-    ring = next(spec.layer for spec in specs if isinstance(spec.layer, RingLayer))
+    ring = next((spec.layer for spec in specs if isinstance(spec.layer, RingLayer)), None)
+    if ring is None:
+        return 1
     row, key = sorted({spec.layer.page_bytes(1) for spec in specs if spec.kind == "mla"}, reverse=True)
     block_size = next(spec.block_size for spec in specs if spec.kind == "mla")
     return lcm(row, key * gcd(_MOST_KERNEL_KEYS * ring.tokens, block_size))
@@ -467,8 +474,10 @@ def _uniform_type(spec: KvCacheSpec) -> tuple[object, ...]:
 
 
 def _is_packed(specs: list[KvCacheSpec]) -> bool:
-    """Whether pages of several sizes are packed: those of sparse latent attention beside states."""
-    return {"state", "ring"} <= {spec.kind for spec in specs}
+    """Whether pages of several sizes are packed: those of sparse latent attention beside states, or of compressed attention."""
+    return {"state", "ring"} <= {spec.kind for spec in specs} or any(
+        isinstance(spec.layer, VectorLayer) for spec in specs
+    )
 
 
 def _unify_pages(specs: list[KvCacheSpec]) -> list[KvCacheSpec] | None:

@@ -7,6 +7,7 @@ from math import prod
 
 from ..types.errors import NotSimulated, SettingError
 from .attention import FP8_DS_MLA, FP8_DS_MLA_BYTES, FULL, NONE, Span
+from .compressed import Cache
 from .deployment import dtype_bits, stored_bytes
 from .shape import ModelSpec, refuse_states
 
@@ -116,7 +117,32 @@ class RingLayer:
         return 2 * self.tokens * self.width
 
 
-Layer = AttentionLayer | StateLayer | RingLayer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorLayer:
+    """A cache of a layer of compressed attention, in blocks of a size of its own (``compressed``).
+
+    Attributes:
+        cache: What it keeps.
+    """
+
+    cache: Cache
+
+    @property
+    def kind(self) -> str:
+        """ "mla" where all vectors are kept, else "sliding"."""
+        return "mla" if self.span == FULL else self.span.kind
+
+    @property
+    def span(self) -> Span:
+        """The tokens that are kept."""
+        return self.cache.span
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of the vectors of ``block_size`` tokens, without padding."""
+        return block_size // self.cache.tokens * self.cache.vector_bytes
+
+
+Layer = AttentionLayer | StateLayer | RingLayer | VectorLayer
 
 
 def attention_layers(model: ModelSpec, kv_dtype: str = "fp16", tensor_parallel: int = 1) -> tuple[AttentionLayer, ...]:
@@ -134,7 +160,9 @@ def owners(model: ModelSpec) -> tuple[int, ...]:
     """For each of ``cache_layers`` the layer of the model."""
     found: list[int] = []
     for layer in range(model.num_layers):
-        if model.span(layer) != NONE:
+        if model.compressed:
+            found += [layer] * len(model.compressed.caches(layer))
+        elif model.span(layer) != NONE:
             indexer = model.indexer if model.indexer and layer in model.indexer.layers else None
             found += [layer] * (1 + (indexer is not None) + (indexer is not None and indexer.pool_tokens > 1))
     return tuple(found)
@@ -181,6 +209,10 @@ def cache_layers(
     Raises:
         SettingError: The ranks cannot divide the heads of attention or state, or a dtype is unknown.
     """
+    if model.compressed:
+        model.heads_per_rank(tensor_parallel)
+        caches = (cache for layer in range(model.num_layers) for cache in model.compressed.caches(layer))
+        return tuple(VectorLayer(cache=cache) for cache in caches)
     mixer = model.state_mixer(tensor_parallel)
     if mixer is None:
         return attention_layers(model, kv_dtype, tensor_parallel)

@@ -156,7 +156,7 @@ def offloaded_blocks(
     Raises:
         SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
-    copies = 1 if model.latent else num_gpus
+    copies = 1 if model.has_vectors else num_gpus
     whole = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) * copies
     blocks = host_bytes // (-(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES)
     if blocks > MOST_HOST_BLOCKS:
@@ -168,9 +168,8 @@ def offloaded_blocks(
 def _rotary_bytes(model: ModelSpec, layers: range) -> int:
     if model.learned_positions:
         return 0
-    known_to_the_artifact = not (model.latent or model.spans or model.experts)
-    width = model.latent.rope_dim if model.latent else model.head_dim
-    return 2 * (len(layers) if known_to_the_artifact else 1) * model.max_model_len * width
+    known_to_the_artifact = not (model.has_vectors or model.spans or model.experts)
+    return 2 * (len(layers) if known_to_the_artifact else 1) * model.max_model_len * model.rotary_dim
 
 
 def _activation_bytes(model: ModelSpec, num_gpus: int, layers: range, last: bool) -> int:

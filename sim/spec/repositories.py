@@ -25,7 +25,7 @@ _SUFFIXES = re.compile(
     r"|instruct|thinking|chat|hf|it|base|bf16|\d{4})(?=-|$)"
 )
 #: Models that are not simulated, by the beginning of their names, and their ``model_type``.
-_UNSUPPORTED = {"deepseek-v4": "deepseek_v4", "falcon-h1": "falcon_h1", "minimax-text-01": "minimax_text_01"}
+_UNSUPPORTED = {"falcon-h1": "falcon_h1", "minimax-text-01": "minimax_text_01"}
 _TIMEOUT_S = 10
 #: The remedy of every name without a file.
 NAME_A_FILE = "name the folder of its config.json by --model FOLDER"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..types.errors import SettingError
 from .attention import FULL, HeadAttention, Heads, Indexer, KvGroup, Latent, LatentAttention, Span
+from .compressed import ROPE_DIM, Compressed, CompressedAttention
 from .deployment import dtype_bits, stages
 from .encoders import Encoder
 from .matrix import Matrix
@@ -46,6 +47,9 @@ class Experts:
     bias: bool = False
 
 
+AnyAttention = HeadAttention | LatentAttention | CompressedAttention
+
+
 class FileWeights(NamedTuple):
     """Bytes of all tensors in a checkpoint's files, and whether some are a drafter's."""
 
@@ -80,6 +84,7 @@ class ModelSpec:
         values_are_keys: Whether K of layers that keep all tokens is also their V: the checkpoint has one matrix, and vLLM loads it
             as both.
         latent: Multi-head latent attention, instead of heads of K and V.
+        compressed: Vectors that stand for several tokens beside those of a window (DeepSeek V4), instead of heads of K and V.
         indexer: Choice of the tokens that attention attends to; None is all.
         mixer: State mixer of the layers with span "state", instead of attention.
         residual_layers: Layers of a block of attention residuals (Kimi K3): each part of a layer reads a weighted sum of the outputs of all
@@ -129,6 +134,7 @@ class ModelSpec:
     window_heads: Heads | None = None
     values_are_keys: bool = False
     latent: Latent | None = None
+    compressed: Compressed | None = None
     indexer: Indexer | None = None
     mixer: StateMixer | None = None
     residual_layers: int = 0
@@ -163,6 +169,23 @@ class ModelSpec:
     def span(self, layer: int) -> Span:
         """Span of a layer."""
         return self.spans[layer] if self.spans else FULL
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether layers keep one vector for all heads, which every rank holds, instead of heads of K and V."""
+        return bool(self.latent or self.compressed)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head with a rotary position."""
+        if self.compressed:
+            return ROPE_DIM
+        return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def has_page_sizes(self) -> bool:
+        """Whether pages of its KV cache have several sizes: with states, other heads in layers with a window, or compressed attention."""
+        return bool(self.mixer or self.window_heads or self.compressed)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -240,8 +263,11 @@ class ModelSpec:
             return self.window_heads
         return Heads(self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim)
 
-    def attention(self, tensor_parallel: int = 1, span: Span = FULL) -> HeadAttention | LatentAttention:
+    def attention(self, tensor_parallel: int = 1, span: Span = FULL) -> AnyAttention:
         """The attention of one layer with a span as each of ``tensor_parallel`` ranks computes it."""
+        if self.compressed:
+            heads = self.heads_per_rank(tensor_parallel)
+            return CompressedAttention(self.hidden_size, heads, tensor_parallel, self.compressed)
         if self.latent:
             return LatentAttention(self.hidden_size, self.heads_per_rank(tensor_parallel), self.latent)
         return self.head_attention(tensor_parallel, span)
@@ -292,6 +318,8 @@ class ModelSpec:
         """
         if not group.span.keeps_tokens:
             return 0
+        if self.compressed:
+            return self.compressed.slot_bytes(group.layers)
         kept = self.attention(tensor_parallel, group.span).slot_bytes(group.num_layers, dtype)
         if self.indexer:
             kept += len(set(self.indexer.layers).intersection(group.layers)) * self.indexer.slot_bytes
@@ -333,7 +361,7 @@ class ModelSpec:
     def kv_bytes(self, tokens: int, dtype: str = "fp16", tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
         """Bytes of the KV cache of ``tokens`` on each rank, on the pipeline stage with the most bytes.
 
-        Layers with a window do not grow beyond it. Bytes are not rounded up to whole blocks.
+        Layers with a window do not grow beyond it. Bytes are not rounded up to whole blocks; of compressed attention its windows are left out.
         """
         return max(
             sum(

@@ -164,6 +164,7 @@ def one_layer(target: ModelSpec, with_experts: bool) -> ModelSpec:
         residual_layers=0,
         mixer=None,
         shared_blocks=None,
+        compressed=replace(target.compressed, ratios=(0,)) if target.compressed else None,
         indexer=replace(target.indexer, layers=(0,)) if target.indexer else None,
         experts=replace(experts, layers=(0,)) if experts and keeps else None,
         encoder=None,

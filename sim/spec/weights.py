@@ -86,6 +86,8 @@ def mixer_matrices(model: ModelSpec, layer: int, ranks: int = 1) -> tuple[Matrix
     span = model.span(layer)
     if span.keeps_tokens:
         found = model.attention(ranks, span).matrices
+        if model.compressed:
+            return found + model.compressed.matrices(layer, model.hidden_size)
         if model.indexer and layer in model.indexer.layers:
             found += model.indexer.matrices(model.hidden_size, model.latent.q_rank if model.latent else 0, ranks)
         return found
@@ -122,6 +124,8 @@ def layer_vector_params(model: ModelSpec, layer: int, used: bool = False, tensor
 
 def _mixer_vectors(model: ModelSpec, layer: int, ranks: int) -> int:
     span = model.span(layer)
+    if model.compressed:
+        return model.compressed.vector_params(layer, model.heads_per_rank(ranks))
     if span.keeps_tokens:
         vectors, indexer = _attention_vectors(model, span), model.indexer
         if indexer is None or layer not in indexer.layers:

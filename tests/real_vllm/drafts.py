@@ -14,7 +14,7 @@ from .workloads import KINDS, OPTIONS, Case, with_options
 
 METHODS = ("ngram", "eagle", "draft_model")
 #: Kinds of workloads that steps with drafts serve: blocks of one size.
-DRAFTED = tuple(kind for kind in KINDS if kind not in ("rings", "block_sizes"))
+DRAFTED = tuple(kind for kind in KINDS if kind not in ("rings", "block_sizes", "compressed"))
 #: Kinds over several KV groups.
 HYBRIDS = ("windows", "windows_cached", "states")
 

@@ -12,14 +12,17 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention.attention import _largest_kernel_block_within
 from vllm.model_executor.layers.mamba.abstract import MambaBase, get_mamba_prefill_checkpoint_grid
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MambaModelConfig
+from vllm.models.deepseek_v4.attention import DeepseekV4Attention, DeepseekV4IndexerCache
+from vllm.models.deepseek_v4.compressor import CompressorStateCache
 from vllm.platforms.interface import UnspecifiedPlatform
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -147,8 +150,32 @@ def align_block_size(config: VllmConfig, layers: tuple[Layer, ...]) -> None:
 
 
 def is_packed(layers: tuple[Layer, ...]) -> bool:
-    """Whether the model has sparse attention beside states, and so backends that put the layers of a block side by side."""
-    return any(layer.kind == "ring" for layer in layers)
+    """Whether the model has sparse attention beside states, or compressed attention, and so backends that put the layers of a block side
+    by side."""
+    return any(layer.kind == "ring" or layer.kind in COMPRESSED for layer in layers)
+
+
+#: Caches of DeepSeek V4.
+COMPRESSED = ("window", "vectors", "keys", "inputs")
+
+
+def _compressed(layer: Layer, config: VllmConfig) -> KVCacheSpec:
+    """The spec that a cache of DeepSeek V4 returns; its own ``get_kv_cache_spec`` is called."""
+    config.cache_config.cache_dtype = "fp8_ds_mla"
+    if layer.kind == "vectors":
+        attention = SimpleNamespace(
+            compress_ratio=layer.tokens, kv_cache_dtype="fp8_ds_mla", kv_cache_torch_dtype=torch.uint8, head_dim=512
+        )
+        return DeepseekV4Attention.get_kv_cache_spec(attention, config)
+    with set_current_vllm_config(config), mock.patch.dict(config.compilation_config.static_forward_context, clear=True):
+        if layer.kind == "inputs":
+            overlap = 1 + (layer.tokens == 4)
+            cache = CompressorStateCache(2 * overlap * layer.head_size, torch.float32, layer.tokens, "cache")
+        elif layer.kind == "keys":
+            cache = DeepseekV4IndexerCache(layer.head_size, torch.uint8, "cache", config.cache_config, layer.tokens)
+        else:
+            cache = DeepseekV4SWACache(512, layer.tokens, torch.uint8, "cache", config.cache_config)
+        return cache.get_kv_cache_spec(config)
 
 
 def spec_of(layer: Layer, config: VllmConfig) -> KVCacheSpec:
@@ -156,6 +183,8 @@ def spec_of(layer: Layer, config: VllmConfig) -> KVCacheSpec:
     cache = config.cache_config
     if layer.kind == "state":
         return _state(layer).get_kv_cache_spec(config)
+    if layer.kind in COMPRESSED:
+        return _compressed(layer, config)
     shape = {"head_size": layer.head_size, "dtype": getattr(torch, layer.dtype)}
     if layer.kind == "mla":
         return MLAAttentionSpec(block_size=cache.block_size, num_kv_heads=1, **shape)

@@ -86,6 +86,8 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
             "num_experts_per_tok": 1,
             "moe_intermediate_size": 64,
         }
+    elif any(layer.kind == "keys" for layer in layers):
+        config |= _compressed(layers)
     elif any(layer.kind == "ring" for layer in layers):
         kinds = [layer.kind for layer in layers if layer.kind in ("state", "rows")]
         rows, key = (next(layer for layer in layers if layer.kind == kind) for kind in ("rows", "key"))
@@ -131,6 +133,32 @@ def _model_of(layers: tuple[Layer, ...]) -> str:
     path.parent.mkdir()
     path.write_text(json.dumps(config))
     return str(path)
+
+
+def _compressed(layers: tuple[Layer, ...]) -> dict[str, object]:
+    """The keys of DeepSeek V4 with such caches: a layer begins with its window, or with the keys of its indexer."""
+    starts = [place for place, layer in enumerate(layers) if layer.kind == "window"]
+    after = [layers[place + 1 : place + 2] for place in starts]
+    ratios = [each[0].tokens if each and each[0].kind == "vectors" else 0 for each in after]
+    return {
+        "model_type": "deepseek_v4",
+        "num_hidden_layers": len(ratios),
+        "compress_ratios": ratios,
+        "sliding_window": layers[starts[0]].tokens,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "index_n_heads": 4,
+        "index_topk": 64,
+        "q_lora_rank": 16,
+        "o_lora_rank": 16,
+        "o_groups": 8,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 64,
+    }
 
 
 def serve(case: Case, asynchronous: bool = False) -> Served:

@@ -11,10 +11,11 @@ class Layer:
 
     Attributes:
         kind: "full", "sliding", "chunked", "mla" or "state"; of sparse attention beside states "rows" for the latent vector, "key" for
-            the keys of the indexer, and "ring" for its buffer.
-        tokens: Of the window or chunk, of a key, or of the buffer; 0 for other kinds.
-        kv_heads, head_size: Of K and V; of ``mla`` the width of the latent vector with its rotary key, one head; of ``key`` the bytes of
-            a key, and of ``ring`` the width of two.
+            the keys of the indexer, and "ring" for its buffer; of compressed attention "window", "vectors", "keys", and "inputs" of a
+            compressor.
+        tokens: Of the window or chunk, of a key or vector, of the ring, or of the vector that inputs make; 0 for other kinds.
+        kv_heads, head_size: Of K and V; of ``mla`` the width of the latent vector with its rotary key, one head; of ``key`` and ``keys`` the
+            bytes of a key, of ``ring`` the width of two, and of ``inputs`` the width of the vector that they make.
         state_shapes, state_dtypes: Tensors of a fixed-size state (Mamba, gated delta net).
         dtype: Of K and V, or of the latent vector.
         export_tokens: Alignment of states that a prefill exports: 0 for none, 1 of Mamba-2, 64 of gated delta nets.
@@ -28,3 +29,15 @@ class Layer:
     state_dtypes: tuple[str, ...] = ()
     dtype: str = "float16"
     export_tokens: int = 0
+
+
+def compressed_layers(ratios: list[int], window: int = 128, key_bytes: int = 132) -> tuple[Layer, ...]:
+    """The caches of DeepSeek V4 with such ratios of compression, in the order in which ``DeepseekV4Attention`` registers them."""
+    found: list[Layer] = []
+    for ratio in ratios:
+        if ratio == 4:
+            found += [Layer("keys", ratio, head_size=key_bytes), Layer("inputs", ratio, head_size=128)]
+        found.append(Layer("window", window))
+        if ratio:
+            found += [Layer("vectors", ratio), Layer("inputs", ratio, head_size=512)]
+    return tuple(found)

@@ -12,7 +12,7 @@ import numpy as np
 from fragmeter.sim import Workload
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 
-from .shapes import Layer
+from .shapes import Layer, compressed_layers
 
 #: How a request ends: at its declared ``max_tokens``, or earlier at a token that stops it.
 LENGTH, EOS = "length", "eos"
@@ -299,11 +299,50 @@ def rings(seed: int) -> Case:
     return replace(case, name=f"rings/{seed}", layers=layers, block_size=128, num_blocks=num_blocks)
 
 
+def compressed(seed: int) -> Case:
+    """The caches of DeepSeek V4, in blocks of 256, 64, 8 and 4 tokens and windows of three lengths, with and without a cache: requests of a
+    few blocks of 256 tokens, some as long as vLLM's own workloads, which have few hits then."""
+    draw = random.Random(f"compressed/{seed}")
+    case = _longer(draw.choice([prefixes, turns, chunks, mixed, tight])(seed), draw.choice([1, 2, 4]))
+    ratios = draw.choice([[0, 4, 128, 4], [4, 128], [128, 4], [0, 4], [4], [0, 0, 0, 4], [4, 4, 128, 0]])
+    layers = compressed_layers(ratios, window=draw.choice([128, 128, 64, 200]))
+    window = next(layer.tokens for layer in layers if layer.kind == "window")
+    # Groups of each window have as many layers as have ratio 4, of which there are fewest.
+    windows = [(window, 64)] * -(-len(ratios) // ratios.count(4)) + [(8, 4)] + [(128, 8)] * (128 in ratios)
+    # The bound by which vLLM starts, of two steps in flight.
+    longest, in_flight = case.max_model_len, 2 * case.max_num_batched_tokens
+    held = (-(-min(tokens - 1 + in_flight, longest) // size) + 1 for tokens, size in windows)
+    num_blocks = -(-longest // 256) + sum(held) + 1 + draw.choice([0, 0, 1, 5, 20, 100, 400])
+    return replace(case, name=f"compressed/{seed}", layers=layers, block_size=256, num_blocks=num_blocks)
+
+
+def _longer(case: Case, times: int) -> Case:
+    """The case with so many times longer requests, and as many times more tokens in a step."""
+    work = case.workload
+    content = work.content
+    assert content is not None
+    longer = replace(
+        work,
+        prompt_tokens=work.prompt_tokens * times,
+        output_tokens=work.output_tokens * times,
+        max_tokens=None if work.max_tokens is None else work.max_tokens * times,
+        content=replace(content, tokens=content.tokens * times),
+    )
+    return replace(
+        case,
+        workload=longer,
+        max_model_len=case.max_model_len * times,
+        max_num_batched_tokens=case.max_num_batched_tokens * times,
+    )
+
+
 #: Every kind of workload, by name.
 KINDS: dict[str, Callable[[int], Case]] = {
     make.__name__: make
-    for make in (mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states, rings, block_sizes)
-}
+    for make in (
+        mixed, bursts, tight, prefixes, turns, chunks, windows, windows_cached, states, rings, block_sizes, compressed,
+    )
+}  # fmt: skip
 
 
 def _long_prefills(case: Case) -> Case:

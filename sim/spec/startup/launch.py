@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...types.errors import SettingError
+from .. import compressed
 from ..attention import FP8_DS_MLA
 from ..deployment import DTYPE_BITS, NVFP4, Deployment, ExpertRanks, stages
 from ..gpu import GIB, GpuSpec
@@ -34,6 +35,10 @@ def checked_block_size(model: ModelSpec, given: int | None) -> int | None:
     Raises:
         SettingError: The kernels of an indexer do not run such blocks.
     """
+    if model.compressed:
+        if given not in (None, compressed.BLOCK_SIZE):
+            raise SettingError("block_size", given, f"must be {compressed.BLOCK_SIZE} tokens for {model.name}")
+        return compressed.BLOCK_SIZE
     if model.indexer is None:
         return given
     multiple = model.indexer.kernel_block_size
@@ -57,6 +62,10 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, own: str = "fp
     Raises:
         SettingError: The checkpoint asks for a format that is not simulated.
     """
+    if model.compressed:
+        if given not in ("auto", "fp8", FP8_DS_MLA):
+            raise SettingError("kv_cache_dtype", given, f"must be fp8 or auto for {model.name}, as in vLLM")
+        return FP8_DS_MLA
     indexer = model.indexer
     if given == "auto":
         by_default = indexer is not None and indexer.fp8_on_b200 and gpu.is_blackwell
@@ -67,6 +76,12 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, own: str = "fp
     if model.latent and indexer and not gpu.is_blackwell and (given == "fp8" or gpu.major == 12):
         return FP8_DS_MLA
     return given
+
+
+def no_single_group(model: ModelSpec) -> SettingError:
+    """The refusal of a KV cache of one group for compressed attention: vLLM 0.33 fails on its windows."""
+    remedy = f"vLLM cannot keep the windows of {model.name} whole; leave it out"
+    return SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
 def batch_defaults(gpu: GpuSpec, release: Release = LATEST) -> tuple[int, int]:
@@ -234,7 +249,9 @@ class Launch:
         """The KV groups that share the pool; None if all layers keep every token."""
         drafter = None if self.speculative is None else self.speculative.drafter(self.model)
         drafts_windows = drafter is not None and hybrid_layout(self.model, self.max_model_len) is not None
-        if self.model.mixer or (self.hybrid and (self.model.window_heads or drafts_windows)):
+        if self.model.compressed and not self.hybrid:
+            raise no_single_group(self.model)
+        if self.model.mixer or (self.hybrid and (self.model.has_page_sizes or drafts_windows)):
             settings = CacheSettings(
                 max_model_len=self.max_model_len,
                 max_num_batched_tokens=self.max_num_batched_tokens,

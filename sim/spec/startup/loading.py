@@ -298,7 +298,7 @@ def _rotary_bytes(model: ModelSpec) -> int:
     """Bytes of the tables of sines and cosines for ``model.max_model_len`` positions, which all layers share."""
     if model.learned_positions:
         return 0
-    width = model.latent.rope_dim if model.latent else model.head_dim
+    width = model.rotary_dim
     if model.window_heads and model.window_heads.head_dim != model.head_dim:
         width += model.window_heads.head_dim
     tables, shared = _ROTARY_TABLES.get(model.model_type or "", (1, 1))

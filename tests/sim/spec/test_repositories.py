@@ -152,14 +152,12 @@ def test_a_name_without_a_file_is_not_taken_for_another(name, alike, cache, caps
     assert (model(name).name, model(name).num_layers) == (name, 3)
 
 
-@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4", "sgl-project/DeepSeek-V4-Pro-FP8", "deepseek-v4-flash"])
+@pytest.mark.parametrize("name", ["tiiuae/Falcon-H1-34B", "org/falcon-h1-7b-FP8", "falcon-h1"])
 def test_a_model_that_is_not_simulated_says_why_without_a_network(name, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert status(["plan", "--gpu", "h200", "--serve", f"vllm serve {name}"]) == MISTAKE
     said = capsys.readouterr().err
-    assert said.startswith(
-        "fragmeter: model_type = 'deepseek_v4': attends to compressed tokens, with pages of several sizes in a block"
-    )
+    assert said.startswith("fragmeter: model_type = 'falcon_h1': has attention and Mamba side by side in every layer")
     assert name in said and said.count("\n") == 1
 
 

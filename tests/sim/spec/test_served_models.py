@@ -499,7 +499,11 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 64, "hidden_size_per_l
             "shared_intermediate_size = 80: is not understood in tiny; MiniMax M3 has 64",
         ),
         (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq = [0, 1]: must have one number for each of the 4"),
-        ({"model_type": "deepseek_v4"}, "model_type = 'deepseek_v4': attends to compressed tokens"),
+        ({"model_type": "deepseek_ref"}, "model_type = 'deepseek_ref': is DeepSeek V4 under a name that vLLM does not"),
+        (
+            {"model_type": "deepseek_v4", "compress_ratios": [0, 128, 128, 0]},
+            "compress_ratios = [0, 128, 128, 0]: must be",
+        ),
         (STEP | {"moe_layers_enum": "1,b"}, "moe_layers_enum = '1,b': must list the layers with experts of tiny"),
     ],
 )
