@@ -22,7 +22,7 @@ help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       test the claims about paged attention, write docs/claims.md"
 	@echo "make waste-today  divide the memory of today's models, write docs/waste-today.md"
-	@echo "make check        lint, formatting, types, and the word list; make format repairs the formatting"
+	@echo "make check        lint, formatting and types; make format repairs the formatting"
 	@echo "make servers      simulate published runs of real servers, write docs/servers.md; RUNS=FOLDER has their requests"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
@@ -62,7 +62,6 @@ $(VENV)/.dev: $(VENV)/.core
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python tests/helpers/words.py
 	$(BIN)/mypy --cache-dir $(VENV)/mypy
 
 format: $(VENV)/.dev
