@@ -69,9 +69,13 @@ class CacheLog:
             return changes
         self.residency.seal()
         evictions = self.residency.evictions.columns()
+        if not len(evictions["moment"]):
+            # The compiled core has them among the changes.
+            return changes
 
         def parts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            yield changes["moment"], changes["slots"]
+            for part in slices(len(changes["moment"])):
+                yield changes["moment"][part], changes["slots"][part]
             for part in slices(len(evictions["moment"])):
                 yield evictions["moment"][part], -self._unit_slots * evictions["blocks"][part]
 

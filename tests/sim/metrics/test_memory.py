@@ -28,6 +28,11 @@ LIMITS = (
 )  # fmt: skip
 
 
+NEEDS_CORE = pytest.mark.skipif(
+    core.compiled()[0] is None, reason="the engine in Python holds 65,536 requests as objects"
+)
+
+
 def peak_bytes(policy: str, requests: int, folder: Path | None, target: Path) -> int:
     """The most that Python and numpy allocate in a run with results; maps of files are not among it."""
     pairs = synthetic_pairs("vllm_sosp23_sharegpt_opt", requests, 0, 2048)
@@ -40,7 +45,24 @@ def peak_bytes(policy: str, requests: int, folder: Path | None, target: Path) ->
         tracemalloc.stop()
 
 
-@pytest.mark.skipif(core.compiled()[0] is None, reason="the engine in Python holds 65,536 requests as objects")
+@pytest.mark.parametrize("in_core", [pytest.param(True, marks=NEEDS_CORE), False])
+def test_changes_of_a_cache_are_joined_in_parts(in_core, tmp_path, monkeypatch):
+    """A long column that is a map of a file counts as memory while it is read whole, which ``peak_bytes`` does not see."""
+    for module, name in LIMITS:
+        monkeypatch.setattr(module, name, 1 << 10)
+    pairs, lengths = synthetic_pairs("vllm_sosp23_sharegpt_opt", REQUESTS, 0, 2048), list[int]()
+    with columns.spilling(tmp_path):
+        run = simulate(settings(policy="vllm-v1", core=in_core), workload(pairs, 1.5))
+        append = columns.Column.append
+        monkeypatch.setattr(
+            columns.Column, "append", lambda self, values: (lengths.append(len(values)), append(self, values))
+        )
+        changes = run.log.cached_level.change_columns()["moment"]
+    assert len(changes) > 4 * columns.CHUNK
+    assert max(lengths, default=0) <= columns.CHUNK
+
+
+@NEEDS_CORE
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1"])
 def test_a_request_more_takes_a_bounded_number_of_bytes(policy, tmp_path, monkeypatch):
     monkeypatch.setattr(core, "_LEAPS", 1 << 10)
