@@ -29,15 +29,21 @@ static void drop_capsule(PyObject *capsule) { drop(PyCapsule_GetPointer(capsule,
 
 struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, CAPSULE); }
 
-/* The names of blocks that requests share, from arguments of Python; false with an error set. */
+/* The order of eviction, and for a prefix cache the names of blocks that requests share, from arguments of Python; false with an
+   error set. */
 static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
 {
-    int unhashed_first;
     long long num_chains;
+    const char *order;
     Py_buffer *names = c->names;
-    if (!PyArg_ParseTuple(given, "py*y*y*y*L", &unhashed_first, &names[0], &names[1], &names[2], &names[3], &num_chains))
+    if (!PyArg_ParseTuple(given, "s|y*y*y*y*L", &order, &names[0], &names[1], &names[2], &names[3], &num_chains))
         return false;
-    c->pool.unhashed_first = unhashed_first;
+    if (!set_order(&c->pool, order)) {
+        PyErr_Format(PyExc_ValueError, "the core has no order of eviction named %s", order);
+        return false;
+    }
+    if (!c->keeps)
+        return true;
     c->shares = names[0].buf;
     c->offsets = names[1].buf, c->numbers = names[2].buf, c->stops = names[3].buf;
     int64_t links = (int64_t)(names[2].len / 8);
@@ -54,15 +60,11 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
     return true;
 }
 
-/* Tables: of a prefix cache, or without one, with whether blocks without a hash come first. */
+/* Tables: of a prefix cache, if there are names, or without one. */
 static bool fill_cache(struct replica *r, PyObject *given)
 {
-    bool keeps = PyTuple_Check(given);
-    r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs, keeps);
-    if (r->cache == NULL || keeps)
-        return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
-    r->cache->pool.unhashed_first = PyObject_IsTrue(given) == 1;
-    return true;
+    r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs, PyTuple_Size(given) > 1);
+    return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
 }
 
 static bool allocate(struct replica *r)

@@ -121,7 +121,8 @@ struct lives {
 };
 
 struct pool {
-    bool unhashed_first, logs_lives;
+    int order; /* of eviction: one of those that ``set_order`` knows by name */
+    bool logs_lives;
     bool failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
     int64_t block_size, num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
     struct block *blocks;
@@ -362,6 +363,7 @@ void log_change(struct pool *p, int64_t moment, int64_t blocks);
 int64_t cached_blocks(const struct pool *p, int64_t hash, int64_t most, int32_t *found);
 void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t hash);
 void settle_logs(struct pool *p);
+bool set_order(struct pool *p, const char *name);
 bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now);
 void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment);
 void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, int64_t now);

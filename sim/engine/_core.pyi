@@ -30,7 +30,7 @@ def start(
     edges: tuple[int, ...],
     costs: _Costs,
     ahead: bool,
-    tables: tuple[bool, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | bool | None,
+    tables: tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | tuple[str] | None,
     routed: bool,
     looked: bool,
     /,

@@ -300,17 +300,30 @@ bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
     return true;
 }
 
+/* The orders of eviction, ``FREE_QUEUES``. */
+enum { UNHASHED_FIRST, LEAST_RECENTLY_USED, NUM_ORDERS };
+static const char *const ORDERS[NUM_ORDERS] = {"unhashed-first", "least-recently-used"};
+
+/* False if there is no order of this name. */
+bool set_order(struct pool *p, const char *name)
+{
+    p->order = 0;
+    while (p->order < NUM_ORDERS && strcmp(ORDERS[p->order], name) != 0)
+        p->order++;
+    return p->order < NUM_ORDERS;
+}
+
 /* Free the blocks of a table, its last one first: the first ``cached`` are full, with hashes unless they are ``unshared``, and no other
    table has the others. */
 void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment)
 {
     int64_t before = p->num_cached;
-    for (int64_t place = cached; p->unhashed_first && place < count; place++)
+    for (int64_t place = cached; p->order == UNHASHED_FIRST && place < count; place++)
         if (widen(p, (void **)&p->front, p->num_front, &p->front_room, sizeof *p->front))
             p->front[p->num_front++] = table[place];
     for (int64_t place = count - 1; place >= cached; place--) {
         p->blocks[table[place]].ref_cnt = 0;
-        if (!p->unhashed_first)
+        if (p->order == LEAST_RECENTLY_USED)
             append_free(p, table[place]);
     }
     p->num_free += count - cached;

@@ -34,7 +34,7 @@ from ..memory import Memory
 from ..memory.accounting.ledger import Ledger, Table
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
-from ..memory.prefix import CoreResidency, FreeKVCacheBlockQueue, LeastRecentlyUsed
+from ..memory.prefix import CoreResidency
 from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
@@ -63,8 +63,6 @@ SETTINGS = frozenset(
         "window", "seed", "outside_ms", "check_leaps",
     )
 )  # fmt: skip
-#: The orders of free blocks that the core has, and whether blocks without a hash come first.
-ORDERS: dict[type, bool] = {FreeKVCacheBlockQueue: True, LeastRecentlyUsed: False}
 #: The policies that the core has: the memories of each, and its options that may have another value than their default.
 POLICIES: dict[type[AnyPolicy], tuple[tuple[type[Memory], ...], frozenset[str]]] = {
     VllmSosp23: ((PagedMemory,), frozenset(("watermark", "swap_space", "disable_hybrid_kv_cache_manager"))),
@@ -130,9 +128,8 @@ def obstacle(settings: Settings, replica: Replica) -> str | None:
     if type(memory) not in kinds or not isinstance(memory, PagedMemory) or not memory.is_plain:
         # Of the settings that the core has only the model brings another memory.
         return f"model = {settings.model}"
-    order = None if memory.tables is None else type(memory.tables.pool.free_block_queue)
-    if order is not None and order not in ORDERS:
-        return f"order of free blocks = {order.__name__}"
+    if memory.tables is not None and memory.tables.pool.order is None:
+        return f"order of free blocks = {type(memory.tables.pool.free_block_queue).__name__}"
     repeats = effective_context(replica.cost) is not None or saved_ticks(replica.cost) is not None
     if isinstance(memory, CachedMemory) and repeats and not all(memory.unshared):
         return f"cost = {settings.cost}"
@@ -282,8 +279,7 @@ def started(
     cached = memory if isinstance(memory, CachedMemory) else None
     tables = None
     if memory.tables is not None and (cached is not None or looked):
-        unhashed_first = ORDERS[type(memory.tables.pool.free_block_queue)]
-        tables = unhashed_first if cached is None else (unhashed_first, *_names(cached, columns[0]))
+        tables = memory.tables.pool.order, *(() if cached is None else _names(cached, columns[0]))
     handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, tables, routed, looked)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
 

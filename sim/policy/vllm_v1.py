@@ -18,8 +18,8 @@ from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import SpeculativeMemory, SpeculativeTransaction
 from ..memory.paged.transaction import PagedTransaction
-from ..memory.prefix import Chains, FreeKVCacheBlockQueue, LeastRecentlyUsed
-from ..spec.releases import LAST_ORDERED, release, unhashed_first
+from ..memory.prefix import FREE_QUEUES, Chains, FreeKVCacheBlockQueue
+from ..spec.releases import LAST_ORDERED, free_queue, release
 from ..spec.speculative import SpeculativeConfig
 from ..spec.startup.capacity import capacity, capture_blocks, fits, longest_model_len
 from ..spec.startup.launch import Launch, batch_defaults
@@ -225,11 +225,11 @@ class VllmV1(TokenBudget):
         """
         if self.eviction_order is not None:
             return self.eviction_order
-        first = unhashed_first(minor_version(self._release), caching, self.groups.kinds == (FULL,))
-        if first is None:
+        name = free_queue(minor_version(self._release), caching, self.groups.kinds == (FULL,))
+        if name is None:
             remedy = "frees blocks of windows and states in an order of its own, which is not simulated; take another"
             raise SettingError("vllm_release", self._release, remedy)
-        return FreeKVCacheBlockQueue if first else LeastRecentlyUsed
+        return FREE_QUEUES[name]
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:
         """vLLM's ``Scheduler.schedule``: the running sequences, then the waiting ones, then the plan.

@@ -235,8 +235,8 @@ def release(version: tuple[int, int], patch: int | None = None) -> Release:
     return replace(found, checks_override=False) if (*version, patch) == _WITHOUT_OVERRIDE else found
 
 
-def unhashed_first(minor: int, caching: bool, by_token: bool) -> bool | None:
-    """Whether blocks without a hash are freed to the head of the free queue, not to its tail.
+def free_queue(minor: int, caching: bool, by_token: bool) -> str | None:
+    """Name of the order in which free blocks are taken, of ``FREE_QUEUES`` (``memory.prefix.block_pool``).
 
     Args:
         minor: Minor version, from ``FIRST_ORDERED`` to ``LAST_ORDERED``.
@@ -248,4 +248,4 @@ def unhashed_first(minor: int, caching: bool, by_token: bool) -> bool | None:
     """
     if minor == 23 and not by_token:
         return None
-    return minor >= 24 and (caching or minor != 27)
+    return "unhashed-first" if minor >= 24 and (caching or minor != 27) else "least-recently-used"

@@ -43,7 +43,7 @@ from fragmeter.sim.policy import Limits, Pool
 from fragmeter.sim.policy import policy as policy_of
 from fragmeter.sim.policy.base import AnyPolicy
 from fragmeter.sim.policy.options import VllmV1Options, minor_version
-from fragmeter.sim.spec.releases import unhashed_first
+from fragmeter.sim.spec.releases import free_queue
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
@@ -74,7 +74,7 @@ def composition(policy: AnyPolicy, memory: Memory) -> str:
         "host pool": memory.host_blocks > 0,
         "steps ahead": policy.schedules_ahead,
         "prompts in turn": isinstance(options, VllmV1Options) and _computes_in_turn(options),
-        "freed blocks last": isinstance(options, VllmV1Options) and not _unnamed_first(options, memory),
+        "freed blocks last": isinstance(options, VllmV1Options) and _frees_last(options, memory),
     }
     arena = [type(memory.arena).__name__] if isinstance(memory, ContiguousMemory) and memory.arena is not None else []
     return ", ".join(
@@ -88,9 +88,9 @@ def _computes_in_turn(options: VllmV1Options) -> bool:
     return in_turn or options.scheduling_policy == "priority"
 
 
-def _unnamed_first(options: VllmV1Options, memory: Memory) -> bool:
+def _frees_last(options: VllmV1Options, memory: Memory) -> bool:
     caching, by_token = memory.cache_log is not None, memory.groups.kinds == (FULL,)
-    return bool(unhashed_first(minor_version(options.vllm_release), caching, by_token))
+    return free_queue(minor_version(options.vllm_release), caching, by_token) != "unhashed-first"
 
 
 class Contents:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .block_pool import UNSHARED, BlockPool, FreeKVCacheBlockQueue, LeastRecentlyUsed
+from .block_pool import FREE_QUEUES, UNSHARED, BlockPool, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
 from .radix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
 from .residency import BlockResidency, CoreResidency
 
 __all__ = [
+    "FREE_QUEUES",
     "UNSHARED",
     "BlockPool",
     "BlockResidency",

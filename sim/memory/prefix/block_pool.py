@@ -8,7 +8,8 @@ have a hash, which stays when they are freed, until they are taken again: a look
 requests that compute the same prefix at the same time cache two blocks under one hash; look-ups find the first of them.
 
 The pool owns reference counts, hashes, the map from hashes to blocks, and the free queue. The queue owns the order of eviction,
-and nothing else knows it: for another order give the pool another queue (docs/extending.md has one). Block tables, what a
+and nothing else knows it: settings and the compiled core name one of ``FREE_QUEUES``, and a policy may bring another queue
+(docs/extending.md has one). Block tables, what a
 request's hashes are, and when a block is full, belong to the callers. Names are those of vLLM, vllm/v1/core/block_pool.py and
 kv_cache_utils.py (release 0.33). Deliberate differences:
 
@@ -175,6 +176,13 @@ class LeastRecentlyUsed(FreeKVCacheBlockQueue):
         self.append_n(blocks)
 
 
+#: The orders of vLLM's releases, by the names under which ``spec.releases`` chooses one. ``_core_pool.c`` has the same ones.
+FREE_QUEUES: dict[str, type[FreeKVCacheBlockQueue]] = {
+    "unhashed-first": FreeKVCacheBlockQueue,
+    "least-recently-used": LeastRecentlyUsed,
+}
+
+
 class BlockPool:
     """Fixed-size blocks with ids. Every operation takes constant time for each block.
 
@@ -222,6 +230,11 @@ class BlockPool:
         self._is_hashed += bytes(more)
         if self.residency is not None:
             self.residency.on_blocks_added(more)
+
+    @property
+    def order(self) -> str | None:
+        """Name of the free queue in ``FREE_QUEUES``, or None for one that a policy brings."""
+        return next((name for name, queue in FREE_QUEUES.items() if type(self.free_block_queue) is queue), None)
 
     @property
     def num_free(self) -> int:

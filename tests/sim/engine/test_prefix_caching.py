@@ -23,6 +23,7 @@ from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, LeastRecentlyUsed
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
@@ -318,7 +319,7 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
 @given(case=shared_cases(), data=st.data())
 def test_nothing_changes_where_blocks_have_ids(order, case, data):
     """Recordings ask for ids; blocks have them anyway."""
-    with mock.patch("fragmeter.sim.policy.vllm_v1.FreeKVCacheBlockQueue", order):
+    with mock.patch.object(VllmV1, "eviction_order", order):
         same_with_ids(case, data)
 
 

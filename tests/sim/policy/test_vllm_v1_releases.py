@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from fragmeter.sim import Workload, settings, simulate
-from fragmeter.sim.spec.releases import unhashed_first
+from fragmeter.sim.memory.prefix import FREE_QUEUES, BlockPool
+from fragmeter.sim.spec.releases import FIRST_ORDERED, LAST_ORDERED, free_queue
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent
+
+#: By whether blocks without a hash come first.
+ORDERS = "least-recently-used", "unhashed-first"
 
 
 @pytest.mark.parametrize(
@@ -17,11 +21,18 @@ from fragmeter.sim.workload.content import PromptContent
     + [(28, True, True), (33, True, True)],
 )
 def test_the_order_by_release(minor, with_caching, without):
-    assert (unhashed_first(minor, True, True), unhashed_first(minor, False, True)) == (with_caching, without)
+    found = free_queue(minor, True, True), free_queue(minor, False, True)
+    assert found == (ORDERS[with_caching], ORDERS[without])
+
+
+def test_releases_name_orders_that_the_pool_has():
+    releases = range(FIRST_ORDERED, LAST_ORDERED + 1)
+    assert {free_queue(minor, caching, True) for minor in releases for caching in (True, False)} == {*FREE_QUEUES}
+    assert [BlockPool(4, queue).order for queue in FREE_QUEUES.values()] == [*FREE_QUEUES]
 
 
 def test_0_23_depends_on_the_layer():
-    assert unhashed_first(23, True, False) is None
+    assert free_queue(23, True, False) is None
     work = Workload("one", np.array([0]), np.array([5]), np.array([2]))
     chosen = settings(policy="vllm-v1", model="gpt-oss-120b", gpu="h200", vllm_release="0.23")
     with pytest.raises(SettingError, match="^vllm_release = '0.23': frees blocks of windows and states in an order of"):
