@@ -66,7 +66,7 @@ _HEAD = """\
 
 `--model ORG/NAME` is answered from the checkpoint's own `config.json` alone: the one in the local cache of the hub, else the keys of a stored
 copy (`sim/spec/data/repositories.json`), else a download. This page lists the stored copies; `python docs/models.py` writes it and is not edited by
-hand. Every other name is refused, with the remedy: `--model FOLDER` of its `config.json`. A fine-tune, a quantised copy or a longer
+hand. A name without its organisation is taken where one known model alone may have it. Every other name is refused, with the remedy: `--model FOLDER` of its `config.json`. A fine-tune, a quantised copy or a longer
 variant may have another shape, another longest sequence and another number format than its base, so no name is taken for another.
 
 {count} repositories, {presets} of them with a short name (`fragmeter list models`). Files of aiconfigurator-core are Apache-2.0; some are shortened by that

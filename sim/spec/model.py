@@ -18,7 +18,7 @@ from ..types.user_files import content_of, json_value
 from .checkpoint import INDEX_FILE, file_weights, named_format, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config, refuse_unsupported
-from .repositories import NAME_A_FILE, QUANTIZATION_FILE, cached_config, config_file, download, nearest, unsupported
+from .repositories import NAME_A_FILE, QUANTIZATION_FILE, cached_config, config_file, download, nearest, short_for, unsupported
 from .shape import ModelSpec
 from .stored import Stored, stored, stored_names
 
@@ -141,7 +141,8 @@ def origin(name: str) -> str | None:
 def _found(name: str) -> str | Path:
     """A preset or a repository with stored facts, or a ``config.json``.
 
-    In order: a preset's name, a path, the cache of the hub, stored facts, a preset with facts of that repository, the hub.
+    In order: a preset's name, a path, the cache of the hub, stored facts, a preset with facts of that repository, the only known model
+    that a short name stands for, the hub.
     """
     if name in _presets():
         return name
@@ -161,7 +162,11 @@ def _found(name: str) -> str | Path:
         return own
     if (kind := unsupported(name)) is not None:
         refuse_unsupported(kind, name)
-    alike = nearest(name, [*_presets(), *stored_names()])
+    known = [*_presets(), *stored_names()]
+    if (taken := _short_for(name, known)) is not None:
+        note(f"Model: {taken}, the only known one that {name} may stand for.")
+        return taken
+    alike = nearest(name, known)
     if (downloaded := config_file(name, alike)) is not None:
         return downloaded
     if alike is not None:
@@ -170,6 +175,21 @@ def _found(name: str) -> str | Path:
     if "/" in name:
         raise SettingError("model", name, f"is no file or folder here; {NAME_A_FILE}")
     raise SettingError("model", name, f"one of {', '.join(_presets())}, or a path to a config.json")
+
+
+def _short_for(name: str, known: list[str]) -> str | None:
+    """The model that a name without an organisation stands for; None without one.
+
+    Raises:
+        SettingError: There are several, other than a preset and the repository that its facts are of.
+    """
+    if name.lower() in _presets():
+        return name.lower()
+    found = short_for(name, known)
+    distinct = {_by_repository().get(each.lower(), each): each for each in reversed(found)}
+    if len(distinct) > 1:
+        raise SettingError("model", name, f"may be {' or '.join(sorted(distinct.values()))}; give one of these")
+    return next(iter(distinct.values()), None)
 
 
 def _quantization_file(name: str, path: Path, config: Config) -> Path | None:

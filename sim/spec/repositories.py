@@ -51,9 +51,26 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next((each for each in known if _base(each) == wanted), None)
 
 
+def short_for(name: str, known: Iterable[str]) -> list[str]:
+    """The known models that a name without an organisation may stand for.
+
+    These are the ones with exactly that name after the organisation; without one, those whose name adds only suffixes of training and of
+    formats, such as ``-Instruct``. A suffix of the name itself is never left out: ``x-fp8`` does not stand for ``x``.
+    """
+    if "/" in name:
+        return []
+    wanted = _bare(name)
+    alike = [each for each in known if _base(each) == _base(name)]
+    exact = [each for each in alike if _bare(each) == wanted]
+    return exact or [each for each in alike if set(_SUFFIXES.findall(wanted)) <= set(_SUFFIXES.findall(_bare(each)))]
+
+
+def _bare(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-").removeprefix("nvidia-")
+
+
 def _base(name: str) -> str:
-    bare = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-").removeprefix("nvidia-")
-    return _SUFFIXES.sub("", bare)
+    return _SUFFIXES.sub("", _bare(name))
 
 
 def config_file(name: str, alike: str | None = None) -> Path | None:

@@ -20,6 +20,8 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.spec import model, model_names
 from fragmeter.sim.spec.model import origin
 from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.notes import collected_notes
+from fragmeter.sim.types.optional import not_none
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 TINY = {
@@ -164,6 +166,35 @@ def test_a_model_that_is_not_simulated_says_why_without_a_network(name, monkeypa
 def test_a_path_that_is_not_here_is_no_preset():
     with pytest.raises(SettingError, match="is no file or folder here; .* --model llama-3.1-8b$"):
         model("/models/Llama-3.1-8B-Instruct")
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("Qwen3-32B-FP8", "Qwen/Qwen3-32B-FP8"),
+        ("LLAMA-3.1-8B", "llama-3.1-8b"),
+    ],
+)
+def test_a_short_name_with_one_match_is_taken_and_said(name, taken):
+    with collected_notes() as said:
+        assert model(name).name == taken
+    assert said[0] == f"Model: {taken}, the only known one that {name} may stand for."
+    assert origin(name) == origin(taken) or taken in not_none(origin(name))
+
+
+def test_an_ambiguous_short_name_is_refused_with_its_matches():
+    with pytest.raises(SettingError) as refused:
+        model("llama-3.1-8b-instruct")
+    both = "meta-llama/Llama-3.1-8B-Instruct or meta-llama/Meta-Llama-3.1-8B-Instruct"
+    assert str(refused.value) == f"model = 'llama-3.1-8b-instruct': may be {both}; give one of these"
+
+
+@pytest.mark.parametrize("name", ["llama-3.3-70b-fp8", "llama-3.1-405b-awq", "mixtral-8x7b-instruct"])
+def test_a_suffix_of_a_name_is_never_left_out(name):
+    """A checkpoint of another format or training is not the one that is known."""
+    with pytest.raises(SettingError, match="the model of nearly that name"):
+        model(name)
 
 
 def test_every_preset_is_found_by_its_repository():
