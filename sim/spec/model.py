@@ -18,7 +18,16 @@ from ..types.user_files import content_of, json_value
 from .checkpoint import INDEX_FILE, file_weights, named_format, needs_quantization_file, with_quantization_file
 from .config import Config
 from .families import read_config, refuse_unsupported
-from .repositories import NAME_A_FILE, QUANTIZATION_FILE, cached_config, config_file, download, nearest, short_for, unsupported
+from .repositories import (
+    NAME_A_FILE,
+    QUANTIZATION_FILE,
+    cached_config,
+    config_file,
+    download,
+    nearest,
+    short_for,
+    unsupported,
+)
 from .shape import ModelSpec
 from .stored import Stored, stored, stored_names
 
