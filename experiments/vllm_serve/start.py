@@ -76,6 +76,8 @@ _PLAIN_WARM_UP = 6
 _FIRST_ESTIMATE = (0, 18)
 #: The first release in which the default of the tokens of a step is no more than its sequences can have; 0.11.2 has it and 0.11.0 does not.
 _FIRST_BOUNDED = (0, 12)
+#: The release of which the blocks of compressed attention were compared.
+_FIRST_KNOWN_BLOCKS = (0, 33)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
@@ -232,10 +234,11 @@ def started(
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
     limits = [text for text in (uncounted_limits(line, shape), _uncounted_targets(line, shape)) if text is not None]
+    older = [text for text in (_older_blocks(line, shape),) if text is not None]
     vendors = [] if card.compute_capability is not None else [_OTHER_VENDOR.format(card.name)]
     line = replace(
         line,
-        not_simulated=[*line.not_simulated, *left_out, *limits, *vendors],
+        not_simulated=[*line.not_simulated, *left_out, *limits, *older, *vendors],
         uncounted=[*drafts, *line.uncounted, *limits],
     )
     length = line.text("max-model-len", "")
@@ -283,6 +286,18 @@ def started(
     return Started(
         line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None
     )
+
+
+def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:
+    """That the blocks of a release are not known; None where they are.
+
+    Up to 0.23 a block of compressed attention had as many pages of each size as the largest group has of one (a log of 0.22); since 0.24
+    they are packed (pull request 44577), and later more densely (48993).
+    """
+    if shape.compressed is None or line.version is None or line.version >= _FIRST_KNOWN_BLOCKS:
+        return None
+    release = ".".join(map(str, line.version))
+    return f"the blocks of {shape.name} in {release} (they are not known for this release; those of 0.33 are taken)"
 
 
 def _with_length(launch: Launch, fits_length: bool) -> Launch:

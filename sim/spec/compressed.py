@@ -41,6 +41,8 @@ SPARSE, DENSE = 4, 128
 _INPUT_BLOCKS = {SPARSE: 4, DENSE: 8}
 _WINDOW_BLOCK = 64
 _FP32 = 4
+#: Sequences of which prefills gather vectors at once, and the number of which the chosen places of a token are a multiple.
+_PREFILLS, _PLACES_MULTIPLE = 4, 128
 
 
 class Cache(NamedTuple):
@@ -83,7 +85,7 @@ class Compressed:
 
     Attributes:
         q_rank: Width of the latent vector from which queries are computed.
-        groups, group_rank: Groups of heads whose outputs are projected down, and the width that each is projected to.
+        groups, group_rank: Groups of heads, each of which projects its output down, and to which width.
         window: Tokens of the window.
         ratios: Of each layer; 0 without compressed vectors.
         index_heads: Query heads of the indexers.
@@ -138,6 +140,13 @@ class Compressed:
         ratio, overlap = self.ratios[layer], 1 + (self.ratios[layer] == SPARSE)
         widths = (HEAD_DIM, INDEX_DIM) if ratio == SPARSE else (HEAD_DIM,) if ratio else ()
         return self.q_rank + HEAD_DIM + heads + sum(width * (1 + ratio * overlap) for width in widths)
+
+    def prefill_bytes(self, tokens: int, max_model_len: int) -> int:
+        """Workspace in which prefills of ``tokens`` gather vectors in 16 bits, of a few sequences at once, and the places of those that they
+        attend to (``DeepseekV4FlashMLAAttention.forward`` without metadata)."""
+        gathered = -(-max_model_len // SPARSE) + self.window + tokens
+        places = -(-(self.top_k + self.window) // _PLACES_MULTIPLE) * _PLACES_MULTIPLE + 1
+        return 2 * _PREFILLS * gathered * HEAD_DIM + 4 * tokens * places
 
     def reads(self, heads: int) -> tuple[Read, ...]:
         """What a token reads with so many heads: windows, the vectors that indexers choose, those of layers that read all, and keys."""

@@ -43,6 +43,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..compressed import KEY_BYTES, SPARSE
 from ..encoders import Encoder, Item
 from ..gpu import GpuSpec
 from ..kernels import MARLIN
@@ -203,7 +204,7 @@ def _forward_bytes(launch: Launch, layers: range, bound: int, workspace: int) ->
     widest = max(workspace, tokens * max(mlp, element * _mixer_elements(model, layers, ranks)))
     if any(model.span(layer).keeps_tokens for layer in layers):
         widest = max(widest, _context_bytes(launch) + element * tokens * model.attention(ranks).gemm_elements)
-        if model.indexer and not model.indexer.block_tokens:
+        if model.compressed or (model.indexer and not model.indexer.block_tokens):
             widest = max(widest, _INDEXER_LOGITS_BYTES)
     return hidden + widest
 
@@ -245,11 +246,15 @@ def _dense_width(model: ModelSpec, layer: int) -> int:
 def _indexer_bytes(launch: Launch, workspace: int) -> int:
     """Buffers that sparse attention reserves: the chosen tokens, and keys in a workspace that it shares with experts."""
     indexer, tokens = launch.model.indexer, launch.max_num_batched_tokens
+    factor = 40 if launch.max_model_len <= 1 << 18 else 16
+    if compressed := launch.model.compressed:
+        keys = factor * launch.max_model_len // SPARSE * KEY_BYTES
+        reserved = max(compressed.prefill_bytes(tokens, launch.max_model_len), keys)
+        return 4 * tokens * compressed.top_k + max(0, reserved - workspace)
     if indexer is None:
         return 0
     if indexer.block_tokens:
         return 4 * tokens * indexer.heads_on_rank(launch.tensor_parallel) * (indexer.top_k // indexer.block_tokens)
-    factor = 40 if launch.max_model_len <= 1 << 18 else 16
     return 4 * tokens * indexer.top_k + max(0, factor * launch.max_model_len * indexer.slot_bytes - workspace)
 
 

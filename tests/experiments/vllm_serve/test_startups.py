@@ -59,7 +59,6 @@ UNKNOWN = {
     "cyankiwi/Kimi-Linear-48B-A3B-Instruct-AWQ-4bit",
     "cyankiwi/MiniMax-M2.7-AWQ-4bit",
     "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic",
-    "deepseek-ai/DeepSeek-V4-Flash",
     "llava-hf/llava-v1.6-mistral-7b-hf",
     "microsoft/phi-2",
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506",

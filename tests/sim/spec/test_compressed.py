@@ -69,6 +69,17 @@ def test_the_longest_sequence_needs_windows_of_the_steps_in_flight():
     assert config.decode_blocks(131_072) == 512 + 2 * 3 + 3 + 17
 
 
+def test_the_refusal_of_a_published_start_up():
+    """A comment in vllm-project/vllm#44376: 30,000 tokens needed 6.66 GiB under 0.22, had 5.44, and 13,528 would have fitted. A block of
+    that release has 22 pages of each of the three sizes, as many as the largest group has of one."""
+    block = 22 * (37_440 + 8_640 + 1_728)
+    config = form_kv_cache(
+        cache_layers(model(FLASH)), CacheSettings(max_model_len=30_000, max_num_batched_tokens=8192, block_size=256)
+    )
+    assert config.sequence_blocks(30_000) * block / 2**30 == pytest.approx(6.66, abs=0.005)
+    assert config.sequence_blocks(13_528) * block / 2**30 == pytest.approx(5.44, abs=0.005)
+
+
 @pytest.mark.parametrize(("name", "whole", "active"), [(FLASH, 284, 13), (PRO, 1573, 49)])
 def test_parameters_are_the_published_ones(name: str, whole: int, active: int):
     """The model cards say 284B of which 13B are active, and 1.6T of which 49B are."""
