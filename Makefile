@@ -143,7 +143,7 @@ $(VENV)-server/.installed: setup.cfg
 	@touch $@
 
 server-check: $(VENV)/.test $(VENV)-server/.installed
-	$(BIN)/python -m fragmeter.experiments.live --python $(VENV)-server/bin/python --out out/server-check
+	$(BIN)/python -m tools.live --python $(VENV)-server/bin/python --out out/server-check
 	$(BIN)/python docs/real_server.py out/server-check/results.json
 
 # The compiled core, compiled anew with sanitizers in a temporary folder.

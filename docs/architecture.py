@@ -47,7 +47,6 @@ PURPOSES = {
     "experiments/claims": "claims of texts, tested",
     "experiments/cli": "command line",
     "experiments/diagnose": "why a server is slow",
-    "experiments/live": "a vLLM server on this CPU",
     "experiments/llama_server": "llama-server lines, memory",
     "experiments/measured": "a real server and its simulation",
     "experiments/paper": "measurements of the paper",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fragmeter.gpu.calibrate.fit_profiles import SCALED
 from fragmeter.gpu.calibrate.fitting import LIMIT, limit_of
 from fragmeter.sim.cost.calibration import PROFILES
 from fragmeter.sim.spec import gpu_names
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.profiles.fit_profiles import SCALED
 
 PAGE = Path(__file__).parent / "profiles.md"
 HEAD = """\

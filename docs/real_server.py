@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.live.results import LIMITS, NULL_MODELS, mean_error, misses
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.live.results import LIMITS, NULL_MODELS, mean_error, misses
 
 HEAD = """\
 # A real vLLM server beside the simulator
@@ -67,7 +69,7 @@ With a GPU server without other users, in about ten minutes. The probe needs not
 ```sh
 pip install --no-deps -e .                  # in the environment of the server
 FRAGMETER_PROBE=steps.jsonl vllm serve MODEL --scheduler-cls fragmeter.probe.ProbeScheduler
-python -m fragmeter.experiments.live --url http://localhost:8000 --probe steps.jsonl --model MODEL-FOLDER --rate-factor 10 --out my-server
+python -m tools.live --url http://localhost:8000 --probe steps.jsonl --model MODEL-FOLDER --rate-factor 10 --out my-server
 ```
 
 `MODEL-FOLDER` has the model's `config.json` and tokenizer. `--rate-factor` multiplies the request rates of the loads, which are made for one

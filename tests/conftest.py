@@ -17,8 +17,9 @@ import hypothesis
 import pytest
 
 # importlib mode puts no folder of tests on the path.
-for _folder in ("", "helpers", "fuzz"):
-    sys.path.insert(0, str(Path(__file__).parent / _folder))
+# The first, `..`, ends up last: of it only `tools` is imported.
+for _folder in ("..", "", "helpers", "fuzz"):
+    sys.path.insert(0, str((Path(__file__).parent / _folder).resolve()))
 
 # Other cores have other tests to run, and workers take longer to start than most of what tests ask of them.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")

@@ -317,7 +317,7 @@ def basis_of(card: GpuSpec) -> str:
 
 
 def _scaled_from(card: str) -> str | None:
-    """The card with the tables, if the profile of this one is scaled from it (``gpu.calibrate.fit_profiles``)."""
+    """The card with the tables, if the profile of this one is scaled from it (``tools.profiles.fit_profiles``)."""
     found = _SCALED.search(profile(card).source)
     return found and found[1]
 

@@ -38,7 +38,7 @@ _FLAGS = (
     "-Wno-unknown-pragmas",  # the unroll pragma
 )
 _MESSAGE_BYTES = 512
-#: Environment variable that enables AddressSanitizer and UndefinedBehaviorSanitizer; see :mod:`sanitize`.
+#: Environment variable that enables AddressSanitizer and UndefinedBehaviorSanitizer; see ``tools.kernels.sanitize``.
 SANITIZE = "FRAGMETER_SANITIZE"
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
 
@@ -151,9 +151,7 @@ class CpuLaunch:
 @functools.cache
 def _function(kernel: Kernel) -> Callable[..., int]:
     if os.environ.get(SANITIZE) and not hasattr(ctypes.CDLL(None), "__asan_init"):
-        raise UserError(
-            f"{SANITIZE} needs the sanitizer loaded first: python -m fragmeter.gpu.check.sanitize PROGRAM ..."
-        )
+        raise UserError(f"{SANITIZE} needs the sanitizer loaded first: python -m tools.kernels.sanitize PROGRAM ...")
     return ctypes.CDLL(os.fspath(built(kernel))).run
 
 

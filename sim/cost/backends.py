@@ -19,7 +19,7 @@ a decode is a tile of its own, of 64 rows of which one is needed. So the decodes
 
 No coefficient is fitted to a server. On the four published tables of mixed calls of LLMServingSim
 (casys-kaist/LLMServingSim at 5daddb2, profiler/perf, MIT; vLLM 0.19 on an RTX 4090 and an RTX PRO 6000, 4 and 8 query heads a KV
-head) ``python -m fragmeter.gpu.calibrate.mixed_calls`` prints their errors. No such table is of an Ampere card, of Hopper, or of a
+head) ``python -m tools.profiles.mixed_calls`` prints their errors. No such table is of an Ampere card, of Hopper, or of a
 data-centre Blackwell. Which part of the A100's L2 counts, and that no reads are shared there, was chosen among variants after its bursts had been
 simulated; ``PACKED_K`` was taken after H100 servers had been, and their median error of TPOT hardly depends on it (2.6 % with 1, 2.3 % with 2).
 """

@@ -77,7 +77,7 @@ PUBLISHED_SHARES = {
     "h200": Shares(0.77, 0.775, 0.79, 0.25, 0.52),
 }
 SHARES = PUBLISHED_SHARES | {
-    # Reached by the layers that their profiles are fitted to (gpu/calibrate/fit_layers.py prints them).
+    # Reached by the layers that their profiles are fitted to (tools/profiles/fit_layers.py prints them).
     "rtx-4090": Shares(0.872, 0.96, 0.88, 0.481, 0.724),
     "rtx-pro-6000": Shares(0.785, 0.729, 0.756, 0.279, 0.46),
     # Reached by the kernels that their profiles are fitted to (``fit_profiles`` prints them); means of b200 and gb200, and of

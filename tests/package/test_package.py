@@ -172,7 +172,7 @@ def test_a_checkout_runs_as_it_is_whatever_is_installed(tmp_path):
         assert all(Path(name).resolve().is_relative_to(folder) for name in done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["setup", "tests", "docs", "benchmarks", "examples"])
+@pytest.mark.parametrize("name", ["setup", "tests", "docs", "benchmarks", "examples", "tools"])
 def test_only_the_rooms_are_of_the_package(name):
     """Wherever it is imported from: an editable installation and the folder of the checkout."""
     assert importlib.util.find_spec(f"fragmeter.{name}") is None

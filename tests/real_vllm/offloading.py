@@ -17,9 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from fragmeter.experiments.live.step_log import Served, Step, StepLog
 from fragmeter.sim import simulate
 from fragmeter.sim.real_vllm.core import vllm_config
+from tools.live.step_log import Served, Step, StepLog
 
 from . import ours, server
 from .workloads import Case

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.live.step_log import Served, StepLog
 from fragmeter.sim import Settings, Workload, settings, simulate
 from fragmeter.sim.metrics.summary import summary as summary_of
+from tools.live.step_log import Served, StepLog
 
 from .shapes import Layer
 from .workloads import Case

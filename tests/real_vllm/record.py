@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.live.step_log import Served
+from tools.live.step_log import Served
 
 from . import captures
 from .drafts import DRAFTED, HYBRIDS, METHODS, drawn

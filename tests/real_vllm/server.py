@@ -28,10 +28,10 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from fragmeter.experiments.live.step_log import Served, Step
 from fragmeter.sim.real_vllm.core import Contents, IdleExecutor, vllm_config
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.workload import Workload
+from tools.live.step_log import Served, Step
 
 from .layers import align_block_size, is_packed, spec_of
 from .shapes import Layer

@@ -16,11 +16,11 @@ from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds
 
-from fragmeter.experiments.live.step_log import Served
 from fragmeter.sim.memory.accounting.drafts import Speculation
 from fragmeter.sim.real_vllm.core import _checkpoint, model_config, vllm_config
 from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.types.sequence import Sequence
+from tools.live.step_log import Served
 
 from . import server
 from .drafts import beside_drafts

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from vllm.config import ModelConfig, ParallelConfig
 
-from fragmeter.experiments.live.step_log import Difference, Served, first_difference
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.context_parallel import broken_rule
 from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.spec.startup.launch import Launch
+from tools.live.step_log import Difference, Served, first_difference
 
 from . import ours, server
 from .shapes import Layer

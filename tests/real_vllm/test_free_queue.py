@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fragmeter.experiments.live.step_log import first_difference
+from tools.live.step_log import first_difference
 
 from . import ours, server
 from .workloads import KINDS, Case, with_options

@@ -9,8 +9,8 @@ import pytest
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.sim.memory.prefix.host_cache import HostCache
+from tools.live.step_log import first_difference
 
 from . import offloading
 from .workloads import KINDS, OPTIONS

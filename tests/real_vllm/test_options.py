@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fragmeter.experiments.live.step_log import Difference, first_difference
 from fragmeter.sim.policy.vllm_v1 import VllmV1, _Cadence, _ChunkCap
+from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
 from .workloads import KINDS, OPTIONS, Case

@@ -8,7 +8,6 @@ from itertools import cycle, islice
 
 import pytest
 
-from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.reports.data.probed import read_probed
 from fragmeter.sim import simulate
 from fragmeter.sim.memory.accounting.ledger import COMPLETE, Ledger
@@ -16,6 +15,7 @@ from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.types.sequence import Sequence
+from tools.live.step_log import first_difference
 
 from . import ours, server
 from .test_probe import probed

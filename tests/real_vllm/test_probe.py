@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from fragmeter import probe
-from fragmeter.experiments.live.decisions import compare_decisions
-from fragmeter.experiments.live.step_log import Served, first_difference
 from fragmeter.sim import simulate
 from fragmeter.sim.recording.probe import ProbedRun, read_probe
+from tools.live.decisions import compare_decisions
+from tools.live.step_log import Served, first_difference
 
 from . import golden, ours, server
 from .workloads import KINDS, Case

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from fragmeter.experiments.live.step_log import Difference, first_difference
 from fragmeter.sim.engine.queue_limits import LimitedLoop
+from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
 from .workloads import KINDS, Case, with_options

@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 from vllm import __version__
 
-from fragmeter.experiments.live.step_log import Difference, first_difference
 from fragmeter.sim.engine.engine import Engine
 from fragmeter.sim.memory import PageGroups
 from fragmeter.sim.policy.token_budget import TokenBudget
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
+from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
 from .record import real, recorded

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.sim.memory.accounting.kv_groups import PageGroups
 from fragmeter.sim.memory.paged.speculative import Progress, SpeculativeMemory
 from fragmeter.sim.spec.speculative import SpeculativeConfig
 from fragmeter.sim.types.state import State
+from tools.live.step_log import first_difference
 
 from . import ours, speculation
 from .drafts import DRAFTED, HYBRIDS, METHODS, drawn

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fragmeter.experiments.live.step_log import first_difference
 from fragmeter.sim import Workload, simulate
 from fragmeter.sim.workload.users import Users
+from tools.live.step_log import first_difference
 
 from . import ours, server
 from .workloads import LENGTH, Case

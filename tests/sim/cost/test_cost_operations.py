@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, document
-from fragmeter.gpu.calibrate.fit_profiles import ADDED, SYSTEMS
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
 from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, Coefficients, OpModel, Residuals, Work
 from fragmeter.sim.spec import gpu, gpu_names, model
 from fragmeter.sim.spec.weights import mixer_matrices
 from fragmeter.sim.types.errors import SettingError, UserError
+from tools.profiles.fit_profiles import ADDED, SYSTEMS
 
 amounts = st.floats(0, 1e18)
 LATENT = ("mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8")

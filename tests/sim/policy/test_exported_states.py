@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from fragmeter.experiments.live.step_log import StepLog
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.workload.content import PromptContent
+from tools.live.step_log import StepLog
 
 #: A layer of Mamba-2, with a state smaller than 16 tokens of the layer of attention beside it.
 MODEL = {

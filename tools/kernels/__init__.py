@@ -1,0 +1,1 @@
+"""The kernels under sanitizers, and the instructions that they compile to."""

@@ -1,0 +1,1 @@
+"""Fits of the profiles in ``sim/cost/profiles`` to published tables."""

@@ -1,0 +1,140 @@
+"""Models of the experts of a layer (``moe``) from aiconfigurator-core's tables, for ``fit_profiles``.
+
+A row of ``moe_perf`` is one call of all experts of a layer on one GPU: ``moe_ep_size`` GPUs divide the experts,
+``moe_tp_size`` the matrices of each. Kernels are tuned shape by shape, so every shape has a model of its own, beside one over all
+shapes for those without a table. A point is the geometric mean of two rows: tokens spread evenly over the experts
+("balanced"), and skewed routing ("power_law_1.01"). A trained router lies between them. The A100's table has
+skewed rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, fit_model, is_possible, require_rows, silent
+from fragmeter.sim.cost.operations import OpName, experts_name
+from fragmeter.sim.output import frames as pd
+from fragmeter.sim.spec.gpu import GpuSpec
+
+from .tables import OperationTables
+
+#: Number formats in the tables, of which the first one that a table has is fitted.
+FORMATS: dict[OpName, tuple[str, ...]] = {
+    "moe": ("bfloat16",),
+    "moe_fp8": ("fp8_block", "fp8"),
+    "moe_nvfp4": ("nvfp4",),
+    "moe_mxfp4": ("w4a16_mxfp4",),
+    "moe_int4": ("int4_wo",),
+}
+_ROUTINGS = ("balanced", "power_law_1.01")
+#: Experts without a gate (Nemotron 3), by hidden size and by experts of a token: their calls are other ones.
+_UNGATED_HIDDEN, _UNGATED_USED = 2688, 22
+#: mxfp4 of other models than gpt-oss takes another kernel than theirs.
+_GPT_OSS = "gptoss"
+#: Narrower slices of an expert occur in no deployment.
+_LEAST_WIDTH = 64
+_FOLDS = 3
+
+
+class _Experts(NamedTuple):
+    """Points, the name of the shape of each, and how far the two routings are from their mean.
+
+    Attributes:
+        spread: e^(|ln(skewed / balanced)| / 2) - 1, the median; None if the table has one routing.
+    """
+
+    points: Points
+    names: np.ndarray
+    spread: float | None
+
+
+def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -> dict[str, dict[str, Any]]:
+    """The entries of all number formats that a card's table has; none if there is no table.
+
+    Args:
+        say: Is called with one line before each fit.
+
+    Raises:
+        UserError: A row is wrong, or there are too few rows.
+    """
+    table = tables.read("moe_perf")
+    if table is None:
+        return {}
+    path, frame = table
+    entries: dict[str, dict[str, Any]] = {}
+    for operation, formats in FORMATS.items():
+        chosen = next((form for form in formats if (frame.moe_dtype == form).any()), None)
+        if chosen is None:
+            continue
+        experts = _points(operation, frame[frame.moe_dtype == chosen])
+        if not len(experts.names):
+            say(f"{sheet.name}: {operation}, no rows in {path}")
+            continue
+        sizes = f"{chosen}, {' or '.join(_ROUTINGS)} routing and slices from {_LEAST_WIDTH}"
+        require_rows(path, experts.points, _limits(experts.points, sheet), sizes, sheet.setting)
+        shapes = len(np.unique(experts.names))
+        say(f"{sheet.name}: {operation}, {len(experts.names):,} rows of {path}, {shapes} shapes of experts")
+        entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
+    return entries
+
+
+def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
+    frame = frame[frame.distribution.isin(_ROUTINGS)]
+    frame = frame[(frame.hidden_size != _UNGATED_HIDDEN) & (frame.topk != _UNGATED_USED)]
+    if operation == "moe_mxfp4":
+        frame = frame[frame.kernel_source.str.contains(_GPT_OSS)]
+    sizes = ["num_tokens", "topk", "num_experts", "moe_ep_size", "moe_tp_size", "hidden_size", "inter_size"]
+    logs = frame.assign(log=np.log(frame.latency * 1e3)).groupby(sizes)
+    far = (logs.log.max() - logs.log.min())[logs.distribution.nunique() == len(_ROUTINGS)]
+    spread = float(np.expm1(far.median() / 2)) if len(far) else None
+    rows = logs.log.mean().reset_index()
+    rows = rows[rows.inter_size // rows.moe_tp_size >= _LEAST_WIDTH]
+    arguments = {
+        "tokens": rows.num_tokens,
+        "used": rows.topk,
+        "count": rows.num_experts,
+        "held": rows.num_experts / rows.moe_ep_size,
+        "hidden_size": rows.hidden_size,
+        "width": rows.inter_size / rows.moe_tp_size,
+    }
+    shapes = zip(rows.num_experts, rows.topk, rows.hidden_size, rows.inter_size, strict=True)
+    names = np.array([experts_name(*shape) for shape in shapes])
+    columns = {name: column.to_numpy(float) for name, column in arguments.items()}
+    return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names, spread)
+
+
+def _limits(points: Points, sheet: GpuSpec) -> dict[str, float]:
+    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
+    return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+
+
+def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
+    points, names, spread = experts
+    limits = _limits(points, sheet)
+    possible = is_possible(points, limits)
+    points, names = points.take(possible), names[possible]
+    entry = describe(points, limits)
+    shapes, known = {}, np.zeros(len(points.us))
+    for name in np.unique(names):
+        of_shape = names == name
+        own = points.take(of_shape)
+        described = describe(own, limits)
+        shapes[str(name)] = {part: value for part, value in described.items() if part != "fit"}
+        known[of_shape] = _held_out_tokens(own, limits)
+    far = {} if spread is None else {"routing_spread": round(spread, 4)}
+    fit = about | {"rows_above_data_sheet": int((~possible).sum())} | far | entry["fit"]
+    fit["held_out"] = {"tokens of a known shape": {"points": len(known), **errors(points, known)}}
+    return entry | {"fit": fit, "shapes": shapes}
+
+
+def _held_out_tokens(points: Points, limits: Mapping[str, float]) -> np.ndarray:
+    """Microseconds of a shape's points, of a third of its numbers of tokens at a time left out of the fit."""
+    tokens, modelled = points.arguments["tokens"], fit_model(points, limits).us(points.work)
+    inner = np.unique(tokens)[1:-1]
+    for fold in range(_FOLDS):
+        out = np.isin(tokens, inner[fold::_FOLDS])
+        modelled[out] = fit_model(points.take(~out), limits).us(points.take(out).work)
+    return modelled

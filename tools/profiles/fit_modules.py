@@ -1,0 +1,184 @@
+"""Models of gated delta nets, of sparse latent attention, of GEMMs with unpacked weights and of the smallest kernels, for ``fit_profiles``.
+
+    gdn_perf        convolution, and recurrence or scan, of one layer: two rows of the same sizes are one point
+    dsa_*           the module of one layer: projections, indexer, attention; one model for each model and KV format in the tables, with
+                    the errors of the worst
+    gemm_perf       of TensorRT-LLM on the A100, where vLLM's table has 16 bits alone: weights of 8 and 4 bits
+    small_kernel    the median over tables of their shortest calls
+
+Prefills of more than ``MOST_TOKENS`` tokens are left out: no step has them, and kernels change there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fragmeter.gpu.calibrate.fitting import Points, Say, describe, is_possible, require_rows, silent
+from fragmeter.sim.cost.operations import GDN_DIM, OpName, dsa_name
+from fragmeter.sim.output import frames as pd
+from fragmeter.sim.spec.gpu import GpuSpec
+
+from .tables import OperationTables
+
+MOST_TOKENS = 32_768
+#: Operations of this module that a scaled profile takes over, with its own memory.
+MODULES: tuple[OpName, ...] = (
+    "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "gdn_decode", "gdn_prefill", "gemm_w8", "gemm_w4",
+)  # fmt: skip
+_DSA_MODELS = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144}
+_DSA_FORMATS = {"": "bfloat16", "_fp8": "fp8_block"}
+_UNPACKED: dict[OpName, str] = {"gemm_w8": "int8_wo", "gemm_w4": "int4_wo"}
+#: The engine of which tables have kernels that unpack weights.
+UNPACKING = "trtllm"
+UNPACKED_SOURCE = (
+    "fitted to aiconfigurator-core's table of TensorRT-LLM's kernels for weights of 8 and 4 bits; vLLM has Marlin's there, of which no table is"
+    " published"
+)
+_Entry = dict[str, Any]
+_Which = Callable[[Points], np.ndarray]
+
+
+def fitted_modules(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -> dict[str, _Entry]:
+    """The entries of all operations that a card's tables have.
+
+    Args:
+        say: Is called with one line before each fit.
+
+    Raises:
+        UserError: A row is wrong, or there are too few rows.
+    """
+    found = (
+        dict(_delta_nets(tables, sheet, say)) | dict(_sparse(tables, sheet, say)) | dict(_unpacked(tables, sheet, say))
+    )
+    return found | _smallest(tables)
+
+
+def _limits(sheet: GpuSpec, eight_bit: bool = False) -> dict[str, float]:
+    faster = sheet.quantized_flops_per_s("fp8") if eight_bit else None
+    return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
+
+
+def _entry(
+    points: Points, path: str, rows: int, sheet: GpuSpec, domain: str, within: _Which | None, eight_bit: bool = False
+) -> _Entry:
+    limits = _limits(sheet, eight_bit)
+    require_rows(path, points, limits, domain, sheet.setting)
+    entry = describe(points, limits, within)
+    faster = int((~is_possible(points, limits)).sum())
+    about = {"table": path, "rows": rows, "rows_fitted": len(points.us), "rows_above_data_sheet": faster}
+    return entry | {"fit": about | entry["fit"] | {"held_out_domain": domain}}
+
+
+def _delta_nets(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
+    table = tables.read("gdn_perf")
+    if table is None:
+        return
+    path, frame = table
+    frame = frame[(frame.head_k_dim == GDN_DIM) & (frame.head_v_dim == GDN_DIM)]
+    frame = frame.assign(us=frame.latency * 1e3)
+    sizes = ["batch_size", "seq_len", "num_k_heads", "num_v_heads"]
+    phases: dict[OpName, str] = {"gdn_decode": "generation", "gdn_prefill": "context"}
+    for operation, phase in phases.items():
+        rows = frame[frame.phase == phase]
+        # Models share the sizes of a rank. Of each kernel the mean, then both kernels together.
+        kernels = rows.groupby([*sizes, "kernel_source"]).us.mean().reset_index().groupby(sizes).us
+        calls = kernels.sum()[kernels.count() == rows.kernel_source.nunique()].reset_index()
+        tokens = calls.batch_size * calls.seq_len
+        calls = calls[tokens <= MOST_TOKENS]
+        heads = {"key_heads": calls.num_k_heads, "value_heads": calls.num_v_heads}
+        if operation == "gdn_decode":
+            points = Points(operation, _floats(batch=calls.batch_size, **heads), calls.us.to_numpy(float))
+        else:
+            given = _floats(tokens=calls.batch_size * calls.seq_len, length=calls.seq_len, **heads)
+            points = Points(operation, given, calls.us.to_numpy(float))
+        say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {path}")
+        yield operation, _entry(points, path, len(table.frame), sheet, f"heads of {GDN_DIM}", None)
+
+
+def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
+    for phase, name in (("decode", "dsa_generation_module_perf"), ("prefill", "dsa_context_module_perf")):
+        table = tables.read(name)
+        if table is None:
+            continue
+        for suffix, form in _DSA_FORMATS.items():
+            operation: Any = f"dsa_{phase}{suffix}"
+            shapes = {}
+            for model, hidden_size in _DSA_MODELS.items():
+                for kv_dtype in ("bfloat16", "fp8"):
+                    frame = table.frame
+                    frame = frame[
+                        (frame.model == model) & (frame.gemm_type == form) & (frame.kv_cache_dtype == kv_dtype)
+                    ]
+                    if not len(frame):
+                        continue
+                    points = _dsa_points(operation, frame, hidden_size)
+                    say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}, {model}, {kv_dtype} KV")
+                    within = lambda points: points.column("heads") >= 8  # noqa: E731
+                    shapes[dsa_name(hidden_size, kv_dtype)] = _entry(
+                        points, table.path, len(frame), sheet, "8 to 128 heads", within, bool(suffix)
+                    )
+            if shapes:
+                yield operation, _together(shapes)
+
+
+def _together(shapes: dict[str, _Entry]) -> _Entry:
+    """One entry with the models of all shapes. Its coefficients are those of the first, its held-out errors of each kind the largest."""
+    fits = [entry["fit"] for entry in shapes.values()]
+    fit = fits[0] | {
+        part: {
+            kind: max((fit[part][kind] for fit in fits if kind in fit[part]), key=lambda errors: errors["median_error"])
+            for kind in fits[0][part]
+        }
+        for part in ("held_out", "held_out_shapes")
+    }
+    without = {name: {part: value for part, value in entry.items() if part != "fit"} for name, entry in shapes.items()}
+    return {"coefficients": next(iter(shapes.values()))["coefficients"], "fit": fit, "shapes": without}
+
+
+def _dsa_points(operation: OpName, frame: pd.DataFrame, hidden_size: int) -> Points:
+    us, sizes = (
+        frame.latency.to_numpy(float) * 1e3,
+        {"heads": frame.num_heads, "hidden_size": frame.num_heads * 0 + hidden_size},
+    )
+    if operation.startswith("dsa_decode"):
+        held = frame.batch_size * (frame.step + 1)
+        return Points(operation, _floats(batch=frame.batch_size, context_tokens=held, **sizes), us)
+    tokens, before = frame.batch_size * frame.isl, frame.batch_size * frame.step
+    pairs = tokens * (frame.isl + 1) / 2 + tokens * frame.step
+    points = Points(operation, _floats(tokens=tokens, pairs=pairs, context_tokens=tokens + before, **sizes), us)
+    return points.take(points.column("tokens") <= MOST_TOKENS)
+
+
+def _unpacked(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
+    if tables.system is None:
+        return
+    table = OperationTables(tables.place, tables.system, UNPACKING).read("gemm_perf")
+    if table is None:
+        return
+    for operation, form in _UNPACKED.items():
+        frame = table.frame[table.frame.gemm_dtype == form]
+        if not len(frame):
+            continue
+        points = Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), frame.latency.to_numpy(float) * 1e3)
+        points = points.take((points.column("n") >= 256) & (points.column("k") >= 256))
+        say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}")
+        within = lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)  # noqa: E731
+        entry = _entry(points, table.path, len(table.frame), sheet, "n and k from 512", within)
+        yield operation, entry | {"source": UNPACKED_SOURCE}
+
+
+def _smallest(tables: OperationTables) -> dict[str, _Entry]:
+    """The median of the shortest calls of GEMMs, of quantising activations and of convolutions."""
+    shortest = {}
+    for name in ("gemm_perf", "scale_matrix_perf", "gdn_perf"):
+        if (table := tables.read(name)) is not None:
+            shortest[name] = round(float(table.frame.latency.min()) * 1e3, 3)
+    us = round(float(np.median(list(shortest.values()))), 3)
+    return {"small_kernel": {"coefficients": {"t0_us": us}, "fit": {"shortest_us": shortest}}} if shortest else {}
+
+
+def _floats(**columns: pd.Series) -> dict[str, np.ndarray]:
+    return {name: column.to_numpy(float) for name, column in columns.items()}
