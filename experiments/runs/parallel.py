@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import islice
 from multiprocessing import resource_tracker
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
@@ -23,7 +22,6 @@ from pydantic.dataclasses import dataclass
 from ...sim.output.interrupts import INTERRUPTED
 from ...sim.types.bounds import Jobs
 from ...sim.types.errors import MissingExtra, SettingError, install
-from ...sim.types.optional import not_none
 
 Result = TypeVar("Result")
 # A worker process takes about a second to start, a run some tenths of a second.
@@ -34,8 +32,6 @@ _ANSWER_S = 10
 _IDLE_S = 20
 #: Seconds between two checks by a worker of whether its parent process is alive.
 _LOOK_S = 1
-#: Calls per worker of Ray at a time.
-_RAY_CALLS = 4
 #: Seconds of work that are worth the start of workers, which load the package.
 WORTH_WORKERS_S = 3.0
 #: Seconds that a first call takes at most for what it loads.
@@ -49,22 +45,17 @@ class Workers:
 
     Attributes:
         jobs: Number of runs at a time. By default the number of cores, here or on the cluster.
-        engine: loky: processes on this machine; dask or ray: a cluster on which fragmeter is installed, too.
-        address: Where the cluster is: tcp://HOST:PORT of Dask's scheduler; HOST:PORT or auto for Ray.
+        address: tcp://HOST:PORT of the scheduler of a Dask cluster on which fragmeter is installed, too. By default the runs
+            are processes on this machine.
     """
 
     jobs: Jobs | None = None
-    engine: Literal["loky", "dask", "ray"] = "loky"
     address: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Workers:
-        if self.engine == "loky" and self.address is not None:
-            raise SettingError(
-                "address", self.address, "applies only to a cluster; choose one with engine: dask or ray"
-            )
-        if self.engine != "loky" and self.address is None:
-            raise SettingError("engine", self.engine, "is a cluster; give its address")
+        if self.address is not None and not re.fullmatch(r"(tcp|tls)://[^\s/]+:\d{1,5}", self.address):
+            raise SettingError("address", self.address, "must be tcp://HOST:PORT or tls://HOST:PORT")
         return self
 
 
@@ -102,13 +93,11 @@ def as_they_finish(
             until the time of one call says that the rest is worth the start of workers.
 
     Raises:
-        MissingExtra: The cluster's package is not installed.
+        MissingExtra: An address is given, and Dask is not installed.
         SettingError: No cluster answers.
     """
-    if workers.engine == "dask":
+    if workers.address is not None:
         yield from _on_dask(call, jobs, workers)
-    elif workers.engine == "ray":
-        yield from _on_ray(call, jobs, workers)
     else:
         cores, jobs = min(workers.jobs or _cores(), total), iter(jobs)
         if light and cores > 1:
@@ -167,51 +156,17 @@ def _on_dask(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], worke
     try:
         from distributed import Client
     except ImportError:
-        raise _missing("dask") from None
+        raise MissingExtra(f"address = {workers.address!r}: Dask is not installed; {install('dask')}") from None
     try:
         client = Client(workers.address, timeout=_ANSWER_S, set_as_default=False)
     except (OSError, ValueError):
-        raise _silent("dask", workers.address) from None
+        remedy = "no cluster of Dask answers there; start one, or correct it"
+        raise SettingError("address", workers.address, remedy) from None
     _without_warnings()
     with client:
         with joblib.parallel_config(backend="dask", client=client, n_jobs=workers.jobs or -1):
             results = joblib.Parallel(return_as="generator_unordered")(_calls(call, jobs))
         yield from results
-
-
-def _on_ray(call: Callable[..., Result], jobs: Iterable[tuple[Any, ...]], workers: Workers) -> Iterator[Result]:
-    """Ray's backend returns no results before a whole round has finished, so the rounds are short."""
-    try:
-        import ray
-        from ray.util.joblib import register_ray
-    except ImportError:
-        raise _missing("ray") from None
-    address = not_none(workers.address)
-    try:
-        if address != "auto":
-            # Ray itself waits for a minute, and prints its attempts.
-            host, _, port = address.removeprefix("ray://").rpartition(":")
-            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
-        ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (OSError, ValueError):
-        raise _silent("ray", address) from None
-    register_ray()
-    try:
-        with joblib.parallel_config(backend="ray", n_jobs=workers.jobs or -1), joblib.Parallel() as pool:
-            size = _RAY_CALLS * joblib.effective_n_jobs(workers.jobs or -1)
-            calls = _calls(call, jobs)
-            while part := list(islice(calls, size)):
-                yield from pool(part)
-    finally:
-        ray.shutdown()
-
-
-def _missing(extra: str) -> MissingExtra:
-    return MissingExtra(f"engine = {extra!r}: its package is not installed; {install(extra)}")
-
-
-def _silent(engine: str, address: str | None) -> SettingError:
-    return SettingError("address", address, f"no cluster of {engine} answers there; start one, or correct it")
 
 
 def _without_warnings() -> None:

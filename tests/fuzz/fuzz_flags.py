@@ -74,7 +74,6 @@ _OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images"}
 _WORK = {"--num-prompts", "--seeds", "--verify-seeds", "--trials", "--n", "--num-replicas", "--every", "--jobs"}
 #: Values that would start workers, wait for clusters, or open a browser.
 _UNTRIED = {
-    "--engine": {"dask", "ray"},
     "--jobs": {"2", "7"},
     "--images": {"out", "out-é.html", "out.json", "linked/out"},
 }

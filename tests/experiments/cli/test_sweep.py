@@ -158,8 +158,7 @@ def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--engine", "dask"], "engine = 'dask': is a cluster; give its address"),
-        (["--address", "tcp://localhost:1"], "address = 'tcp://localhost:1': applies only to a cluster"),
+        (["--address", "localhost:1"], "address = 'localhost:1': must be tcp://HOST:PORT"),
         (["--jobs", "0"], "jobs = '0'"),
         (["--trace", "nowhere.csv"], "nowhere.csv"),
     ],
@@ -169,23 +168,19 @@ def test_refused_values(tokens, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("engine", "module"), [("dask", "distributed"), ("ray", "ray")])
-def test_a_cluster_needs_its_package(engine, module, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, module, None)
-    tokens = ["--engine", engine, "--address", "tcp://localhost:1", "--out", str(tmp_path)]
+def test_a_cluster_needs_dask(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    tokens = ["--address", "tcp://localhost:1", "--out", str(tmp_path)]
     assert status(["sweep", "--grid", "seed=0:1", *SMALL, *tokens]) == MISTAKE
-    assert f"pip install -e '.[{engine}]'" in capsys.readouterr().err
+    assert "pip install -e '.[dask]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("engine", "address"), [("dask", "tcp://localhost:1"), ("ray", "127.0.0.1:1"), ("ray", "here")]
-)
-def test_a_cluster_that_is_not_there(engine, address, tmp_path, monkeypatch, capsys):
+def test_a_cluster_that_is_not_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("fragmeter.experiments.runs.parallel._ANSWER_S", 0.5)
-    pytest.importorskip({"dask": "distributed", "ray": "ray"}[engine])
-    tokens = ["--engine", engine, "--address", address, "--out", str(tmp_path)]
+    pytest.importorskip("distributed")
+    tokens = ["--address", "tcp://localhost:1", "--out", str(tmp_path)]
     assert status(["sweep", "--grid", "seed=0:1", *SMALL, *tokens]) == MISTAKE
-    assert f"address = '{address}': no cluster of {engine} answers there" in capsys.readouterr().err
+    assert "address = 'tcp://localhost:1': no cluster of Dask answers there" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
@@ -234,7 +229,7 @@ def test_a_worker_of_a_cluster_that_is_killed_costs_no_point(tmp_path):
         join = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--no-dashboard"]
         workers = [subprocess.Popen([*join, "--nthreads", "1"], stderr=subprocess.DEVNULL) for _ in range(3)]
         try:
-            sweep = subprocess.Popen([*tokens, on_cluster, "--engine", "dask", "--address", address])
+            sweep = subprocess.Popen([*tokens, on_cluster, "--address", address])
             while sweep.poll() is None and count(on_cluster) < 4:
                 time.sleep(0.01)
             workers[0].kill()
