@@ -16,8 +16,9 @@ from fragmeter.experiments.cli.app import DONE, NO_READER, status
 from fragmeter.experiments.cli.replica_flags import SettingsFlags
 from fragmeter.experiments.runs import serving
 from fragmeter.experiments.runs.inputs import DATASETS
-from fragmeter.sim.config.settings import SHARED, Settings, settings
-from fragmeter.sim.policy.registry import POLICIES, options_by_policy, policies
+from fragmeter.sim.config.settings import Settings, settings
+from fragmeter.sim.policy.registry import policies
+from other_values import NAMES, flags_of, other_values
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,max_tokens\n0,7,5,10\n0.5,9,3,10\n2,30,4,10\n"
 
@@ -53,104 +54,38 @@ def test_a_trace_is_served_with_its_own_arrivals_and_max_tokens(trace, tmp_path)
     assert rerun["workload"]["trace"] == "three.csv" and "dataset" not in rerun["workload"]
 
 
-SPECULATIVE = (
-    '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",'
-    ' "synthetic_acceptance_length": 2}'
-)
-FLAGS = {
-    "policy": (["--policy", "orca"], "orca"),
-    "model": (["--model", "llama-13b"], "llama-13b"),
-    "gpu": (["--gpu", "a100-80gb"], "a100-80gb"),
-    "tensor_parallel_size": (["--tensor-parallel-size", "2"], 2),
-    "pipeline_parallel_size": (["--pipeline-parallel-size", "2"], 2),
-    "data_parallel_size": (["--model", "gpt-oss-120b", "--gpu", "h200", "--data-parallel-size", "2"], 2),
-    "enable_expert_parallel": (
-        ["--model", "gpt-oss-120b", "--gpu", "h200", "--tensor-parallel-size", "2", "--enable-expert-parallel"],
-        True,
-    ),
-    "quantization": (["--quantization", "awq"], "awq"),
-    "kv_cache_dtype": (["--kv-cache-dtype", "fp8"], "fp8"),
-    "kv_offloading_size": (
-        ["--policy", "vllm-v1", "--enable-prefix-caching", "--kv-offloading-size", "2"],
-        2.0,
-    ),
-    "speculative_config": (["--policy", "vllm-v1", "--speculative-config", SPECULATIVE], SPECULATIVE),
-    "decode_context_parallel_size": (
-        [
-            *("--policy", "vllm-v1", "--model", "deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"),
-            *("--decode-context-parallel-size", "2"),
-        ],
-        2,
-    ),
-    "enforce_eager": (["--no-enforce-eager"], False),
-    "async_scheduling": (["--policy", "vllm-v1", "--no-async-scheduling"], False),
-    "outside_ms": (["--policy", "vllm-v1", "--outside-ms", "53"], 53.0),
-    "endpoint": (["--policy", "vllm-v1", "--endpoint", "chat"], "chat"),
-    "api_server": (["--policy", "vllm-v1", "--api-server", "measured"], "measured"),
-    "api_server_count": (["--policy", "vllm-v1", "--api-server", "measured", "--api-server-count", "2"], 2),
-    "max_num_active_seqs": (["--policy", "vllm-v1", "--max-num-active-seqs", "2"], 2),
-    "scheduler_reserve_full_isl": (["--policy", "vllm-v1", "--no-scheduler-reserve-full-isl"], False),
-    "long_prefill_token_threshold": (["--policy", "vllm-v1", "--long-prefill-token-threshold", "8"], 8),
-    "long_prefill_token_threshold_adaptive": (
-        ["--policy", "vllm-v1", "--long-prefill-token-threshold", "8", "--long-prefill-token-threshold-adaptive"],
-        True,
-    ),
-    "prefill_schedule_interval": (["--policy", "vllm-v1", "--prefill-schedule-interval", "3"], 3),
-    # Priorities need a trace that has them.
-    "scheduling_policy": (["--policy", "vllm-v1", "--scheduling-policy", "fcfs"], "fcfs"),
-    "max_num_queued_reqs": (["--policy", "vllm-v1", "--max-num-queued-reqs", "2"], 2),
-    "max_num_queued_tokens": (["--policy", "vllm-v1", "--max-num-queued-tokens", "9"], 9),
-    "vllm_release": (["--policy", "vllm-v1", "--vllm-release", "0.22"], "0.22"),
-    "attention_backend": (["--policy", "vllm-v1", "--attention-backend", "TRITON_ATTN"], "TRITON_ATTN"),
-    "moe_backend": (
-        ["--policy", "vllm-v1", "--model", "mixtral-8x7b", "--gpu", "h200", "--moe-backend", "triton"],
-        "triton",
-    ),
-    "sampling": (["--policy", "vllm-v1", "--sampling", "top-p"], "top-p"),
-    "gpu_memory_utilization": (["--policy", "vllm-v1", "--gpu-memory-utilization", "0.8"], 0.8),
-    "block_size": (["--block-size", "8"], 8),
-    "page_size": (["--policy", "vattention", "--page-size", "64"], 64),
-    "num_gpu_blocks_override": (["--num-gpu-blocks-override", "40"], 40),
-    "enable_prefix_caching": (["--no-enable-prefix-caching"], False),
-    "max_model_len": (["--max-model-len", "64"], 64),
-    "max_num_seqs": (["--max-num-seqs", "1"], 1),
-    "max_num_batched_tokens": (["--max-num-batched-tokens", "100"], 100),
-    "watermark": (["--watermark", "0.05"], 0.05),
-    "arena": (["--policy", "orca-max", "--arena", "best-fit"], "best-fit"),
-    "preemption_mode": (["--preemption-mode", "swap"], "swap"),
-    "waiting_served_ratio": (["--policy", "tgi", "--waiting-served-ratio", "1.2"], 1.2),
-    "max_waiting_tokens": (["--policy", "tgi", "--max-waiting-tokens", "10"], 10),
-    "output_estimate": (["--policy", "lightllm", "--output-estimate", "0.5"], 0.5),
-    "kv_unified": (["--policy", "llama-cpp", "--kv-unified"], True),
-    "schedule_policy": (["--policy", "sglang", "--schedule-policy", "fcfs"], "fcfs"),
-    "use_beam_search": (["--n", "2", "--use-beam-search"], True),
-    "beam_survival": (["--n", "2", "--use-beam-search", "--beam-survival", "0.5"], 0.5),
-    "shared_prefix_tokens": (["--shared-prefix-tokens", "6"], 6),
-    "swap_space": (["--preemption-mode", "swap", "--swap-space", "1"], 1.0),
-    "cost": (["--cost", "roofline"], "roofline"),
-    "step_scale": (["--step-scale", "1.5"], 1.5),
-    "disable_hybrid_kv_cache_manager": (
-        ["--model", "gpt-oss-120b", "--gpu", "h200", "--disable-hybrid-kv-cache-manager"],
-        True,
-    ),
-    "window": (["--window", "0", "1.5"], [0.0, 1.5]),
-    "leap": (["--no-leap"], False),
-    "ids": (["--ids"], True),
-    "seed": (["--seed", "3"], 3),
+EXPERTS = ["--model", "gpt-oss-120b", "--gpu", "h200"]
+#: What a setting asks for beside its own flag.
+WITH = {
+    "data_parallel_size": EXPERTS,
+    "enable_expert_parallel": [*EXPERTS, "--tensor-parallel-size", "2"],
+    "disable_hybrid_kv_cache_manager": EXPERTS,
+    "moe_backend": ["--model", "mixtral-8x7b", "--gpu", "h200"],
+    "kv_offloading_size": ["--enable-prefix-caching"],
+    "decode_context_parallel_size": ["--model", "deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"],
+    "api_server_count": ["--api-server", "measured"],
+    "long_prefill_token_threshold_adaptive": ["--long-prefill-token-threshold", "8"],
+    "use_beam_search": ["--n", "2"],
+    "beam_survival": ["--n", "2", "--use-beam-search"],
+    "swap_space": ["--preemption-mode", "swap"],
 }
+#: Values for these three requests, and for the default card.
+HERE = {
+    "policy": "orca", "model": "llama-13b", "gpu": "a100-80gb", "quantization": "awq", "seed": 3, "shared_prefix_tokens": 6,
+    "gpu_memory_utilization": 0.8,
+    # Priorities need a trace that has them.
+    "scheduling_policy": "fcfs",
+}  # fmt: skip
+#: Of these other tests give a value: sim/policy/test_registry.py, experiments/measured/test_save_server.py,
+#: sim/engine/test_core.py, and sim/engine/test_leap_check.py.
+ELSEWHERE = ("allocator", "server", "core", "check_leaps")
 
 
-@pytest.mark.parametrize(("field", "flag"), FLAGS.items(), ids=FLAGS)
-def test_every_setting_has_a_flag(field, flag, trace, tmp_path):
-    tokens, value = flag
-    _, rerun, _ = simulated("--trace", trace, *tokens, out=tmp_path / "out")
-    assert rerun["settings"][field] == value
-
-
-def test_no_setting_is_left_out():
-    # tests/sim/policy/test_registry.py has an allocator, tests/experiments/measured/test_save_server.py a server,
-    # tests/sim/engine/test_core.py the core, tests/sim/engine/test_leap_check.py the checks of leaps.
-    assert {*FLAGS, "allocator", "server", "core", "check_leaps"} == {*SHARED, *options_by_policy(POLICIES)}
+@pytest.mark.parametrize("field", [name for name in NAMES if name not in ELSEWHERE])
+def test_every_setting_has_a_flag(field, trace, tmp_path):
+    value = HERE[field] if field in HERE else other_values(field)[0]
+    _, rerun, _ = simulated("--trace", trace, *flags_of(field, value), *WITH.get(field, []), out=tmp_path / "out")
+    assert rerun["settings"][field] == (list(value) if isinstance(value, tuple) else value)
 
 
 @pytest.mark.parametrize("name", policies())

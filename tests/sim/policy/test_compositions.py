@@ -23,43 +23,14 @@ from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.sim.workload.workload import Workload
 from machines import MACHINES, POLICY_MACHINES
 from machines.policies import composition
+from other_values import other_values
 
 #: Models by what their layers keep: all tokens, and windows, windows alone, and states.
 MODELS = ("llama-3.1-8b", "gemma-3-27b", "mistral-7b-v0.1", "nemotron-h-8b")
 #: Operations of each machine in `make test-all`.
 OPERATIONS = 20_000
-#: Another value of each option that has neither two values nor a list of them.
-OTHER: dict[str, Any] = {
-    # Of the times of clients alone.
-    "api_server": None,
-    "api_server_count": 1,
-    # Of the time of a step alone.
-    "attention_backend": None,
-    "beam_survival": 0.5,
-    # Blocks of more tokens, in the same memory; a single rank is refused.
-    "decode_context_parallel_size": 2,
-    "gpu_memory_utilization": 0.8,
-    # Copies need the clock of an engine: test_kv_offloading.py serves it.
-    "kv_offloading_size": 0,
-    "long_prefill_token_threshold": 16,
-    "max_num_active_seqs": 2,
-    # Names the kernels that run; no time or byte depends on it.
-    "moe_backend": None,
-    "max_num_queued_reqs": 3,
-    "max_num_queued_tokens": 100,
-    "max_waiting_tokens": 5,
-    "output_estimate": 0.5,
-    "outside_ms": 53.0,
-    "page_size": 2048,
-    "prefill_schedule_interval": 3,
-    "shared_prefix_tokens": 16,
-    # Which drafts are accepted is drawn while an engine runs: test_speculative_decoding.py serves them.
-    "speculative_config": None,
-    "swap_space": 1,
-    "vllm_release": "0.22",
-    "waiting_served_ratio": 1.2,
-    "watermark": 0.1,
-}
+#: Options that need the clock of an engine: ``test_kv_offloading.py`` and ``test_speculative_decoding.py`` serve them.
+IN_ENGINES = ("kv_offloading_size", "speculative_config")
 each_machine = pytest.mark.parametrize("label", POLICY_MACHINES)
 
 
@@ -83,7 +54,7 @@ def _values(declared: type, name: str) -> tuple[Any, ...]:
     hint, default = get_type_hints(declared)[name], getattr(declared, name)
     if get_origin(hint) is Literal:
         return get_args(hint)
-    return (False, True) if hint is bool else (default, OTHER[name])
+    return (default,) if name in IN_ENGINES else (default, *other_values(name))
 
 
 def _served(policy: str, model: str, load: str, **given: Any) -> str | None:
