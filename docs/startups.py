@@ -204,7 +204,7 @@ The two "starts" that are wrong run out of memory in the sampler's warm-up, afte
 explains; Qwen3.6 27B on four H100 lacks about 0.2 GiB, as its graphs take 2.04 GiB where 1.37 are computed.
 gpt-oss 20B at 0.95 was a third: Triton's kernels leave 1.6 to 1.8 GiB of segments that torch cannot use. Qwen3-VL 30B at 0.95 on an A100 is no start: what was allocated when it ran out of memory is a request's encoder.
 
-What misses by more than 4 % of the card, or by more than its interval, and is known: encoders of Gemma 3 and Mistral Small are not counted (0.9 and 0.5 GiB of weights); the profile of Gemma 4's with 16,384 tokens
+What misses by more than 4 % of the card, or by more than its interval, and is known: the profile of Gemma 4's encoder with 16,384 tokens
 (1.4 GiB); GLM-5.3 Flash in builds before its release (a log has 38.4 GiB, another on the same cards 47.3); the total of a Quadro RTX 6000, 22.2 or 23.6 GiB by ECC; workspaces and graphs of GLM-5.2 on GB200.
 
 - **server**: what the log says: "starts", or "refused" with vLLM's message.

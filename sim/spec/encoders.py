@@ -172,6 +172,32 @@ def _gemma4(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     return Encoder(whole=whole)
 
 
+def _siglip(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Gemma 3: ``SiglipVisionModel`` without a head, and a projection that every rank holds (``gemma3_mm.py``)."""
+    if config.get("model_type") != "gemma3_text" or vision.get("vision_use_head"):
+        return Encoder(is_known=False)
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, patch = count(vision, name, "num_hidden_layers"), count(vision, name, "patch_size")
+    divided, repeated = _block(hidden, width)
+    places = (count(vision, name, "image_size") // patch) ** 2
+    whole = (3 * patch**2 + 1 + places) * hidden + depth * (repeated + 4 * hidden) + 2 * hidden
+    return Encoder(depth * divided, whole + hidden + hidden * count(config, name, "hidden_size"))
+
+
+def _pixtral(vision: dict[str, Any], config: Config, name: str) -> Encoder:
+    """Mistral Small 3.1 and 3.2: ``PixtralHFVisionModel`` of ``pixtral.py``, and the projector of ``mistral3.py``, of which every rank holds the merger of
+    patches."""
+    # Pixtral 12B has no such merger.
+    if "spatial_merge_size" not in config:
+        return Encoder(is_known=False)
+    hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
+    depth, output = count(vision, name, "num_hidden_layers"), count(config, name, "hidden_size")
+    merged = hidden * count(config, name, "spatial_merge_size", 2) ** 2
+    divided = depth * (4 * hidden * hidden + 3 * hidden * width) + hidden * output + output * output
+    whole = (3 * count(vision, name, "patch_size") ** 2 + 1 + 2 * depth) * hidden
+    return Encoder(divided, whole + hidden + merged * hidden)
+
+
 def _minimax_m3(vision: dict[str, Any], config: Config, name: str) -> Encoder:
     """MiniMax M3: ``vision_tower.py`` in ``vllm/models/minimax_m3/common``."""
     hidden, width = count(vision, name, "hidden_size"), count(vision, name, "intermediate_size")
@@ -238,4 +264,6 @@ _ENCODERS: dict[str, Callable[[dict[str, Any], Config, str], Encoder]] = {
     "step3p5_vision": _step,
     "glm5_next_vision": _glm5_next,
     "gemma4_vision": _gemma4,
+    "siglip_vision_model": _siglip,
+    "pixtral": _pixtral,
 }

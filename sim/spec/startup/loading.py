@@ -2,7 +2,8 @@
 
 The log's "Model loading took" is ``torch.cuda.max_memory_allocated``. Beside the checkpoint's parameters it has
 
-    rotary tables     one for each width of a head that layers have; ``MRotaryEmbedding`` has four times the positions
+    rotary tables     one for each width of a head that layers have; ``MRotaryEmbedding`` has four times the positions, Gemma 3's scaled ones
+                      (``LinearScalingRotaryEmbedding``) eight times
     padding           of experts in mxfp4, by the kernels that a release chooses for a card; Triton's on Hopper keep biases in fp32, and up to 0.24
                       the checkpoint's scales beside their own
     balancing         of experts (``eplb``)
@@ -44,7 +45,7 @@ _MX_BLOCK = 32
 #: the positions (``MRotaryEmbedding``), another base for layers with a window, or no rotation.
 _ROTARY_TABLES = {
     "qwen3_next": (1, 4), "glm4_moe": (1, 2), "chatglm": (1, 2), "glm4": (1, 2), "minimax_m2": (1, 2), "nemotron_h": (0, 1),
-    "qwen3_vl": (4, 1), "qwen3_vl_moe": (4, 1), "qwen2_5_vl": (4, 1), "gemma3": (2, 1), "gemma3_text": (2, 1),
+    "qwen3_vl": (4, 1), "qwen3_vl_moe": (4, 1), "qwen2_5_vl": (4, 1), "gemma3": (9, 1), "gemma3_text": (2, 1),
 }  # fmt: skip
 #: Tensors from this size on have segments of their own, in multiples of ``_SEGMENT`` (``kMinLargeAlloc``, ``kRoundLarge``).
 _LARGE, _SEGMENT = 10 << 20, 2 << 20

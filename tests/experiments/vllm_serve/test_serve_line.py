@@ -251,7 +251,7 @@ def test_line_and_log_may_be_in_files(tmp_path, capsys):
     ("name", "form", "kv_dtype", "parameters"),
     [
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", None, "bf16", 8_030_261_248),
-        ("google/gemma-3-27b-it", None, "bf16", 27_009_346_304),
+        ("google/gemma-3-27b-it", None, "bf16", 27_432_406_640),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", None, "bf16", 107_769_861_120),
         ("deepseek-ai/DeepSeek-R1", "fp8", "bf16", 671_026_419_200),
         ("nvidia/Llama-3.1-70B-Instruct-FP8", "fp8", "fp8", 70_553_706_496),

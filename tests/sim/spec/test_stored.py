@@ -15,12 +15,12 @@ from fragmeter.sim.spec import model
 from fragmeter.sim.spec.stored import Stored, stored, stored_names
 from fragmeter.sim.types.errors import SettingError
 
-#: Parameters in billions as published, or as counted by transformers' own classes on the same files, without vision encoders.
+#: Parameters in billions as published, or as counted by transformers' own classes on the same files, without vision encoders that are not counted.
 PARAMETERS = {
     "meta-llama/Llama-3.3-70B-Instruct": 70.554, "Qwen/Qwen3-4B-Instruct-2507": 4.022, "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.532,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.532, "Qwen/Qwen3-235B-A22B-Thinking-2507": 235.094, "Qwen/QwQ-32B": 32.764,
     "Qwen/Qwen2.5-VL-7B-Instruct": 7.616, "Qwen/Qwen2.5-Coder-32B-Instruct": 32.764, "google/gemma-2-9b": 9.2417,
-    "google/gemma-3-4b-it": 3.8803, "microsoft/Phi-4-mini-instruct": 3.836, "mistralai/Mistral-Large-Instruct-2411": 122.61,
+    "google/gemma-3-4b-it": 4.3001, "microsoft/Phi-4-mini-instruct": 3.836, "mistralai/Mistral-Large-Instruct-2411": 122.61,
     "mistralai/Devstral-2-123B-Instruct-2512": 125.026, "ByteDance-Seed/Seed-OSS-36B-Instruct": 36.1511, "HuggingFaceTB/SmolLM3-3B": 3.0751,
     "LGAI-EXAONE/EXAONE-4.0-32B": 32.0032, "LGAI-EXAONE/EXAONE-4.5-33B": 32.5275, "allenai/Olmo-3.1-32B-Instruct": 32.2335,
     "ibm-granite/granite-3.3-8b-instruct": 8.17086, "tencent/Hunyuan-A13B-Instruct": 80.39318, "zai-org/GLM-4.1V-9B-Thinking": 9.40028,
