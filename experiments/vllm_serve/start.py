@@ -78,6 +78,9 @@ _FIRST_ESTIMATE = (0, 18)
 _FIRST_BOUNDED = (0, 12)
 #: The release of which the blocks of compressed attention were compared.
 _FIRST_KNOWN_BLOCKS = (0, 33)
+#: The first release (0.22.1 was read) that raises that default to the tokens of the largest item of a model whose prompts attend to all of an item
+#: (``_get_min_mm_batched_tokens`` of arg_utils.py), and those of Gemma 4: 32 frames of 70 tokens and 8 beside them (``gemma4_mm.py``).
+_FIRST_WHOLE_VIDEO, _GEMMA4_VIDEO_TOKENS = (0, 22), 32 * (70 + 2 + 6)
 _DIVIDED, _ONE_GROUP = "decode-context-parallel-size", "disable-hybrid-kv-cache-manager"
 #: Layers of the pipeline stages.
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
@@ -137,7 +140,7 @@ class Started:
         """The line with another ``--max-num-seqs``, on which the pool depends, and with the same corrections of a log."""
         line = replace(self.line, flags=self.line.flags | {"max-num-seqs": str(number)})
         longest = self.launch.model.max_model_len if self.fits_length else self.launch.max_model_len
-        tokens, seqs = _batch(line, self.launch.gpu, self.launch.release, longest)
+        tokens, seqs = _batch(line, self.launch.model, self.launch.gpu, self.launch.release, longest)
         launch = replace(self.launch, max_model_len=longest, max_num_seqs=seqs, max_num_batched_tokens=tokens)
         return replace(self, line=line, launch=_with_length(launch, self.fits_length))
 
@@ -244,7 +247,7 @@ def started(
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
     longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)
-    tokens, seqs = _batch(line, card, vllm, longest)
+    tokens, seqs = _batch(line, shape, card, vllm, longest)
     _require_divided(line, shape)
     launch = Launch(
         model=shape,
@@ -488,7 +491,7 @@ def _caches(shape: ModelSpec, vllm: Release) -> bool:
     return bool(shape.attention_layers) and (not shape.state_layers or vllm.caches_states)
 
 
-def _batch(line: ServeLine, card: GpuSpec, vllm: Release, longest: int) -> tuple[int, int]:
+def _batch(line: ServeLine, shape: ModelSpec, card: GpuSpec, vllm: Release, longest: int) -> tuple[int, int]:
     """Tokens and sequences of a step (``_set_default_max_num_seqs_and_batched_tokens_args``).
 
     Args:
@@ -501,6 +504,8 @@ def _batch(line: ServeLine, card: GpuSpec, vllm: Release, longest: int) -> tuple
     is_bounded = vllm.since >= _FIRST_BOUNDED
     if not line.switch("enable-chunked-prefill", True):
         tokens = max(tokens, longest) if is_bounded else longest
+    if vllm.since >= _FIRST_WHOLE_VIDEO and shape.model_type == "gemma4" and shape.encoder is not None:
+        tokens = max(tokens, _GEMMA4_VIDEO_TOKENS)
     tokens = line.whole("max-num-batched-tokens", min(tokens, given * longest) if is_bounded else tokens)
     return tokens, given if "max-num-seqs" in line.flags else min(given, tokens)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.types.errors import SettingError
 
 
@@ -59,3 +62,23 @@ def test_a_tower_of_images_alone_needs_no_limit_of_videos():
 def test_limits_that_are_no_object_are_refused():
     with pytest.raises(SettingError, match="limit-mm-per-prompt"):
         weights("qwen3-vl-8b", "--limit-mm-per-prompt '[1]'")
+
+
+@pytest.mark.parametrize(
+    ("flags", "card", "minor", "tokens"),
+    [
+        ("", "l40s", 22, 2496),
+        ("", "l40s", 21, 2048),
+        ("", "h100-80gb", 23, 8192),
+        ("--language-model-only", "l40s", 23, 2048),
+        ("--max-num-batched-tokens 2048", "l40s", 23, 2048),
+    ],
+)
+def test_the_tokens_of_a_step_have_room_for_a_video_of_gemma_4(flags, card, minor, tokens):
+    """32 frames of 78 tokens (``_get_min_mm_batched_tokens`` of vLLM's arg_utils.py); a public log on an L40S under 0.25.1 has 9.81 sequences by it."""
+    line = f"vllm serve google/gemma-4-26B-A4B --max-model-len 32768 {flags}"
+    launch = started(parse_serve(line, (0, minor)), card).launch
+    assert launch.max_num_batched_tokens == tokens
+    if tokens == 2496:
+        logged = replace(launch, kv_cache_memory_bytes=round(12.75 * 2**30))
+        assert capacity(logged).max_concurrency == pytest.approx(9.81, rel=1e-3)
