@@ -53,8 +53,12 @@ class Server:
         )
 
     def kinds(self) -> tuple[PageKind, ...]:
-        """The kinds of the model's layers on one rank."""
+        """The kinds of the model's layers on one rank; none of compressed attention, which is not replayed: its caches have windows of
+        three lengths, and a record of the sequences has the passed blocks of one.
+        """
         shape = model(self.model)
+        if shape.compressed:
+            return ()
         kv_dtype = resolved_kv_dtype(shape, gpu(self.gpu), "auto")
         return page_kinds(cache_layers(shape, kv_dtype, self.tensor_parallel_size))
 
@@ -92,6 +96,7 @@ SERVERS = (
     Server("Zamba2 7B", "zamba2-7b", "h100-80gb"),
     Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
     Server("DeepSeek V3.2", "deepseek-v3.2", "h200", 8),
+    Server("DeepSeek V4 Flash", "deepseek-ai/DeepSeek-V4-Flash", "h200", 2),
     # With the default of 1,024 vLLM refuses it: more sequences than blocks for their states.
     Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2, max_num_seqs=512),
     Server("GLM-5.3-Flash", "glm-5.3-flash", "h200", 4),

@@ -93,7 +93,9 @@ def measure(server: Server, load: Load, seed: int) -> dict[str, Any]:
             f"{server.name} starts with {memory.num_blocks} blocks, and ran with {run.replica.num_blocks}"
         )
     pool_bytes = run.log.capacity_slots // run.log.block_size * memory.block_bytes
-    accounts = [vllm_account(run, pool_bytes), *replayed(run, holdings, server.kinds(), pool_bytes)]
+    accounts = [vllm_account(run, pool_bytes)]
+    if kinds := server.kinds():
+        accounts += replayed(run, holdings, kinds, pool_bytes)
     named = {"server": server.name, "load": load.name}
     return {
         "kv_bytes": [
