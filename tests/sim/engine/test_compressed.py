@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.experiments.live.step_log import StepLog
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.metrics.kv_groups import kv_groups
+from tools.live.step_log import StepLog
 
 BLOCKS = 30_000
 
