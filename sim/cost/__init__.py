@@ -62,6 +62,7 @@ def cost(
     asynchronous: bool = False,
     pipelined: bool = False,
     paged: bool = True,
+    page_bytes: int = 0,
 ) -> StepCost:
     """The cost model with this name, compiled for a model on a GPU.
 
@@ -72,6 +73,7 @@ def cost(
         asynchronous: Whether steps are decided while the one before them runs.
         pipelined: Whether the server keeps a batch in each pipeline stage; else stages are passed by one batch at a time.
         paged: Whether decodes read KV by block tables; else each sequence lies in one piece.
+        page_bytes: Bytes of a block that moves between device and host, of one KV group on each rank; 0 for a block of all layers.
 
     Raises:
         SettingError: An unknown name; "paper" for another model or GPU than it is fitted to (the layers and width of
@@ -91,9 +93,11 @@ def cost(
         found = fit
     else:
         operations: OperationCost = (
-            RooflineCost(model, gpu, tensor_parallel, block_size=block_size, deployment=deployment)
+            RooflineCost(
+                model, gpu, tensor_parallel, block_size=block_size, deployment=deployment, page_bytes=page_bytes
+            )
             if fit is None
-            else _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment, paged)
+            else _calibrated(fit, model, gpu, tensor_parallel, block_size, deployment, paged, page_bytes)
         )
         hides = asynchronous and operations.host_ticks() > 0
         found = operations if server is None and not hides else ServedCost(operations, server, asynchronous)
@@ -111,9 +115,10 @@ def _calibrated(
     block_size: int,
     deployment: Deployment,
     paged: bool,
+    page_bytes: int,
 ) -> CalibratedCost:
     """One for all simulations of a deployment: they share its curves, which are drawn as batches ask for them."""
-    return CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment, paged)
+    return CalibratedCost(fit, model, gpu, tensor_parallel, block_size, deployment, paged, page_bytes)
 
 
 def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None) -> str:

@@ -292,6 +292,7 @@ class CalibratedCost:
         block_size: Slots of a block, for the swaps.
         deployment: As ``RooflineCost`` takes it.
         paged: See ``AttentionCurves``.
+        page_bytes: Of a block that swaps move; 0 for a block of all layers.
 
     Raises:
         SettingError: The calibration lacks an operation, or the model keeps latent vectors or states for which
@@ -323,6 +324,7 @@ class CalibratedCost:
         block_size: int = 16,
         deployment: Deployment = Deployment(),
         paged: bool = True,
+        page_bytes: int = 0,
     ) -> None:
         calibration.require(name for name in OPERATIONS if name not in OPTIONAL)
         refusal = self.refusal(model, calibration, deployment.quantization)
@@ -342,7 +344,10 @@ class CalibratedCost:
         stages = deployment.pipeline_parallel
         self._block_size = block_size
         self._pieces = model.attention(tensor_parallel).kv_tensors * model.most_attention_layers(stages)
-        self._block_bytes = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
+        whole = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, stages)
+        self._block_bytes = page_bytes or whole
+        # A block of one KV group has as many pieces as its share of a block of all layers.
+        self._swapped_pieces = -(-self._pieces * self._block_bytes // whole) if whole else self._pieces
         self._slot_bytes = model.slot_bytes(deployment.kv_dtype, tensor_parallel, stages)
         ranks = deployment.expert_ranks(tensor_parallel)
         divided = deployment.decode_context_parallel
@@ -557,18 +562,20 @@ class CalibratedCost:
 
     def swap_out_ticks(self, blocks: int) -> int:
         """See ``StepCost``."""
-        return self._transfer_ticks("swap_out", blocks * self._block_bytes, blocks)
+        return self._transfer_ticks("swap_out", blocks * self._block_bytes, blocks * self._swapped_pieces)
 
     def swap_in_ticks(self, blocks: int) -> int:
         """See ``StepCost``."""
-        return self._transfer_ticks("swap_in", blocks * self._block_bytes, blocks)
+        return self._transfer_ticks("swap_in", blocks * self._block_bytes, blocks * self._swapped_pieces)
 
     def copy_ticks(self, slots: int) -> int:
         """See ``StepCost``; slots are copied in blocks."""
-        return self._transfer_ticks("block_copy", slots * self._slot_bytes, -(-slots // self._block_size))
+        return self._transfer_ticks(
+            "block_copy", slots * self._slot_bytes, -(-slots // self._block_size) * self._pieces
+        )
 
-    def _transfer_ticks(self, name: OpName, size: int, blocks: int) -> int:
-        return ticks_of(self._us(name, operations.transfer(size, blocks * self._pieces))) if blocks else 0
+    def _transfer_ticks(self, name: OpName, size: int, pieces: int) -> int:
+        return ticks_of(self._us(name, operations.transfer(size, pieces))) if pieces else 0
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""

@@ -46,6 +46,7 @@ class RooflineCost:
         dtype: Number format of activations and unquantised weights; fp16 or bf16, as the flops of the data sheet.
         block_size: Slots per block, for swaps.
         deployment: Pipeline stages, number formats of KV and weights, CUDA graphs.
+        page_bytes: Of a block that swaps move; 0 for a block of all layers.
     """
 
     name = "roofline"
@@ -58,6 +59,7 @@ class RooflineCost:
         dtype: str = "fp16",
         block_size: int = 16,
         deployment: Deployment = Deployment(),
+        page_bytes: int = 0,
     ) -> None:
         if dtype not in ("fp16", "bf16"):
             raise SettingError("dtype", dtype, "must be fp16 or bf16: the data sheets give the flops of these")
@@ -73,7 +75,8 @@ class RooflineCost:
         self._compile_gemms(share)
         self._compile_experts(share)
         self._compile_overhead()
-        self._compile_swaps(block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, self._stages))
+        whole = block_bytes(model, tensor_parallel, block_size, deployment.kv_dtype, self._stages)
+        self._compile_swaps(page_bytes or whole, whole)
         self._compile_copies(model.slot_bytes(deployment.kv_dtype, tensor_parallel, self._stages), share)
 
     @property
@@ -153,11 +156,14 @@ class RooflineCost:
         self._launch = round(kernels * shares.LAUNCH_US * PER_US)
         self._host = round(shares.HOST_US * PER_US)
 
-    def _compile_swaps(self, bytes_per_block: int) -> None:
-        """Stages swap side by side: the one with most attention counts."""
+    def _compile_swaps(self, bytes_per_block: int, whole: int) -> None:
+        """Stages swap side by side: the one with most attention counts. A block of one KV group has as many pieces as its share of a
+        block of all layers, which has ``whole`` bytes."""
         transfer = ticks(bytes_per_block, self.gpu.pcie_bytes_per_s * shares.LINK_SHARE)
         longest = self.model.most_attention_layers(self._stages)
-        copies = self.model.attention(self.tensor_parallel).kv_tensors * longest
+        copies = (
+            self.model.attention(self.tensor_parallel).kv_tensors * longest * (bytes_per_block / whole if whole else 1)
+        )
         self._per_block_out = transfer + round(copies * shares.COPY_OUT_US * PER_US)
         self._per_block_in = transfer + round(copies * shares.COPY_IN_US * PER_US)
 

@@ -355,7 +355,8 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
     name = settings.cost or (measured.cost if measured else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
     ahead, pipelined = scheduler.schedules_ahead, scheduler.pipelines
-    found = cost(name, shape, card, ranks, size, scale, deployment, measured, ahead, pipelined, paged)
+    page_bytes = server.page_bytes(size)
+    found = cost(name, shape, card, ranks, size, scale, deployment, measured, ahead, pipelined, paged, page_bytes)
     speculative = settings.policy_options.speculative
     if speculative is None:
         return found

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from ..memory.accounting.kv_groups import RING
 from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
 from ..spec.deployment import Sampling
@@ -546,7 +547,9 @@ class VllmV1Options(VllmServeOptions):
         if not self.kv_offloading_size:
             return 0
         host_bytes = int(self.kv_offloading_size * GIB)
-        blocks = offloaded_blocks(server.model, server.tensor_parallel, block_size, host_bytes, server.deployment)
+        blocks = offloaded_blocks(
+            server.model, server.tensor_parallel, block_size, host_bytes, server.deployment, server.layout
+        )
         if not blocks:
             raise SettingError("kv_offloading_size", self.kv_offloading_size, "holds no block; give more GiB")
         return blocks
@@ -576,7 +579,8 @@ class VllmV1Options(VllmServeOptions):
             }
         if offloads:
             others["kv_offloading_size"] = {
-                "layers that do not all keep every token": layout is not None,
+                "blocks of several sizes": layout is not None and layout.has_block_sizes,
+                "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **parallel,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "block ids, which recordings need": replica.ids,

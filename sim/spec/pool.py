@@ -143,7 +143,12 @@ def host_blocks(
 
 
 def offloaded_blocks(
-    model: ModelSpec, num_gpus: int, block_size: int, host_bytes: int, deployment: Deployment = Deployment()
+    model: ModelSpec,
+    num_gpus: int,
+    block_size: int,
+    host_bytes: int,
+    deployment: Deployment = Deployment(),
+    hybrid: HybridLayout | None = None,
 ) -> int:
     """Blocks of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
 
@@ -152,12 +157,15 @@ def offloaded_blocks(
 
     Args:
         host_bytes: Over all ranks.
+        hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
 
     Raises:
         SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
-    copies = 1 if model.has_vectors else num_gpus
-    whole = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) * copies
+    own = block_bytes(model, num_gpus, block_size, deployment.kv_dtype)
+    if hybrid is not None:
+        own = page_bytes(model, hybrid, num_gpus, block_size, deployment)
+    whole = own * (1 if model.has_vectors else num_gpus)
     blocks = host_bytes // (-(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES)
     if blocks > MOST_HOST_BLOCKS:
         remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"

@@ -18,13 +18,16 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from fragmeter.sim import simulate
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.real_vllm.core import vllm_config
+from fragmeter.sim.spec import model
+from fragmeter.sim.spec.pool import block_bytes
 from tools.live.step_log import Served, Step, StepLog
 
 from . import ours, server
 from .workloads import Case
 
-#: Bytes of a token of the one layer of these cases (``layers``), and of a page of the host.
+#: Bytes of a page of the host.
 _PAGE = 4096
 
 
@@ -158,6 +161,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     ):
         engine = server.start(setup)
     connector = engine.scheduler.connector.connector_scheduler
+    assert connector.manager._num_chunks == copies.host_blocks
     build = connector._build_connector_meta
 
     def in_order(output: SchedulerOutput) -> Any:
@@ -201,7 +205,10 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
 
 def _host_bytes(case: Case) -> int:
     """Bytes of a block on the host."""
-    return -(-case.block_size * 2 * 2 * 16 * 2 // _PAGE) * _PAGE
+    chosen = ours.settings_of(case, enable_prefix_caching=True)
+    replica = build(chosen)
+    own = replica.page_bytes or block_bytes(model(chosen.model), 1, replica.block_size)
+    return -(-own // _PAGE) * _PAGE
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,14 @@ class GroupCache:
         log: Log of the look-ups and of changes of the cached level.
         moment: Moment of the next change, in the numbering of the log.
         shared: Number of table entries beyond the first of each block, by class of groups.
+        states: Published states: sequence, group, name, place and block of each; None where they are not asked for.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, groups: PageGroups, chains: Chains) -> None:
         self.log = CacheLog(block_size)
         self.moment = 0
         self.pool = pool
+        self.states: list[tuple[Sequence, int, int, int, int]] | None = None
         self._groups, self._size, self._chains = groups, block_size, chains
         self._number = groups.number
         hashed = groups.hash_block_size(block_size)
@@ -207,6 +209,15 @@ class GroupCache:
             found[each.kind] += shared
         return found[FULL], found[SLIDING], found[STATE]
 
+    def group_names(self, sequence: Sequence, place: int, start: int, stop: int) -> list[int]:
+        """Names of the blocks of a sequence in one group, where all blocks have one size."""
+        return [self._hash(name, place) for name in self.names_of(sequence)[start:stop]]
+
+    def can_be_found(self, sequence: Sequence, needed: int, at: int) -> bool:
+        """Whether a look-up can use a block of a sequence in a group that needs so many before a boundary."""
+        ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
+        return any(end - needed <= at < end for end in ends)
+
     def _hash(self, name: int, place: int) -> int:
         return name * self._number + place
 
@@ -272,6 +283,8 @@ class GroupCache:
                 pool.cache_full_blocks((block,), (name,))
                 if kind == STATE:
                     self._computed_now.add(name)
+                    if self.states is not None:
+                        self.states.append((sequence, place, name, at, block))
         self._published[sequence] = full
 
     def published(self, sequence: Sequence) -> int:

@@ -135,12 +135,21 @@ class GroupTables:
         """Whether a step up to ``tokens`` that enters so many blocks exports a state from within (``PageGroups.exports``)."""
         return self._groups.exports_states and tokens >= sequence.prefill_end and entered > 1
 
-    def lacked(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int, slots: int, most: int = 0) -> int:
+    def lacked(
+        self,
+        sequence: Sequence,
+        tables: tuple[Table, ...],
+        tokens: int,
+        slots: int,
+        most: int = 0,
+        loaded: int | None = None,
+    ) -> int:
         """Blocks that ``take`` would take beside those in ``tables``.
 
         Args:
             tokens, slots: See ``take``.
             most: Blocks that an admission asks for in a sliding group at the most; 0 for all.
+            loaded: Blocks with KV once a load has ended that takes some of them; None for those in ``tables``.
         """
         groups, lacked = self._groups, 0
         for kind, size, table in zip(groups.kinds, self._sizes, tables, strict=True):
@@ -151,11 +160,21 @@ class GroupTables:
                 blocks = min(blocks, most)
             elif kind == STATE:
                 ends = -(-tokens // self._size) if groups.states_by_block else 1
-                entered = ends - len(table) + self._scratch(sequence)
+                before = len(table) - self._scratch(sequence) if loaded is None else loaded
+                entered = ends - before
                 new = 1 + groups.drafts - self._scratch(sequence) + self._exports(sequence, entered, tokens)
                 blocks = min(ends + groups.drafts, len(table) + new)
             lacked += max(0, blocks - len(table))
         return lacked
+
+    def passed(self, found: tuple[Table, ...], tokens: int) -> tuple[Table, ...]:
+        """Tables that a sequence has found, without what it does not need for the token after ``tokens``."""
+        tables = [*found]
+        until = [skipped_blocks(tokens, window, size) for window, size in self._windows]
+        for group, number in self._releasing:
+            nulls: Table = [NULL_BLOCK] * until[number]
+            tables[group] = nulls + found[group][until[number] :]
+        return tuple(tables)
 
     def enter(self, sequence: Sequence, found: tuple[Table, ...]) -> None:
         """Set the tables of a waiting sequence to the blocks that it found."""
@@ -171,6 +190,16 @@ class GroupTables:
         """Release blocks of one table; the last of them is taken again first."""
         if self._cache:
             self._cache.leave(blocks, group)
+        self.pool.free_blocks(blocks)
+
+    def give_back_all(self, tables: tuple[Table, ...]) -> None:
+        """Release the blocks of all tables of a sequence at once: those of the last group, and of it the last one, are taken first."""
+        blocks: list[int] = []
+        for group, table in enumerate(tables):
+            own = [block for block in table if block is not NULL_BLOCK]
+            if self._cache:
+                self._cache.leave(own, group)
+            blocks += own
         self.pool.free_blocks(blocks)
 
     def join(self, sequence: Sequence, decode_step: int, known: int) -> None:

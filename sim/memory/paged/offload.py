@@ -28,14 +28,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
+from typing import NamedTuple
 
 from ...types.sequence import Sequence
-from ..accounting.kv_groups import PageGroups
+from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups
 from ..accounting.moments import after_step
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.host_tier import HostTier, Offer
 from .counts import Partial
-from .group_cache import Found
+from .group_cache import NULL_BLOCK, Found
 from .group_cache import Table as GroupTable
 from .paged import PagedMemory
 from .transaction import PagedTransaction
@@ -59,34 +60,42 @@ class OffloadTransaction(PagedTransaction):
             return memory.end_load(sequence)
         known = PagedTransaction.look_up(self, sequence)
         assert memory.cache is not None and known is not None
-        first = self.group_found.blocks
-        names = memory.cache.names_of(sequence)[first : sequence.start_tokens // self.block_size]
-        blocks = tier.look_up(sequence, names)
-        if not blocks:
-            return None if blocks is None else known
-        if not self._fits(sequence, first + blocks):
+        tokens = None if tier.starts_anew(sequence) else memory.on_host(sequence, known)
+        if not tokens:
+            return None if tokens is None else known
+        if not self._fits(sequence, known + tokens):
             self.lacks_all = True
             return known
-        memory.load(sequence, self.group_found, blocks)
+        memory.load(sequence, self.group_found, known + tokens)
         self.free = memory.cache.pool.num_free
         return None
 
-    def _fits(self, sequence: Sequence, blocks: int) -> bool:
-        """Whether a load of a sequence that then has so many blocks fits beside what prefills in progress still need."""
-        memory = self.memory
-        assert memory.cache is not None
-        found, whole = self.group_found.blocks, -(-sequence.start_tokens // self.block_size)
-        hits, spare = memory.cache.to_take(self.group_found), memory.watermark_blocks * memory.any_running
-        if memory.reserves_whole and whole - found + hits + spare > self.free:
+    def _fits(self, sequence: Sequence, tokens: int) -> bool:
+        """Whether a load of a sequence that then has so many tokens fits beside what prefills in progress still need."""
+        memory, found = self.memory, self.group_found
+        cache, tables = memory.cache, memory.group_tables
+        assert cache is not None and tables is not None
+        if cache.computes_now(found):
             return False
-        return blocks - found + hits + spare <= self.free - memory.blocks_to_come()
+        kept, start, loaded = tables.passed(found.tables, tokens), sequence.start_tokens, -(-tokens // self.block_size)
+        # A state that was found counts, although the load has a later one.
+        kinds = zip(memory.groups.kinds, found.tables, kept, strict=True)
+        hits = cache.to_take(Found(tuple(whole if kind == STATE else own for kind, whole, own in kinds), found.blocks))
+        free = self.free - hits - memory.watermark_blocks * memory.any_running
+        if memory.reserves_whole:
+            most = memory.groups.most_prompt_blocks
+            if tables.lacked(sequence, kept, start, start, most, loaded) > free:
+                return False
+        return tables.lacked(sequence, kept, tokens, tokens, 0, loaded) <= free - memory.blocks_to_come()
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
         if self.lacks_all:
             return self.memory.num_blocks + 1
         if sequence in self.memory.tier.loaded:
-            return self.memory.blocks_to_come_of(sequence)
+            return max(
+                self.memory.blocks_to_come_of(sequence), self._at_once(sequence, sequence.computed_tokens + tokens)
+            )
         return super().lacking(sequence, tokens)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
@@ -94,9 +103,14 @@ class OffloadTransaction(PagedTransaction):
         if self.lacks_all:
             return 0
         if sequence in self.memory.tier.loaded:
-            size = self.block_size
-            return -(-sequence.start_tokens // size) - max(-(-tokens // size), self.memory.tier.loaded[sequence])
+            return self.lacking(sequence, tokens - sequence.computed_tokens) - self._at_once(sequence, tokens)
         return super().beyond(sequence, tokens)
+
+    def _at_once(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks that a sequence takes after its load for its first ``tokens``."""
+        tables = self.memory.group_tables
+        assert tables is not None
+        return tables.lacked(sequence, tables.tables[sequence], tokens, tokens)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
@@ -116,7 +130,7 @@ class OffloadTransaction(PagedTransaction):
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
         self.memory.tier.preempt(sequence)
-        self.memory.tier.offering.pop(sequence, None)
+        self.memory.forget(sequence)
         super().preempt(sequence)
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
@@ -125,12 +139,30 @@ class OffloadTransaction(PagedTransaction):
         return self.memory.end_decision(computed)
 
 
+class _Seeker(NamedTuple):
+    """How look-ups on the host see the blocks of a group.
+
+    Attributes:
+        place: The group.
+        window_tokens: Tokens of its window; 0 in another group.
+        needed: Blocks that a look-up needs before a token, of a window or a state; 0 where it needs all.
+    """
+
+    place: int
+    window_tokens: int
+    needed: int
+
+    def needed_before(self, tokens: int, block_size: int) -> int:
+        """``needed`` where the token after ``tokens`` ones is the next, which may be within a block."""
+        before = self.window_tokens - 1 + -tokens % block_size
+        return max(self.needed, -(-before // block_size)) if self.window_tokens else self.needed
+
+
 class OffloadedMemory(PagedMemory):
-    """As ``PagedMemory`` for one KV group with a prefix cache, with a second tier of that cache in host memory.
+    """As ``PagedMemory`` with a prefix cache and blocks of one size, with a second tier of that cache in host memory.
 
     Args:
-        num_blocks, block_size, chains, order: See ``PagedMemory``.
-        groups: One group that keeps every token.
+        num_blocks, block_size, groups, chains, order: See ``PagedMemory``.
         offloaded_blocks: Blocks of the host memory.
         watermark_blocks: Blocks that an admission leaves free beside running sequences.
         reserves_whole: Whether a load needs the blocks of all tokens of its sequence to be free.
@@ -155,11 +187,25 @@ class OffloadedMemory(PagedMemory):
     ) -> None:
         super().__init__(num_blocks, block_size, groups=groups, chains=chains, in_turn=True, order=order)
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
-        self.tier = self.transfers = HostTier(offloaded_blocks, block_size)
+        self.tier = self.transfers = HostTier(offloaded_blocks, block_size, groups.number)
         assert self.cache is not None
+        self.cache.states = []
+        seekers = []
+        for place, kind in enumerate(groups.kinds):
+            window = groups.window_tokens if kind == SLIDING else 0
+            if kind != RING:
+                seekers.append(_Seeker(place, window, 0 if kind == FULL else -(-window // block_size) or 1))
+        #: Of each group that look-ups find, in their order, and in that of a look-up on the host.
+        self._seekers = seekers
+        self._growing = next(place for place, kind in enumerate(groups.kinds) if kind != RING)
+        #: Kinds of the groups that give blocks back while their sequences run, as in ``giving``.
+        self._passing = tuple(groups.windows())
+        self._seeking = sorted(seekers, key=lambda seeker: (seeker.needed > 0, -seeker.needed))
+        # Ids in the tables of windows of sequences with blocks to offer, as they were allocated: a window may have passed some.
+        self._in_windows: dict[Sequence, dict[int, list[int | None]]] = {}
         self._taken: set[int] = set()
         self.cache.pool.taken = self._taken
-        self.deferred: dict[Sequence, list[int]] = {}
+        self.deferred: dict[Sequence, tuple[GroupTable, ...]] = {}
         # Whether blocks came free after the last decision.
         self._has_freed = False
         # Sequences that the last decision stalled while a step ran, with the tokens that they have after it.
@@ -174,33 +220,94 @@ class OffloadedMemory(PagedMemory):
 
     def blocks_to_come_of(self, sequence: Sequence) -> int:
         """Blocks that a sequence takes before all its known tokens are computed."""
-        assert self.group_tables is not None
-        return max(0, -(-sequence.start_tokens // self.block_size) - len(self.group_tables.tables[sequence][0]))
+        tables, start = self.group_tables, sequence.start_tokens
+        assert tables is not None
+        return tables.lacked(sequence, tables.tables[sequence], start, start, self.groups.most_prompt_blocks)
 
     def blocks_to_come(self) -> int:
         """The same of all sequences with blocks: prefills in progress, and loads."""
         assert self.group_tables is not None
         return sum(map(self.blocks_to_come_of, self.group_tables.tables))
 
-    def load(self, sequence: Sequence, found: Found, blocks: int) -> None:
-        """A waiting sequence takes the blocks that it found, and ``blocks`` new ones that it loads from the host."""
+    def on_host(self, sequence: Sequence, known: int) -> int | None:
+        """Tokens of a waiting sequence after the ``known`` ones that can be loaded; None if it waits for a copy.
+
+        Each group may shorten the prefix that others have accepted. After a window or a state has, or where a block was still written,
+        the groups are asked again.
+        """
+        cache, tier, size = self.cache, self.tier, self.block_size
+        assert cache is not None
+        hashed, start = min(sequence.start_tokens, len(cache.names_of(sequence)) * size) // size, known // size
+        most, found, waits, seekers = sequence.start_tokens, 0, False, self._seeking
+        sparse = [seeker for seeker in seekers if seeker.needed]
+        if sparse:
+            most -= 1
+            if self.groups.states:
+                most -= most % size
+        while seekers:
+            again: list[_Seeker] = []
+            any_sparse = False
+            for seeker in seekers:
+                most = min(most, hashed * size)
+                stop = min(-(-most // size), hashed)
+                names = cache.group_names(sequence, seeker.place, start, stop)
+                if not seeker.needed:
+                    blocks = tier.prefix(names)
+                else:
+                    first = seeker.needed_before(min(most, stop * size), size)
+                    blocks = tier.window(names, seeker.needed, first)
+                waits = waits or blocks is None
+                if blocks is not None:
+                    most = min(most, (start + blocks) * size)
+                if most - known < size:
+                    return 0
+                if most - known < found:
+                    if waits:
+                        waits, again = False, self._seeking
+                    elif any_sparse and not again:
+                        again = sparse
+                any_sparse = any_sparse or seeker.needed > 0
+                found = most - known
+            seekers = again
+        if waits or any(self._loads_now(sequence, seeker, start, known + found) for seeker in self._seekers):
+            return None
+        return found
+
+    def _loads_now(self, sequence: Sequence, seeker: _Seeker, start: int, tokens: int) -> bool:
+        """Whether a block that a group needs for the first ``tokens``, from block ``start`` on, is on its way."""
+        assert self.cache is not None
+        stop = -(-tokens // self.block_size)
+        if seeker.needed:
+            start = max(start, stop - seeker.needed_before(tokens, self.block_size))
+        return self.tier.is_loading(self.cache.group_names(sequence, seeker.place, start, stop))
+
+    def load(self, sequence: Sequence, found: Found, tokens: int) -> None:
+        """A waiting sequence takes the blocks that it found, and new ones up to ``tokens`` that it loads from the host."""
         cache, tables, size = self.cache, self.group_tables, self.block_size
         assert cache is not None and tables is not None
-        first, known = found.blocks, found.blocks * size
-        names = cache.names_of(sequence)[first : first + blocks]
-        cache.enter(sequence, found)
-        tables.enter(sequence, found.tables)
-        tables.take(sequence, known + blocks * size, known)
-        self._hold(first + blocks, ())
-        self.partial[sequence] = Partial(first + blocks, (), known, known)
-        self.tier.look_ups.append((sequence.index, sequence.start_tokens - known, blocks * size))
-        self.tier.load(sequence, first, names)
+        known, stop = found.blocks * size, -(-tokens // size)
+        kept = tables.passed(found.tables, tokens)
+        first = {seeker.place: max(found.blocks, len(kept[seeker.place])) for seeker in self._seekers}
+        cache.enter(sequence, Found(kept, found.blocks))
+        tables.enter(sequence, kept)
+        tables.take(sequence, tokens, known)
+        skipped = tuple(kind.in_chunk(tokens, tokens, tokens, sequence.prefill_end) for kind in self.giving)
+        self._hold(stop, skipped)
+        self.free -= self.fixed
+        # Tokens that a window has passed count in every group as if they were there: no group has fewer than it has given back.
+        passed = max((back for kind, back in zip(self._passing, skipped, strict=False) if kind == SLIDING), default=0)
+        self.partial[sequence] = Partial(stop, skipped, max(known, passed * size), known)
+        self.tier.look_ups.append((sequence.index, sequence.start_tokens - known, tokens - known))
+        blocks: list[tuple[int, int]] = []
+        for place, at in first.items():
+            blocks += zip(cache.group_names(sequence, place, at, stop), range(at, stop), strict=True)
+        self.tier.load(sequence, tokens, blocks)
 
     def end_load(self, sequence: Sequence) -> int:
         """Publish what a sequence has loaded. Returns its computed tokens; its last one is computed in any case."""
         cache, tables = self.cache, self.group_tables
         assert cache is not None and tables is not None
-        tokens = self.tier.loaded[sequence] * self.block_size
+        tokens = self.tier.loaded[sequence]
         cache.publish(sequence, tables.tables[sequence], tokens)
         computed = sequence.computed_tokens = min(tokens, sequence.start_tokens - 1)
         held = self.partial[sequence]
@@ -209,15 +316,51 @@ class OffloadedMemory(PagedMemory):
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         """See ``OffloadTransaction``."""
+        self._note_windows(computed)
+        states = self._take_states()
         offering = sorted((each for each in self.tier.offering if each in computed), key=attrgetter("order"))
-        offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).names]
-        wait = self.tier.end_decision(offers, self._taken, not computed)
+        offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).blocks]
+        wait = self.tier.end_decision(states, offers, self._taken, not computed)
         for sequence in offering:
             if self.tier.offered(sequence) >= sequence.prompt_tokens // self.block_size:
-                del self.tier.offering[sequence]
+                self.forget(sequence)
         self._taken.clear()
         self._free_deferred()
         return wait
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has nothing to offer any more."""
+        self.tier.offering.pop(sequence, None)
+        self._in_windows.pop(sequence, None)
+        assert self.cache is not None
+        self.cache.states = [state for state in self.cache.states or () if state[0] is not sequence]
+
+    def _note_windows(self, computed: AbstractSet[Sequence]) -> None:
+        """Note the blocks of windows that sequences with blocks to offer have taken; those that others took since are lost."""
+        assert self.group_tables is not None
+        sliding = [seeker.place for seeker in self._seekers if seeker.window_tokens]
+        if not sliding:
+            return
+        for noted in self._in_windows.values():
+            for place, ids in noted.items():
+                noted[place] = [None if block in self._taken else block for block in ids]
+        for sequence in self.tier.offering:
+            if sequence in computed:
+                tables, noted = self.group_tables.tables[sequence], self._in_windows.setdefault(sequence, {})
+                for place in sliding:
+                    ids = noted.setdefault(place, [])
+                    ids += tables[place][len(ids) :]
+
+    def _take_states(self) -> list[Offer]:
+        """Offers of the states that can be found from now on, by sequence and group."""
+        assert self.cache is not None
+        states, self.cache.states = self.cache.states or [], []
+        turns = {sequence: turn for turn, sequence in enumerate(dict.fromkeys(state[0] for state in states))}
+        offers = []
+        for sequence, _, name, at, block in sorted(states, key=lambda state: (turns[state[0]], state[1])):
+            if (at + 1) * self.block_size <= sequence.prompt_tokens:
+                offers.append(Offer(sequence, self.tier.offered(sequence), [(name, at, block)], {block}))
+        return offers
 
     def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
         """See ``PagedMemory``.
@@ -226,6 +369,8 @@ class OffloadedMemory(PagedMemory):
         """
         cache = self.cache
         assert cache is not None
+        if self.groups.kinds != (FULL,):
+            return True
         names, place = cache.names_of(waiting), cache.look_up(waiting).blocks
         return (
             self._has_freed
@@ -234,50 +379,71 @@ class OffloadedMemory(PagedMemory):
         )
 
     def _offer_of(self, sequence: Sequence) -> Offer:
-        assert self.cache is not None and self.group_tables is not None
+        """Full blocks of the prompt that a sequence has not offered, and that a look-up can use; not its states."""
+        cache, tables = self.cache, self.group_tables
+        assert cache is not None and tables is not None
         # Blocks with generated tokens are not offered (``offload_prompt_only``, the default).
-        full = min(self.cache.published(sequence), sequence.prompt_tokens // self.block_size)
+        full = min(cache.published(sequence), sequence.prompt_tokens // self.block_size)
         first = self.tier.offered(sequence)
+        blocks: list[tuple[int, int, int]] = []
+        passing: set[int] = set()
         if full <= first:
-            return Offer(sequence, first, [], [])
-        names, table = self.cache.names_of(sequence), self.group_tables.tables[sequence][0]
-        ids = [block for block in table[first:full] if block is not None]
-        return Offer(sequence, first, names[first:full], ids)
+            return Offer(sequence, first, blocks)
+        for place, window_tokens, needed in self._seekers:
+            table = tables.tables[sequence][place]
+            if window_tokens:
+                table, needed = (
+                    self._in_windows.get(sequence, {}).get(place, []),
+                    -(-(window_tokens - 1) // self.block_size),
+                )
+            elif needed:
+                continue
+            for at, name in enumerate(cache.group_names(sequence, place, first, full), first):
+                block = table[at]
+                if block is not None and (not window_tokens or cache.can_be_found(sequence, needed, at)):
+                    blocks.append((name, at, block))
+                    if window_tokens:
+                        passing.add(block)
+        return Offer(sequence, full, blocks, passing)
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[GroupTable, ...]]:
         """See ``PagedMemory``; sequences that were computed in vain keep their blocks for another step."""
-        in_vain: list[tuple[GroupTable, ...]] = [([*blocks],) for blocks in self.deferred.values()]
-        return super()._idle_tables(admitted) + in_vain
+        return super()._idle_tables(admitted) + [*self.deferred.values()]
 
     # A victim of the decision has no tables any more; every other sequence that leaves has finished.
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
         assert self.group_tables is not None
-        leaving = tuple(leaving)
         self.group_tables.grow_until(decode_step)
         for sequence in leaving:
-            if sequence in self.group_tables.tables:
+            if sequence not in self.partial:
                 self._finish(sequence)
-        super().release(leaving, decode_step)
+            super().release((sequence,), decode_step)
 
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
-        assert self.group_tables is not None
-        if sequence in self.group_tables.tables:
-            self._finish(sequence)
+        self._finish(sequence)
         super()._release_partial(sequence, decode_step)
 
     def _finish(self, sequence: Sequence) -> None:
+        """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""
+        tables = self.group_tables
+        assert tables is not None
+        if sequence not in tables.tables:
+            return
         self.tier.finish(self._offer_of(sequence))
-        self.tier.offering.pop(sequence, None)
+        self.forget(sequence)
+        tables.skip(sequence, sequence.target_tokens - 1)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
-        leaving = tuple(leaving)
-        in_vain = [sequence for sequence in leaving if sequence not in self.partial]
-        super().release_finished((sequence for sequence in leaving if sequence in self.partial), decode_step)
-        for sequence in in_vain:
-            self._defer(sequence, decode_step)
+        for sequence in leaving:
+            if sequence in self.partial:
+                super().release_finished((sequence,), decode_step)
+            else:
+                assert self.group_tables is not None
+                self.group_tables.grow_until(decode_step + 1)
+                self._defer(sequence, decode_step)
         self._settle_cache(after_step(decode_step))
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
@@ -299,12 +465,15 @@ class OffloadedMemory(PagedMemory):
         cache.publish(sequence, tables.tables[sequence], sequence.held_tokens(decode_step))
         self._finish(sequence)
         super().stall(sequence, decode_step)
-        (blocks,) = tables.detach(sequence)
+        blocks = tables.detach(sequence)
         held = self.partial[sequence]
-        self._hold(len(blocks) - held.blocks, ())
+        # A step in vain may have passed blocks, and taken some.
+        units = len(blocks[self._growing])
+        skipped = tuple(blocks[self.groups.kinds.index(kind)].count(NULL_BLOCK) for kind in self._passing)
+        self._hold(units - held.blocks, [more - before for more, before in zip(skipped, held.skipped, strict=True)])
         tokens = held.computed_tokens + 1
-        self.partial[sequence] = Partial(len(blocks), (), tokens, tokens)
-        self.deferred[sequence] = [block for block in blocks if block is not None]
+        self.partial[sequence] = Partial(units, skipped, tokens, tokens)
+        self.deferred[sequence] = blocks
 
     def _free_deferred(self) -> None:
         """The step that computed finished sequences in vain is over."""
@@ -312,8 +481,11 @@ class OffloadedMemory(PagedMemory):
         if not self.deferred:
             return
         assert self.group_tables is not None
-        for sequence, blocks in self.deferred.items():
-            self._hold(-self.partial.pop(sequence).blocks, ())
-            self.group_tables.give_back(blocks, 0)
+        for sequence, tables in self.deferred.items():
+            held = self.partial.pop(sequence)
+            self._hold(-held.blocks, [-back for back in held.skipped])
+            self.free += self.fixed
+            # The last group's last block comes first.
+            self.group_tables.give_back_all(tables)
         self.deferred = {}
         self._settle_cache()

@@ -13,8 +13,11 @@ it. All its blocks become the most recently used ones when it finishes.
 So blocks lie in groups, one for each request that is served and for each one that has finished, in the order of these; within
 a group the block of the last place goes first. An eviction takes the first groups, whole or from their ends.
 
-Source: vLLM 0.33, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and policies/lru.py (LRUCachePolicy), for one KV
-group, with one block per chunk and without a store threshold.
+Of blocks at the same place, one of each KV group, that of the first KV group goes first while the request is served; after it, that of
+the KV group that the request used last for the first time.
+
+Source: vLLM 0.33, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and policies/lru.py (LRUCachePolicy), with one block
+per chunk and without a store threshold.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-#: A name, and its place among the blocks of a request; names of one request have different places.
+#: A name, and its place among the blocks of a request. Names of one request and KV group have different places.
 Placed = tuple[int, int]
 
 _WRITTEN = -1
@@ -35,7 +38,7 @@ class _Group:
 
     Attributes:
         rank: Its turn of eviction, among groups.
-        places: By name.
+        places: By name: its place, times the number of KV groups, plus its turn among the blocks there.
         in_turn: The names by place, those that have left the group included; None after a block came.
         is_served: Whether the request may use blocks yet.
     """
@@ -59,14 +62,15 @@ class HostCache:
 
     Args:
         num_blocks: Blocks that it can have.
+        num_kv_groups: KV groups; a name modulo this is the block's.
 
     Attributes:
         evicted_blocks: Blocks evicted so far.
         refused_stores: Offers that found too few blocks to evict, so that nothing was stored.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, num_kv_groups: int = 1) -> None:
+        self.num_blocks, self._kv_groups = num_blocks, num_kv_groups
         self.evicted_blocks = self.refused_stores = 0
         # By name: number of copies that read the block, or ``_WRITTEN``; and its group.
         self._readers: dict[int, int] = {}
@@ -142,7 +146,12 @@ class HostCache:
             use.group.is_served = False
         last, readers = self._new_group(), self._readers
         last.is_served = False
-        self._move(last, {name: place for name, place in use.places.items() if name in readers})
+        places = {name: place for name, place in use.places.items() if name in readers}
+        number = self._kv_groups
+        if number > 1:
+            turns = {group: turn for turn, group in enumerate(dict.fromkeys(name % number for name in use.places))}
+            places = {name: place // number * number + turns[name % number] for name, place in places.items()}
+        self._move(last, places)
 
     def _new_group(self) -> _Group:
         self._last_rank += 1
@@ -157,8 +166,10 @@ class HostCache:
     def _use(self, request: int, blocks: Iterable[Placed]) -> _Use:
         """A request uses blocks; only its first use of each counts."""
         use = self._uses.setdefault(request, _Use())
-        places = use.places
+        places, number = use.places, self._kv_groups
         new = {name: place for name, place in blocks if name not in places}
+        if number > 1:
+            new = {name: (place + 1) * number - 1 - name % number for name, place in new.items()}
         if new:
             places.update(new)
             group, group_of = self._group(use), self._group_of

@@ -6,6 +6,8 @@ One link goes each way, and copies one job after the other, beside the steps (``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Values
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -27,12 +29,18 @@ FLUSH = ("start_ticks", "ticks")
 
 
 class Offer(NamedTuple):
-    """Full blocks of a sequence, from place ``first`` on, by name and by id on the GPU."""
+    """Full blocks of a sequence.
+
+    Attributes:
+        until: Blocks of each KV group that it has offered with these, from its first on, those that are never offered included.
+        blocks: Name, place and id on the GPU of each.
+        passing: Ids of those that the sequence may give back before it finishes: of windows and states.
+    """
 
     sequence: Sequence
-    first: int
-    names: list[int]
-    block_ids: list[int]
+    until: int
+    blocks: list[tuple[int, int, int]]
+    passing: AbstractSet[int] = frozenset()
 
 
 @dataclass(eq=False, slots=True)
@@ -41,13 +49,15 @@ class _Job:
 
     Attributes:
         names: The blocks by name.
-        block_ids: Their ids on the GPU, of a store.
+        block_ids: Of a store, the ids on the GPU of those that the sequence keeps to its end.
+        passing: Ids of the others.
         end_ticks: End of the copy; ``NEVER`` before it is submitted.
     """
 
     sequence: Sequence
     names: list[int]
     block_ids: list[int]
+    passing: list[int]
     is_store: bool
     end_ticks: int = NEVER
 
@@ -58,17 +68,18 @@ class HostTier:
     Args:
         num_blocks: Blocks of the host memory.
         block_size: Tokens a block.
+        num_kv_groups: KV groups, each with blocks of its own.
 
     Attributes:
         cache: Names of the blocks on the host.
         look_ups, transfers, levels, flushes: Records, by the columns above.
         loading: Sequences with a load in progress.
-        loaded: Sequences that load or have loaded and are not admitted yet, with their blocks, those that the GPU had included.
+        loaded: Sequences that load or have loaded and are not admitted yet, with their tokens, those that the GPU had included.
         offering: Sequences with blocks of their prompts that they have not offered.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.cache, self._block_size = HostCache(num_blocks), block_size
+    def __init__(self, num_blocks: int, block_size: int, num_kv_groups: int = 1) -> None:
+        self.cache, self._block_size = HostCache(num_blocks, num_kv_groups), block_size
         self.look_ups, self.transfers = Table(HOST_LOOK_UP), Table(TRANSFER)
         self.levels, self.flushes = Table(HOST_LEVEL), Table(FLUSH)
         self.loading: dict[Sequence, _Job] = {}
@@ -104,7 +115,7 @@ class HostTier:
     @property
     def loaded_tokens(self) -> int:
         """Tokens that waiting sequences have blocks for."""
-        return sum(self.loaded.values()) * self._block_size
+        return sum(self.loaded.values())
 
     def complete(self, until: int) -> None:
         """Note the copies that have ended by ``until``."""
@@ -120,7 +131,7 @@ class HostTier:
             jobs.remove(job)
             if not jobs:
                 del self._stores[job.sequence]
-            for block in job.block_ids:
+            for block in (*job.passing, *job.block_ids):
                 if block in self._fenced and job in self._fenced[block]:
                     self._fenced[block].remove(job)
                     if not self._fenced[block]:
@@ -128,24 +139,52 @@ class HostTier:
 
     # --- While a step is decided ---
 
-    def look_up(self, sequence: Sequence, names: list[int]) -> int | None:
-        """Number of blocks, from the first of ``names`` on, that a waiting sequence can load; None if it waits for a copy."""
+    def starts_anew(self, sequence: Sequence) -> bool:
+        """A waiting sequence is looked up, and offers all its blocks again. Returns whether it has to wait for its own stores."""
         self._offered[sequence] = 0
-        if sequence in self._stores:
-            return None
+        return sequence in self._stores
+
+    def prefix(self, names: Iterable[int]) -> int | None:
+        """Number of blocks, from the first of ``names`` on, that are here; None if some of them are still written."""
         found, waits = 0, False
         for name in names:
             if not self.cache.has(name):
                 break
             found += 1
-            waits = waits or not self.cache.is_ready(name) or name in self._being_loaded
+            waits = waits or not self.cache.is_ready(name)
         return None if waits else found
 
-    def load(self, sequence: Sequence, first: int, names: list[int]) -> None:
-        """A sequence begins to load blocks, the first of which is at place ``first``."""
-        self.cache.start_load(sequence.index, _placed(first, names))
-        self.loading[sequence] = job = _Job(sequence, names, [], False)
-        self.loaded[sequence] = self._offered[sequence] = first + len(names)
+    def window(self, names: Values[int], needed: int, first: int) -> int | None:
+        """End of the last run of blocks that are here, as for a window or a state, or length of a run that begins with ``names``.
+
+        Args:
+            needed: Length of a run.
+            first: Length of one that ends with ``names``.
+
+        Returns:
+            None if a block of the run is still written.
+        """
+        run, waits = 0, False
+        for place in reversed(range(len(names))):
+            if self.cache.has(names[place]):
+                run += 1
+                waits = waits or not self.cache.is_ready(names[place])
+            else:
+                run, waits, first = 0, False, needed
+            if run == first:
+                return None if waits else place + run
+        return None if waits else run
+
+    def is_loading(self, names: Iterable[int]) -> bool:
+        """Whether one of these blocks is on its way to the GPU."""
+        return bool(self._being_loaded) and not self._being_loaded.isdisjoint(names)
+
+    def load(self, sequence: Sequence, tokens: int, blocks: Values[tuple[int, int]]) -> None:
+        """A sequence begins to load blocks, by name and place, and then has ``tokens``."""
+        self.cache.start_load(sequence.index, blocks)
+        names = [name for name, _ in blocks]
+        self.loading[sequence] = job = _Job(sequence, names, [], [], False)
+        self.loaded[sequence], self._offered[sequence] = tokens, -(-tokens // self._block_size)
         self._being_loaded.update(names)
         self._new_loads.append(job)
 
@@ -156,7 +195,7 @@ class HostTier:
     def finish(self, offer: Offer) -> None:
         """A sequence finishes with blocks that it has not offered; it offers them with the next decision."""
         for job in self._stores.get(offer.sequence, ()):
-            self._fence(job)
+            self._fence(job, job.block_ids)
         self._finished.append(offer)
 
     def is_settled(self) -> bool:
@@ -171,10 +210,11 @@ class HostTier:
         """Blocks of a sequence that it has offered, from its first on."""
         return self._offered.get(sequence, 0)
 
-    def end_decision(self, offers: Iterable[Offer], taken: set[int], idle: bool) -> int:
+    def end_decision(self, states: Iterable[Offer], offers: Iterable[Offer], taken: set[int], idle: bool) -> int:
         """A step is decided: submit copies, and take the offers of the sequences that it computes.
 
         Args:
+            states: States that can be found from now on, one by one; they are offered once.
             offers: In the order of the running sequences.
             taken: Ids of blocks that were taken or hit in the decision.
             idle: Whether the step computes nothing, so that the next one begins at once.
@@ -187,7 +227,7 @@ class HostTier:
             self._submit(job, now)
         self._unsubmitted = []
         self._to_flush += (job for block in sorted(taken & self._fenced.keys()) for job in self._fenced[block])
-        for offer in offers:
+        for offer in (*states, *offers):
             self._store(offer)
         # In the order of the step's outputs, which is that of the running sequences.
         finished, self._finished = sorted(self._finished, key=lambda offer: offer.sequence.order), []
@@ -210,11 +250,14 @@ class HostTier:
         return wait
 
     def _store_finished(self, offer: Offer, taken: set[int], now: int) -> None:
-        """Take the offer of a finished sequence; the step waits for it if it takes one of the blocks."""
-        job = self._store(offer) if offer.names else None
+        """Take the offer of a finished sequence; the step waits for it if it takes one of the blocks, but not for those of windows."""
+        offer = offer._replace(
+            blocks=[each for each in offer.blocks if each[2] not in offer.passing or each[2] not in taken]
+        )
+        job = self._store(offer) if offer.blocks else None
         if job is None:
             return
-        self._fence(job)
+        self._fence(job, job.block_ids)
         if not taken.isdisjoint(job.block_ids):
             self._unsubmitted.remove(job)
             self._submit(job, now)
@@ -223,21 +266,25 @@ class HostTier:
     def _store(self, offer: Offer) -> _Job | None:
         """The job that copies those blocks of an offer that are not on the host, if any."""
         sequence = offer.sequence
-        missing = self.cache.start_store(sequence.index, _placed(offer.first, offer.names))
+        missing = self.cache.start_store(sequence.index, [(name, place) for name, place, _ in offer.blocks])
         if missing is None:
             # Offered again with the next step.
             return None
-        self._offered[sequence] = offer.first + len(offer.names)
+        self._offered[sequence] = offer.until
         if not missing:
             return None
-        block_of = dict(zip(offer.names, offer.block_ids, strict=True))
-        job = _Job(sequence, missing, [block_of[name] for name in missing], True)
+        block_of = {name: block for name, _, block in offer.blocks}
+        ids: tuple[list[int], list[int]] = ([], [])
+        for name in missing:
+            ids[block_of[name] in offer.passing].append(block_of[name])
+        job = _Job(sequence, missing, *ids, True)
         self._stores.setdefault(sequence, []).append(job)
         self._unsubmitted.append(job)
+        self._fence(job, job.passing)
         return job
 
-    def _fence(self, job: _Job) -> None:
-        for block in job.block_ids:
+    def _fence(self, job: _Job, blocks: Iterable[int]) -> None:
+        for block in blocks:
             self._fenced.setdefault(block, []).append(job)
 
     def _submit(self, job: _Job, now: int) -> None:
@@ -259,7 +306,3 @@ class HostTier:
 
 def _not_connected(*_: int) -> int:
     raise SimulationFault("an engine must connect the host tier before copies begin")
-
-
-def _placed(first: int, names: list[int]) -> list[tuple[int, int]]:
-    return [(name, place) for place, name in enumerate(names, first)]

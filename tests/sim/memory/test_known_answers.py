@@ -339,7 +339,7 @@ class TestAdmissionFromTheHost:
         """The two blocks, or all five where an admission reserves them."""
         memory, transaction, sequence = self.offered(free, reserves_whole)
         assert transaction.look_up(sequence) == (None if loads else 0)
-        assert (memory.tier.loaded, transaction.free) == ({sequence: 2} if loads else {}, free - 2 * loads)
+        assert (memory.tier.loaded, transaction.free) == ({sequence: 8} if loads else {}, free - 2 * loads)
         if not loads:
             assert (transaction.lacking(sequence, 18), transaction.beyond(sequence, 4)) == (free + 1, 0)
 

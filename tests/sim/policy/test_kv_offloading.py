@@ -193,10 +193,13 @@ class _Replay:
     def look_up(self, request: int, names: list[int], found: int | None) -> None:
         here = next((at for at, name in enumerate(names) if name not in self.readers), len(names))
         waits = any(self.readers[name] < 0 or name in self.loading for name in names[:here])
-        # After a preemption its own stores go on.
-        waits = waits or any(owner == request for owner, _ in self.stores)
         if (None if waits else here) != found:
             self.differing.append(("host", names, here, found))
+
+    def start_anew(self, request: int, waits: bool) -> None:
+        """After a preemption its own stores may go on."""
+        if waits != any(owner == request for owner, _ in self.stores):
+            self.differing.append(("stores", request, waits))
 
     def start_load(self, request: int, blocks: list[tuple[int, int]]) -> None:
         for name, _ in blocks:
@@ -278,14 +281,21 @@ class _Feed(Observer):
         _follow(memory.cache, "look_up", self._look_up_gpu)
         _follow(memory, "end_load", self._end_load)
         if self._hides:
-            tier.look_up = lambda sequence, names: 0
+            memory.on_host = lambda sequence, known: 0
         else:
-            _follow(tier, "look_up", lambda answer, one, names: replay.look_up(one.index, names, answer))
+            _follow(tier, "starts_anew", lambda answer, one: replay.start_anew(one.index, answer))
+            _follow(memory, "on_host", self._look_up_host)
+
+    def _look_up_host(self, answer: int | None, sequence: Sequence, known: int) -> None:
+        assert self.memory.cache is not None
+        size = self.memory.block_size
+        names = self.memory.cache.names_of(sequence)[known // size : sequence.start_tokens // size]
+        self.replay.look_up(sequence.index, names, None if answer is None else answer // size)
 
     def _end_load(self, computed: int, sequence: Sequence) -> None:
         """From now on the GPU has what was loaded, even if the sequence cannot be admitted yet."""
         assert self.memory.cache is not None
-        names = self.memory.cache.names_of(sequence)[: self.memory.tier.loaded[sequence]]
+        names = self.memory.cache.names_of(sequence)[: self.memory.tier.loaded[sequence] // self.memory.block_size]
         assert names and all(self.replay.on_gpu.get(name) for name in names)
 
     def _look_up_gpu(self, found, sequence: Sequence) -> None:
@@ -297,7 +307,8 @@ class _Feed(Observer):
         memory, tier = self.memory, self.memory.tier
         assert memory.cache is not None and memory.group_tables is not None
         tables = [table for (table,) in memory.group_tables.tables.values()]
-        held = {block for table in (*tables, *memory.deferred.values()) for block in table}
+        tables += (table for (table,) in memory.deferred.values())
+        held = {block for table in tables for block in table}
         assert memory.cache.pool.num_free == memory.num_blocks - len(held)
         assert tier.cache.used_blocks == self.replay.stored - self.replay.evicted <= tier.cache.num_blocks
         # What waits is in the queue, and has its blocks; what runs has no load.
@@ -474,7 +485,7 @@ def test_a_step_waits_for_what_a_request_stores_as_it_ends_if_it_takes_those_blo
     [
         {"enable_prefix_caching": False},
         {"pipeline_parallel_size": 2},
-        {"model": "gpt-oss-120b", "gpu": "h200"},
+        {"model": "gemma-4-31b", "gpu": "h200"},
         {"ids": True},
         {"kv_offloading_size": 1e-5},
     ],
@@ -484,6 +495,21 @@ def test_what_is_not_simulated_is_refused(chosen: dict[str, object]):
     work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]), priority=np.arange(2))
     with pytest.raises(SettingError, match=r"^kv_offloading_size = [^\n]+; (leave out one of them|give more GiB)$"):
         simulate(settings(**_V1 | chosen), work)
+
+
+def test_the_host_has_pages_of_kv_groups_and_copies_take_the_time_of_a_page():
+    """gpt-oss-120b has 36 layers in two groups: the host has twice the blocks of a model that keeps every token, in half the time each."""
+    given = _V1 | {"model": "gpt-oss-120b", "gpu": "h200", "num_gpu_blocks_override": 20_000, "max_model_len": 4096}
+    work = Workload(
+        "one", np.zeros(1), np.array([10]), np.array([2]), content=PromptContent.of_sessions(np.zeros(1, np.int64))
+    )
+    grouped = simulate(settings(**given), work).replica
+    whole = simulate(settings(**given, disable_hybrid_kv_cache_manager=True), work).replica
+    blocks = [replica.memory.tier.cache.num_blocks for replica in (grouped, whole)]
+    assert 2 * blocks[1] <= blocks[0] <= 2 * blocks[1] + 1
+    for ticks in ("swap_in_ticks", "swap_out_ticks"):
+        page, block = (getattr(replica.cost, ticks)(1000) for replica in (grouped, whole))
+        assert 1.99 * page < block < 2.01 * page
 
 
 def test_replicas_that_only_prefill_are_refused():
