@@ -18,6 +18,7 @@ from typing import Any
 
 from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster
+from ...sim.metrics.registry import OF_REQUESTS, key
 from ..runs.near_saturation import MOST_REQUESTS, Saturation, ServedLoad, saturation
 from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
 from .fleet import Served, serve
@@ -31,7 +32,7 @@ BEYOND = 1.15
 _ROOMY, _CURED = 2, 0.5
 #: Share of the queueing time above which a cause counts as the limit.
 _MOSTLY = 0.5
-_TIMES = tuple(f"{rank}_{name}_ms" for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99"))
+_TIMES = tuple(key(statistic, name) for name in OF_REQUESTS for statistic in ("median", "p90", "p99"))
 _RATES = (
     "request_throughput",
     "output_throughput",

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.style.labels import metric_label
+from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
@@ -258,8 +259,8 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
             else {"Headroom": sure_headroom_text(answer)}
         ),
         "Meet objectives, %": f"{100 * at['attained']:.1f}",
-        "p90 TTFT, ms": f"{at['p90_ttft_ms']:,.0f}",
-        "p90 TPOT, ms": f"{at['p90_tpot_ms']:,.1f}",
+        METRICS["p90_ttft_ms"].heading: f"{at['p90_ttft_ms']:,.0f}",
+        METRICS["p90_tpot_ms"].heading: f"{at['p90_tpot_ms']:,.1f}",
         "KV in use, %": f"{at['kv_cache_pct']:.1f}",
         **({"Preemptions": at["preemptions"]} if preempts else {}),
         "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",

@@ -14,6 +14,7 @@ from rich.table import Table
 from ...reports.data.results import read_documents
 from ...sim.config.settings import Settings
 from ...sim.engine.replica import build
+from ...sim.metrics.registry import headings
 from ...sim.metrics.views import PAPER_VIEW, definition_lines
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seeds
@@ -40,24 +41,23 @@ COMPARISON = Group("Comparison", sort_key=-1)
 DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
 _TOKEN_STATES = "waste.mean_over_time_pct.paper_view.token_states"
 #: Metrics in the terminal table, and their labels.
-_SHOWN = {
-    "request_throughput": "requests/s",
-    "output_throughput": "tokens/s",
-    "mean_ttft_ms": "mean TTFT, ms",
-    "p99_ttft_ms": "p99 TTFT, ms",
-    "mean_tpot_ms": "mean TPOT, ms",
-    "p99_tpot_ms": "p99 TPOT, ms",
-    "p99_itl_ms": "p99 ITL, ms",
-    "mean_e2el_ms": "mean E2EL, ms",
-    "mean_normalized_latency_s": "latency/token, s",
-    "mean_batch": "mean batch",
-    "preemptions.recompute": "recomputed",
-    "preemptions.swap": "swapped",
-    "refused": "refused",
-    "speculative_decoding.spec_decode_acceptance_length": "acceptance length",
-    "speculative_decoding.spec_decode_acceptance_rate": "acceptance, %",
-    _TOKEN_STATES: f"{PAPER_VIEW.categories['token_states'].label}, %",
-}
+_SHOWN = headings(
+    "request_throughput",
+    "output_throughput",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+    "mean_normalized_latency_s",
+    "mean_batch",
+    "preemptions.recompute",
+    "preemptions.swap",
+    "refused",
+    "speculative_decoding.spec_decode_acceptance_length",
+    "speculative_decoding.spec_decode_acceptance_rate",
+) | {_TOKEN_STATES: f"{PAPER_VIEW.categories['token_states'].label}, %"}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
+from ...sim.metrics.registry import LATENCIES, STATISTICS, key
 from ...sim.metrics.result import check_target
 from ...sim.metrics.views import (
     PAPER_VIEW,
@@ -116,12 +117,6 @@ def _steps(record_steps: str | None) -> tuple[int, int | None]:
 
 #: Of fewer it takes no time worth a line what serves them.
 _MANY_REQUESTS = 10_000
-_LATENCIES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "inter-token latency",
-    "e2el": "end-to-end latency",
-}
 
 
 def print_summary(content: Mapping[str, Any], console: Console, view: ViewName = "paper") -> None:
@@ -223,10 +218,9 @@ def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _latency(content: Mapping[str, Any]) -> Table:
-    ranks = ("mean", "median", "p90", "p95", "p99")
-    table = _table("latency, ms", *ranks)
-    for key, label in _LATENCIES.items():
-        table.add_row(label, *(_ms(content[f"{rank}_{key}_ms"]) for rank in ranks))
+    table = _table("latency, ms", *STATISTICS)
+    for name, latency in LATENCIES.items():
+        table.add_row(latency.meaning, *(_ms(content[key(statistic, name)]) for statistic in STATISTICS))
     return table
 
 

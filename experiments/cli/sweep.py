@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ...sim.metrics.objectives import objectives
+from ...sim.metrics.registry import headings
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import UserError
@@ -34,12 +35,7 @@ SWEEP = Group("Sweep", sort_key=-1)
 GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
 WORKERS = Annotated[Workers, Parameter(name="*", group=Group("Workers", sort_key=8))]
 #: Results in the terminal table, and their labels.
-_SHOWN = {
-    "request_throughput": "requests/s",
-    "mean_ttft_ms": "mean\nTTFT, ms",
-    "p99_ttft_ms": "p99\nTTFT, ms",
-    "mean_tpot_ms": "mean\nTPOT, ms",
-}
+_SHOWN = headings("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")
 #: Points in the terminal table; the Parquet file has all of them.
 _MOST_SHOWN = 40
 #: Trials of a search in the terminal table, and the default number of trials.
@@ -189,7 +185,7 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
     for name in names:
         # A long value, as of JSON, is folded, so that the metrics stay whole.
         table.add_column(name, justify="right", overflow="fold")
-    for heading in (*_SHOWN.values(), *near):
+    for heading in (*(label.replace(" ", "\n", 1) for label in _SHOWN.values()), *near):
         table.add_column(heading, justify="right", no_wrap=True)
     for each, ends in zip(shown, ranges, strict=True):
         results = each.outcome.summary

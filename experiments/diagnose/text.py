@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from ...sim.metrics.registry import headings
 from ..measured.evidence import Evidence, evidence
 from ..measured.server_class import Client
 from ..measured.server_metrics import ServerMetrics
@@ -220,11 +221,7 @@ def _measured_rows(
                 yield f"while requests arrive: {name}, mean", f"{value:.1f}", f"{getattr(seen, f'arriving_{name}'):.1f}"
         if metrics.hit_rate is not None:
             yield "prefix cache hits", f"{metrics.hit_rate:.0%}", f"{seen.hit_rate:.0%}"
-    for name, label in (
-        ("p90_ttft_ms", "p90 TTFT, ms"),
-        ("p99_itl_ms", "p99 ITL, ms"),
-        ("mean_e2el_ms", "mean E2EL, ms"),
-    ):
+    for name, label in headings("p90_ttft_ms", "p99_itl_ms", "mean_e2el_ms").items():
         if clients is not None and (value := getattr(clients, name)) is not None:
             yield label, f"{value:,.0f}", f"{getattr(seen, name):,.0f}"
 

@@ -28,6 +28,7 @@ from ...sim.config.unread import only_read
 from ...sim.cost import ScaledCost
 from ...sim.engine.replica import build
 from ...sim.metrics.gaps import Gaps
+from ...sim.metrics.registry import COMPARED, LATENCIES, STATISTICS, key
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.runs.run import Run
 from ...sim.types import ticks
@@ -38,11 +39,6 @@ from ...traces.clients.load import ClientLoad
 from ..runs.pool_use import PoolUse, pool_use
 from .server_metrics import ServerMetrics
 
-#: Statistics of a latency by vLLM's names, and the percentile of each; None is the mean.
-STATISTICS = {"mean": None, "median": 50, "p99": 99}
-#: Statistics of summaries, as far as they have them.
-SUMMARY_STATISTICS = {"mean": None, "median": 50, "p90": 90, "p95": 95, "p99": 99}
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
 RATES = ("request_throughput", "output_throughput", "total_token_throughput")
 #: Least share of tokens that arrive in chunks of their own for gaps between chunks to count as inter-token latencies.
 _CHUNKS_ARE_TOKENS = 0.98
@@ -174,7 +170,7 @@ class BenchmarkOfRequests(Benchmark):
         for name, values in latencies.items():
             if values is None:
                 continue
-            found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in STATISTICS.items()}
+            found |= {key(which, name): _statistic(values * 1e3, rank) for which, rank in COMPARED.items()}
         return found
 
     def tpot_ratio(self, replayed: Replayed) -> float | None:
@@ -225,10 +221,9 @@ class SummarisedBenchmark(Benchmark):
         found = dict(self.measured.throughputs)
         for name, of in self.measured.latencies.items():
             seconds = {
-                which: of.mean if rank is None else of.percentiles.get(rank)
-                for which, rank in SUMMARY_STATISTICS.items()
+                which: of.mean if rank is None else of.percentiles.get(rank) for which, rank in STATISTICS.items()
             }
-            found |= {f"{which}_{name}_ms": value * 1e3 for which, value in seconds.items() if value is not None}
+            found |= {key(which, name): value * 1e3 for which, value in seconds.items() if value is not None}
         return found
 
     def tpot_ratio(self, replayed: Replayed) -> float | None:
@@ -340,18 +335,18 @@ class Replayed(Client):
         """A statistic of the inter-token latencies."""
         return self._gaps.mean_ms() if percentile is None else self._gaps.percentile_ms(percentile)
 
-    def values(self, statistics: Mapping[str, int | None] = STATISTICS) -> Metrics:
+    def values(self, statistics: Mapping[str, int | None] = COMPARED) -> Metrics:
         """The metrics, by vLLM's names.
 
         Args:
-            statistics: Those of each latency, as ``STATISTICS``.
+            statistics: Those of each latency, as ``COMPARED``.
         """
         served = self.times.index
         lengths = self.run.workload.prompt_tokens[served], self.run.workload.output_tokens[served]
         found = _rates(self.run.log.end_ticks / ticks.PER_SECOND + self._offset_s, *lengths)
         tpot = self.tpot_s[~np.isnan(self.tpot_s)]
         for name, values in (("ttft", self.ttft_s), ("tpot", tpot), ("e2el", self.e2el_s)):
-            found |= {f"{which}_{name}_ms": _statistic(values * 1e3, rank) for which, rank in statistics.items()}
+            found |= {key(which, name): _statistic(values * 1e3, rank) for which, rank in statistics.items()}
         return found | {f"{which}_itl_ms": self._gap_ms(rank) for which, rank in statistics.items()}
 
 
@@ -372,7 +367,7 @@ def replay(benchmark: Benchmark, settings: Settings, scale: float = 1.0, offset_
 
 def compared(benchmark: Benchmark, replayed: Replayed) -> list[dict[str, Any]]:
     """One row per metric: the simulated value, the measured value, and the relative error."""
-    measured, simulated = benchmark.values(), replayed.values(SUMMARY_STATISTICS)
+    measured, simulated = benchmark.values(), replayed.values(STATISTICS)
     rows = [_row(name, simulated[name], measured[name]) for name in measured]
     return rows + _server_rows(benchmark.metrics, replayed) if benchmark.metrics else rows
 
@@ -410,7 +405,7 @@ def total_error(rows: Sequence[dict[str, Any]]) -> float:
 
     Each relative error counts as at most 1.
     """
-    parts = [RATES, *([f"{which}_{name}_ms" for which in SUMMARY_STATISTICS] for name in LATENCIES)]
+    parts = [RATES, *([key(which, name) for which in STATISTICS] for name in LATENCIES)]
     errors = {row["metric"]: min(1.0, abs(1.0 if row["error"] is None else row["error"])) for row in rows}
     found = [[errors[name] for name in names if name in errors] for names in parts]
     return float(np.mean([np.mean(part) for part in found if part]))

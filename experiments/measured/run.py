@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ...sim import Settings
 from ...sim.cost import ServerConstants
+from ...sim.metrics.registry import LATENCIES, STATISTICS, key
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
@@ -26,8 +27,6 @@ from .constants import fitted_to, replay_served, served, server_document, server
 from .evidence import evidence
 from .knobs import EXPLAINS, NO_ERROR, Knob, ranked, vary_knobs
 from .replay import (
-    LATENCIES,
-    SUMMARY_STATISTICS,
     Benchmark,
     BenchmarkOfRequests,
     Replayed,
@@ -64,7 +63,7 @@ _LABELS = {
     "prefix_cache_hit_rate": "prefix cache hit rate",
     "server_mean_ttft_ms": "TTFT by the server, mean, ms",
     "server_mean_itl_ms": "ITL by the server, mean, ms",
-} | {f"{which}_{name}_ms": f"{name.upper()}, {which}, ms" for name in LATENCIES for which in SUMMARY_STATISTICS}
+} | {key(which, name): f"{latency.label}, {which}, ms" for name, latency in LATENCIES.items() for which in STATISTICS}
 _KNOBS = {
     "step_scale": "--step-scale",
     "num_gpu_blocks": "--num-gpu-blocks-override",

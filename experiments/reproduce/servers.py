@@ -28,6 +28,7 @@ from ...sim.cluster import Cluster, ClusterRun, simulate_cluster
 from ...sim.config.unread import only_read
 from ...sim.cost import ServerConstants
 from ...sim.engine.replica import build
+from ...sim.metrics.registry import COMPARED, OF_REQUESTS, key
 from ...sim.metrics.requests import RequestTimes, end_of_answers
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
@@ -59,9 +60,6 @@ from .board import (
 from .server_loads import LOADS
 
 FIGURE = "servers"
-#: Statistics that are shown, and their percentiles; None is the mean.
-STATISTICS = {"mean": None, "median": 50, "p99": 99}
-LATENCIES = ("ttft", "tpot", "e2el")
 #: ``class`` of a fact that nothing may be fitted to.
 HELD_OUT = "held out"
 #: Columns of a file of requests.
@@ -402,19 +400,19 @@ def _mean_errors(errors: Sequence[float]) -> Figures:
 def _flat(figures: Mapping[str, Any]) -> Figures:
     """``{"ttft_ms": {"mean": 1}}`` as ``{"mean_ttft_ms": 1}``."""
     return {
-        f"{which}_{latency}_ms": figures[f"{latency}_ms"][which]
-        for latency in LATENCIES
-        for which in STATISTICS
+        key(which, latency): figures[f"{latency}_ms"][which]
+        for latency in OF_REQUESTS
+        for which in COMPARED
         if which in figures.get(f"{latency}_ms", {})
     }
 
 
 def _figures(times: RequestTimes, end_ticks: int) -> Figures:
     found = {"output_throughput": float(times.output_tokens.sum() / (end_ticks / ticks.PER_SECOND))}
-    for latency in LATENCIES:
+    for latency in OF_REQUESTS:
         values = getattr(times, f"{latency}_ms")
-        for which, rank in STATISTICS.items():
-            found[f"{which}_{latency}_ms"] = float(values.mean() if rank is None else np.percentile(values, rank))
+        for which, rank in COMPARED.items():
+            found[key(which, latency)] = float(values.mean() if rank is None else np.percentile(values, rank))
     return found
 
 

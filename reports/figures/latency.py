@@ -7,18 +7,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ...sim.metrics.registry import LATENCIES
 from ..data.distribution import LISTED, Distribution
 from ..style.labels import Numbers
 from ..style.look import blank
 from ..style.palette import INK, PAPER, colour, dash, symbol
 
-#: Description of each latency, by vLLM's name of it.
-LATENCIES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token after the first",
-    "itl": "inter-token latency",
-    "e2el": "end-to-end latency",
-}
 #: Percentiles that have a mark on the line.
 _MARKED = (50, 99)
 #: Ratio of the largest to the smallest value above which the axis is logarithmic.
@@ -40,7 +34,7 @@ def latency_cdf(
         met_pct: Share of each run's requests that meet it.
     """
     met = met_pct or {}
-    title = f"{metric.upper()}: {LATENCIES[metric]}"
+    title = f"{LATENCIES[metric].label}: {LATENCIES[metric].meaning}"
     figure = blank(title, _subtitle(metric, runs), 330, _numbers(runs, limit_ms, met), _data(runs))
     for place, (name, values) in enumerate(runs.items()):
         figure.add_traces(

@@ -7,19 +7,17 @@ from typing import NamedTuple
 
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.registry import LATENCIES, OF_REQUESTS
 from ...sim.metrics.requests import RequestTimes
 from ...sim.metrics.result import served_times
 from ...sim.output import frames as pd
 from ..data.distribution import Distribution, of_gaps, of_values
 from ..data.over_time import over_time
 from ..data.results import Result
-from ..figures.latency import LATENCIES, latency_cdf
+from ..figures.latency import latency_cdf
 from ..figures.measured import BAND, agreement, simulated_against_measured
 from ..figures.serving import batch_over_time, throughput_over_time
 from .page import Section
-
-#: Latencies of a single request, as a server's client measures them.
-_OF_REQUESTS = ("ttft", "tpot", "e2el")
 
 
 def latencies(results: Sequence[Result], goal: Objectives | None = None) -> Section | None:
@@ -109,7 +107,7 @@ def measured(found: Measured | None, probed: Sequence[str] = ()) -> Section:
             " with the results of a real server from vllm bench serve --save-result --save-detailed."
         )
         return Section(title, text)
-    figures = [simulated_against_measured(metric, found.pairs) for metric in _OF_REQUESTS]
+    figures = [simulated_against_measured(metric, found.pairs) for metric in OF_REQUESTS]
     agreements = [_agreement_text(name, table) for name, table in found.pairs.items()]
     text = "The same requests on both sides, each as its client sees it."
     return Section(title, "\n\n".join([text, *agreements, found.warning]), figures)
@@ -117,7 +115,7 @@ def measured(found: Measured | None, probed: Sequence[str] = ()) -> Section:
 
 def _agreement_text(name: str, pairs: pd.DataFrame) -> str:
     parts = []
-    for metric in _OF_REQUESTS:
+    for metric in OF_REQUESTS:
         near = agreement(metric, pairs)
         if near.requests:
             parts.append(

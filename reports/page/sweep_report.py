@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import plotly.graph_objects as go
 
+from ...sim.metrics.registry import METRICS
 from ...sim.output import frames as pd
 from ..figures.rates import against_rate, throughput_pareto
 from ..style.palette import COLOURED
@@ -23,8 +24,7 @@ _LISTED = {
     "seed": "Seed",
     "request_throughput": "Requests/s done",
     "request_goodput": "Goodput (requests/s)",
-    "p99_ttft_ms": "p99 TTFT (ms)",
-    "p99_tpot_ms": "p99 TPOT (ms)",
+    **{path: METRICS[path].title for path in ("p99_ttft_ms", "p99_tpot_ms")},
     "load": "Load",
     "near_saturation": "Mean TTFT with steps 5 % shorter and longer (ms)",
     "tokens_per_s_per_user": "Tokens/s per user",

@@ -25,6 +25,7 @@ from ..runs.growth import growth_moments
 from ..runs.run import Run
 from ..types.ticks import PER_MS, PER_SECOND
 from .prefix_cache import first_look_ups
+from .registry import LATENCIES
 from .requests import RequestTimes, preemptions, request_times
 from .speculative_decoding import most_drafts
 
@@ -120,14 +121,13 @@ def _families(run: Run, at: np.ndarray) -> list[_Family]:
             "vllm:request_prompt_tokens", "Number of prefill tokens processed.", finish, work.prompt_tokens[times.index], lengths, at
         ),
         _histogram("vllm:request_generation_tokens", "Number of generation tokens processed.", finish, times.output_tokens, lengths, at),
-        _histogram(
-            "vllm:time_to_first_token_seconds", "Time to first token in seconds.", first, _seconds(first - times.arrival_ticks), _FIRST_TOKEN, at
-        ),
-        _histogram(
-            "vllm:request_time_per_output_token_seconds", "Time per output token of a request in seconds.", finish[several], per_token, _TOKEN, at
-        ),
-        _histogram(
-            "vllm:e2e_request_latency_seconds", "End-to-end request latency in seconds.", finish, _seconds(finish - times.arrival_ticks), _LATENCY, at
+        *(
+            _histogram(LATENCIES[name].family, LATENCIES[name].about, ticks, values, bounds, at)
+            for name, ticks, values, bounds in (
+                ("ttft", first, _seconds(first - times.arrival_ticks), _FIRST_TOKEN),
+                ("tpot", finish[several], per_token, _TOKEN),
+                ("e2el", finish, _seconds(finish - times.arrival_ticks), _LATENCY),
+            )
         ),
         _histogram("vllm:request_queue_time_seconds", "Time in the waiting phase in seconds.", finish, queued, _LATENCY, at),
         *_drafts(run, at),

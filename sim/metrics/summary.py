@@ -19,13 +19,13 @@ from .kv_groups import kv_groups
 from .kv_offloading import kv_offloading
 from .objectives import Objectives
 from .prefix_cache import prefix_cache
+from .registry import PERCENTILES, key
 from .requests import RequestTimes, end_of_answers, request_times
 from .sharing import sharing
 from .speculative_decoding import most_drafts, speculative_decoding
 from .views import PAPER_VIEW, USAGE_VIEW, nine_buckets
 from .work import Work, work
 
-PERCENTILES = (50, 90, 95, 99)
 #: Refused requests that are named; ``requests.parquet`` has them all.
 MOST_REFUSED = 20
 #: A division that no table shows, because its names have other values than the paper's; readers of older summaries have it.
@@ -78,7 +78,7 @@ def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int)
         **_throughput(workload, times, end_ticks),
         **_distribution("ttft", times.ttft_ms),
         **_distribution("tpot", times.tpot_ms),
-        **_gap_distribution(gaps),
+        **_statistics("itl", gaps.mean_ms(), gaps.std_ms(), gaps.percentile_ms),
         **_distribution("e2el", times.e2el_ms),
         "mean_normalized_latency_s": _mean(times.normalized_latency_s),
         "preemptions": {"recompute": int(times.recomputed.sum()), "swap": int(times.swapped.sum())},
@@ -146,22 +146,17 @@ def _served_while_arriving(arrival_ticks: np.ndarray, finish_ticks: np.ndarray) 
 def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
     if not len(values):
         values = np.zeros(1)
-    ranks = np.percentile(values, PERCENTILES)
-    return {
-        f"mean_{name}_ms": _mean(values),
-        f"median_{name}_ms": float(ranks[0]),
-        f"std_{name}_ms": float(np.std(values)),
-        **{f"p{rank}_{name}_ms": float(value) for rank, value in zip(PERCENTILES[1:], ranks[1:], strict=True)},
-    }
+    # All ranks at once: one sort.
+    percentiles = (50, *PERCENTILES)
+    ranks = dict(zip(percentiles, np.percentile(values, percentiles).tolist(), strict=True))
+    return _statistics(name, _mean(values), float(np.std(values)), ranks.__getitem__)
 
 
-def _gap_distribution(gaps: Gaps) -> dict[str, float]:
-    return {
-        "mean_itl_ms": gaps.mean_ms(),
-        "median_itl_ms": gaps.percentile_ms(50),
-        "std_itl_ms": gaps.std_ms(),
-        **{f"p{rank}_itl_ms": gaps.percentile_ms(rank) for rank in PERCENTILES[1:]},
-    }
+def _statistics(name: str, mean: float, std: float, ranked: Callable[[int], float]) -> dict[str, float]:
+    """The statistics of a latency by their paths, in the order of ``vllm bench serve``."""
+    first = {"mean": mean, "median": ranked(50), "std": std}
+    found = first | {f"p{rank}": ranked(rank) for rank in PERCENTILES}
+    return {key(statistic, name): value for statistic, value in found.items()}
 
 
 def _external_fragmentation(run: Run) -> dict[str, float]:

@@ -1,0 +1,120 @@
+"""The metrics of a run, each declared once. Whatever computes, prints, draws or exports one takes its name, label and unit here.
+
+    LATENCIES x STATISTICS   the keys of vllm bench serve, such as ``p99_ttft_ms``, with labels such as "p99 TTFT"
+    METRICS                  these and every other metric with a line in a table, by its path in ``summary.json``
+
+Percentiles are generated: one more in ``PERCENTILES`` is in the summary, its table, and comparisons with measured summaries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A time of requests, or of gaps between tokens.
+
+    Attributes:
+        name: vLLM's, in keys.
+        meaning: In words.
+        family, about: Its histogram at vLLM's ``/metrics`` and the description there; empty where a run exports none.
+        of_requests: Whether each request has one value; gaps are many.
+    """
+
+    name: str
+    meaning: str
+    family: str = ""
+    about: str = ""
+    of_requests: bool = True
+
+    @property
+    def label(self) -> str:
+        """Its abbreviation."""
+        return self.name.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of a summary.
+
+    Attributes:
+        path: Its keys in ``summary.json``, joined by dots.
+        label: In words, without its unit.
+        unit: Empty if the label says it, or for a count.
+    """
+
+    path: str
+    label: str
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Label and unit, in a table."""
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+    @property
+    def title(self) -> str:
+        """Label and unit, as a page has them."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+LATENCIES = {
+    each.name: each
+    for each in (
+        Latency("ttft", "time to first token", "vllm:time_to_first_token_seconds", "Time to first token in seconds."),
+        Latency(
+            "tpot",
+            "time per output token",
+            "vllm:request_time_per_output_token_seconds",
+            "Time per output token of a request in seconds.",
+        ),
+        Latency("itl", "inter-token latency", of_requests=False),
+        Latency(
+            "e2el",
+            "end-to-end latency",
+            "vllm:e2e_request_latency_seconds",
+            "End-to-end request latency in seconds.",
+        ),
+    )
+}
+OF_REQUESTS = tuple(name for name, each in LATENCIES.items() if each.of_requests)
+#: Percentiles beside the median.
+PERCENTILES = (90, 95, 99)
+#: Statistics of a latency that tables show, by vLLM's names, and the percentile of each; None is the mean.
+STATISTICS: dict[str, int | None] = {"mean": None, "median": 50, **{f"p{rank}": rank for rank in PERCENTILES}}
+#: Statistics by which simulated latencies are held against measured ones.
+COMPARED = {which: STATISTICS[which] for which in ("mean", "median", "p99")}
+
+
+def key(statistic: str, latency: str) -> str:
+    """The path of a statistic of a latency, in ms."""
+    return f"{statistic}_{latency}_ms"
+
+
+METRICS = {
+    each.path: each
+    for each in (
+        Metric("request_throughput", "requests/s"),
+        Metric("output_throughput", "output tokens/s"),
+        Metric("total_token_throughput", "tokens/s"),
+        Metric("request_goodput", "goodput, requests/s"),
+        *(
+            Metric(key(statistic, name), f"{statistic} {latency.label}", "ms")
+            for name, latency in LATENCIES.items()
+            for statistic in STATISTICS
+        ),
+        Metric("mean_normalized_latency_s", "latency/token", "s"),
+        Metric("mean_batch", "mean batch"),
+        Metric("preemptions.recompute", "recomputed"),
+        Metric("preemptions.swap", "swapped"),
+        Metric("refused", "refused"),
+        Metric("speculative_decoding.spec_decode_acceptance_length", "acceptance length"),
+        Metric("speculative_decoding.spec_decode_acceptance_rate", "acceptance", "%"),
+    )
+}
+
+
+def headings(*paths: str) -> dict[str, str]:
+    """The headings of some metrics, by path."""
+    return {path: METRICS[path].heading for path in paths}

@@ -1,0 +1,53 @@
+"""The registry against a summary: each metric is there under its path, and each latency is declared."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from fragmeter.sim import Workload, settings, simulate, summary
+from fragmeter.sim.metrics.registry import COMPARED, LATENCIES, METRICS, OF_REQUESTS, PERCENTILES, STATISTICS, key
+from fragmeter.sim.metrics.requests import request_times
+
+#: Metrics that only some runs have.
+SOME = {"request_goodput"} | {path for path in METRICS if path.startswith("speculative_decoding.")}
+
+
+def served():
+    length = np.arange(2, 42, dtype=np.int64)
+    workload = Workload("ramp", arrival_ticks=length * 10**6, prompt_tokens=length * 7, output_tokens=length)
+    return simulate(settings(policy="vllm-v1"), workload)
+
+
+def at(content, path):
+    for part in path.split("."):
+        content = content[part]
+    return content
+
+
+def test_a_summary_has_every_metric_under_its_path():
+    content = summary(served())
+    assert all(isinstance(at(content, path), int | float) for path in METRICS.keys() - SOME)
+
+
+def test_a_summary_has_no_statistic_of_a_latency_that_is_not_declared():
+    declared = {key(statistic, name) for statistic in (*STATISTICS, "std") for name in LATENCIES}
+    shaped = re.compile(r"(mean|median|std|p[\d.]+)_\w+_ms")
+    assert {name for name in summary(served()) if shaped.fullmatch(name)} == declared
+    assert declared - {key("std", name) for name in LATENCIES} <= METRICS.keys()
+
+
+def test_a_statistic_is_the_percentile_that_it_declares():
+    run = served()
+    content, times = summary(run), request_times(run)
+    for name in OF_REQUESTS:
+        values = getattr(times, f"{name}_ms")
+        for statistic, rank in STATISTICS.items():
+            expected = values.mean() if rank is None else np.percentile(values, rank)
+            assert content[key(statistic, name)] == expected, (statistic, name)
+
+
+def test_percentiles_are_generated_once():
+    assert [rank for rank in STATISTICS.values() if rank not in (None, 50)] == list(PERCENTILES)
+    assert COMPARED.items() <= STATISTICS.items()
