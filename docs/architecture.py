@@ -1,8 +1,8 @@
-"""Writes what docs/architecture.md takes from the code: its picture, and the engine's loop that it quotes.
+"""Writes the picture of docs/architecture.md, which follows from the code.
 
 Usage: python docs/architecture.py [--write]
 
-Without ``--write`` nothing is written; the exit status is 1 when the page or the picture is out of date.
+Without ``--write`` nothing is written; the exit status is 1 when the picture is out of date.
 
 The picture, docs/images/architecture.svg, has a panel for each room and a box for each folder of the room:
 
@@ -18,7 +18,6 @@ Imports between rooms are lines of text in the box. The same code gives the same
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 
 #: Panels by row, from top to bottom, and what each room is for.
@@ -98,8 +96,6 @@ PURPOSES = {
     "traces/types": "a trace's columns",
 }
 
-#: What is quoted: the method of a class, in a module.
-LOOP = ("sim/engine/engine.py", "Engine", "_serve")
 
 Graph = dict[str, set[str]]
 
@@ -498,51 +494,15 @@ def _box_svg(box: Box, room: str, centre: float, top: float) -> str:
     return "\n".join(parts)
 
 
-# The quoted loop
-
-
-def quoted(root: Path = ROOT) -> str:
-    """The source of ``LOOP`` without its indentation, as a fenced block that tests do not run as an example."""
-    name, owner, method = LOOP
-    text = (root / name).read_text("utf-8")
-    [found] = [
-        node
-        for cls in ast.parse(text).body
-        if isinstance(cls, ast.ClassDef) and cls.name == owner
-        for node in cls.body
-        if isinstance(node, ast.FunctionDef) and node.name == method
-    ]
-    lines = text.splitlines()[found.lineno - 1 : found.end_lineno]
-    return "\n".join(("```py", *(line[found.col_offset :] for line in lines), "```"))
-
-
-def with_quote(page: str, quote: str) -> str:
-    """The page with the block between its two markers replaced.
-
-    Raises:
-        ValueError: The page has not exactly one pair of markers.
-    """
-    new, count = re.subn(
-        r"(<!-- loop -->\n).*?(\n<!-- end of loop -->)", lambda at: at[1] + quote + at[2], page, flags=re.DOTALL
-    )
-    if count != 1:
-        raise ValueError(f"{count} pairs of the markers <!-- loop --> and <!-- end of loop -->; there must be one")
-    return new
-
-
-def generated() -> dict[Path, str]:
-    """The files that this script keeps, with what they should hold."""
-    return {PICTURE: picture(imports()), PAGE: with_quote(PAGE.read_text("utf-8"), quoted())}
-
-
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 1 for a file that is out of date and was not written."""
-    stale = {path: text for path, text in generated().items() if not path.is_file() or path.read_text("utf-8") != text}
-    for path, text in stale.items():
-        if "--write" in arguments:
-            path.write_text(text, "utf-8")
-        print(f"{path.relative_to(ROOT)}: {'written' if '--write' in arguments else 'out of date'}")
-    return 1 if stale and "--write" not in arguments else 0
+    """The exit status: 1 for a picture that is out of date and was not written."""
+    drawn = picture(imports())
+    if PICTURE.is_file() and PICTURE.read_text("utf-8") == drawn:
+        return 0
+    if "--write" in arguments:
+        PICTURE.write_text(drawn, "utf-8")
+    print(f"{PICTURE.relative_to(ROOT)}: {'written' if '--write' in arguments else 'out of date'}")
+    return 0 if "--write" in arguments else 1
 
 
 if __name__ == "__main__":
