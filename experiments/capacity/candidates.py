@@ -170,6 +170,7 @@ def candidates(
     log: StartupLog | None = None,
     cost: str | None = None,
     server: str | None = None,
+    unlisted: Sequence[str] = (),
 ) -> list[Candidate]:
     """Every combination; the last axis changes fastest. Of equal ones, as where a value is also the default, the first.
 
@@ -178,6 +179,7 @@ def candidates(
         model_name, log: As for ``started``.
         cost: Step time of all candidates. None takes each GPU's profile if it covers the candidate, else the roofline.
         server: File of a server's constants; None for none.
+        unlisted: Axes that the user did not list (``unlisted``). Those that do not start have no remedy, as the other values are tried.
 
     Raises:
         SettingError: An invalid value, drafts that are not simulated, or more candidates than the limit.
@@ -189,17 +191,21 @@ def candidates(
     if total > MOST_POINTS:
         raise SettingError("gpu", total, f"are more candidates than {MOST_POINTS}; leave some out")
     combinations = (dict(zip(whole, combination, strict=True)) for combination in product(*whole.values()))
-    found = [_candidate(line, axis_values, model_name, log, cost, server) for axis_values in combinations]
+    remedied = not any(len(whole[name]) > 1 for name in unlisted)
+    found = [_candidate(line, axis_values, model_name, log, cost, server, remedied) for axis_values in combinations]
     distinct: dict[tuple[object, str, str], Candidate] = {}
     for each in found:
         same = each.settings or tuple(each.axis_values.values())
         distinct.setdefault((same, each.router, each.prefill_replicas), each)
     differ = [name for name, values in whole.items() if name != "gpu" and len(values) > 1]
-    return [replace(each, name=_name(each, differ)) for each in distinct.values()]
+    return [replace(each, name=_name(each, differ, unlisted)) for each in distinct.values()]
 
 
-def _name(candidate: Candidate, differ: Sequence[str]) -> str:
-    return ", ".join([candidate.started.launch.gpu.name, *(f"{name}={candidate.value_text(name)}" for name in differ)])
+def _name(candidate: Candidate, differ: Sequence[str], unlisted: Sequence[str]) -> str:
+    """The GPU, and the values in which candidates differ; of what is not listed those that are not one."""
+    values = {name: candidate.value_text(name) for name in differ}
+    named = (f"{name}={value}" for name, value in values.items() if name not in unlisted or value != "1")
+    return ", ".join([candidate.started.launch.gpu.name, *named])
 
 
 def _candidate(
@@ -209,6 +215,7 @@ def _candidate(
     log: StartupLog | None,
     cost: str | None,
     server: str | None,
+    remedied: bool,
 ) -> Candidate:
     cluster(router=axis_values.get("router", Cluster.router))
     fewest_replicas(axis_values.get("prefill_replicas", NONE))
@@ -229,7 +236,7 @@ def _candidate(
     found.require_simulated()
     refused = found.refusal()
     if refused is not None:
-        return Candidate(axis_values, None, refused.text + _remedy(found), found)
+        return Candidate(axis_values, None, refused.text + (_remedy(found) if remedied else ""), found)
     policy = axis_values.get("policy", _VLLM)
     chosen = found.settings() if policy in (_VLLM, NONE) else _under(policy, found, flags)
     if server is not None:

@@ -256,6 +256,11 @@ class FleetSearch(RateSearch):
         decision = limit.decision if found.decision is Decision.ENOUGH else found.decision
         return Tested(decision, found.shares, tuple(self._found[Kind.RATE, size]), limit.rate)
 
+    def too_few(self, size: int) -> Generator[list[Trial], Results, bool]:
+        """As ``steps``: whether the seeds to begin with call a fleet of ``size`` replicas too few."""
+        yield from self._complete(Kind.SHARE, size // self._engines)
+        return self._tried(size // self._engines).decision is Decision.TOO_FEW
+
     def _fleet(self, size: int | None, fewest: int, limit: Limit | None = None) -> Fleet:
         sizes = sorted(size for kind, size in self._found if kind is Kind.SHARE)
         tried, fewest = tuple(map(self._tried, sizes)), fewest * self._engines

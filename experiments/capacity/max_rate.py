@@ -111,14 +111,22 @@ class MaxRate:
         return stdev(map(log, capped(self.seed_rates)))
 
 
+def limits(
+    settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None
+) -> tuple[SloCheck, float | None]:
+    """``alone`` and ``saturated`` of ``Ahead``, the latter None if the former misses the goal."""
+    drawn, step_cost = load.draw(seed), step_cost or compiled_cost(settings)
+    alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
+    return alone, saturated_rate(settings, drawn.at(inf), step_cost) if alone.meets else None
+
+
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:
     """Run the first seed: its requests alone, all at once, a part of them, then all."""
-    drawn = load.draw(seed)
     step_cost = step_cost or compiled_cost(settings)
-    alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
+    alone, saturated = limits(settings, load, goal, seed, step_cost)
     if not alone.meets:
         return Ahead(alone, None, SeedRate(None))
-    saturated = saturated_rate(settings, drawn.at(inf), step_cost)
+    drawn = load.draw(seed)
     part = drawn.first(min(len(drawn.gaps), max(len(drawn.gaps) // _SCOUT_PART, _SCOUT_LEAST)))
     near = _search(settings, part, goal, saturated, 0, _SCOUT_STRIDE, step_cost)
     found = _search(settings, drawn, goal, saturated, near.power or 0, _STRIDE, step_cost)

@@ -27,7 +27,7 @@ tokens have no price. It is listed after the candidates with a price. For a want
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from math import inf
@@ -37,6 +37,7 @@ from ...sim import Settings, Workload
 from ...sim.cluster import Cluster
 from ...sim.types.errors import SimulationFault, UserError
 from ...sim.types.optional import not_none
+from ..runs.grid import NONE
 from ..runs.inputs import Inputs
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
@@ -60,9 +61,11 @@ from .fleet import (
 from .least import BY_SATURATION, fewest, too_many
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate
+from .prices import Prices
 from .sensitivity import LONGER_STEPS, STEP_TIME, changes, influences
 from .split import AUTO, divided, fewest_replicas
 from .stages import carry_out, rate_of
+from .unlisted import Contest
 
 
 class Service(NamedTuple):
@@ -72,7 +75,14 @@ class Service(NamedTuple):
     router: str
     prefill_replicas: str
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether some replicas only prefill."""
+        return self.prefill_replicas != NONE
 
+
+#: Called with the name and the cost of the best candidate so far, and whether it is confirmed.
+Say = Callable[[str, float, bool], None]
 _Name = TypeVar("_Name")
 _Found = TypeVar("_Found")
 
@@ -108,7 +118,11 @@ class Planner:
         wanted: float | None = None,
     ) -> None:
         self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
-        self._wanted = wanted
+        self.wanted = wanted
+        #: Searches of what is not listed, as far as they are.
+        self.contests: list[Contest] = []
+        #: First seeds of candidates in a contest.
+        self._begun: dict[Service, Ahead] = {}
         #: Loads with runs that fill the replicas of a candidate.
         self._filled: dict[Settings, Load] = {}
         #: By seed and number of requests.
@@ -119,13 +133,31 @@ class Planner:
         #: The fewest replicas that may serve the wanted rate, by the data sheet.
         self._least: dict[Service, int] = {}
 
-    def answers(self, candidates: Sequence[Candidate]) -> list[Answer]:
-        """The answer of each candidate, in their order; of candidates with equal settings and fleets, that of the first.
+    def answers(self, groups: Sequence[Sequence[Candidate]], prices: Prices, say: Say) -> list[Answer]:
+        """The answer of each candidate that may be the cheapest of its group, in their order; of candidates with equal settings and
+        fleets, that of the first. ``contests`` then have what is known of the others.
 
         Raises:
             SimulationFault: An invariant of the simulator is violated.
         """
-        services = {_service(each): each for each in candidates if each.settings}
+        candidates = [each for group in groups for each in group]
+        single = {_service(each): each for group in groups for each in group if each.settings and len(group) == 1}
+        answers = self.answered(single)
+        self.contests = [
+            Contest(self, {_service(each): each for each in group}, prices, say) for group in groups if len(group) > 1
+        ]
+        for contest in self.contests:
+            contest.search()
+            answers |= contest.answers
+        of_none = Answer(candidates[0], wanted=self.wanted)
+        return self._distinct(
+            replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
+            for each in candidates
+            if each.settings is None or _service(each) in answers
+        )
+
+    def answered(self, services: Mapping[Service, Candidate]) -> dict[Service, Answer]:
+        """The answers of candidates that start."""
         few = {service: self._is_simulated(service, candidate) for service, candidate in services.items()}
         jobs = {each.settings: Job(each.settings, self._seeds[0]) for each in services if few[each]}
         ahead = self._run("go ahead", jobs)
@@ -133,31 +165,64 @@ class Planner:
         answers = {
             service: Answer(
                 candidate,
-                ahead[service[0]].error if few[service] else too_many(candidate, self._least[service], self._wanted),
-                wanted=self._wanted,
+                ahead[service[0]].error if few[service] else too_many(candidate, self._least[service], self.wanted),
+                wanted=self.wanted,
                 least_replicas=self._least.get(service),
             )
             for service, candidate in services.items()
         }
-        if self._wanted is None:
+        if self.wanted is None:
             answers |= self._rated(answers, begun)
         else:
             self._fill(begun)
             answers |= self._sized(answers, begun)
-        answers |= self._detailed(answers)
-        of_none = Answer(candidates[0], wanted=self._wanted)
-        return self._distinct(
-            replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
-            for each in candidates
-        )
+        return answers | self._detailed(answers)
+
+    def bounds(self, services: Mapping[Service, Candidate]) -> dict[Service, tuple[float, int | None]]:
+        """The most that a replica serves, requests/s, and the fewest replicas for the wanted rate, if there is one; a rate of 0 if
+        requests served alone miss the goal. A candidate that cannot be simulated has no bound: its answer says why."""
+        simulated = {each: self._is_simulated(each, candidate) for each, candidate in services.items()}
+        jobs = {each: Job(each.settings, self._seeds[0]) for each in services if simulated[each]}
+        found: dict[Service, tuple[float, int | None]] = {}
+        for each, outcome in self._run("limits", jobs).items():
+            limits = outcome.summary or {"meets_alone": True, "saturated": None}
+            most = (inf if limits["saturated"] is None else limits["saturated"]) if limits["meets_alone"] else 0.0
+            found[each] = most, None if self.wanted is None else self._fewest_at(each, most)
+        return {each: found.get(each, (inf, self._least.get(each))) for each in services}
+
+    def _fewest_at(self, service: Service, most: float) -> int:
+        of_rate = first_fleet(not_none(self.wanted), most) if 0 < most < inf and not service.is_divided else 1
+        return max(of_rate, self._least.get(service, 1), fewest_replicas(service.prefill_replicas))
+
+    def first_rates(self, services: Sequence[Service]) -> dict[Service, float]:
+        """The first seed's highest rate of one replica, requests/s; 0 if no rate meets the goal or it cannot be simulated."""
+        outcomes = self._run("go ahead", {each: Job(each.settings, self._seeds[0]) for each in services})
+        self._begun |= {each: _ahead(outcome.summary) for each, outcome in outcomes.items() if outcome.summary}
+        return {each: self._begun[each].found.rate if each in self._begun else 0.0 for each in services}
+
+    def first_size(self, rate: float) -> int | None:
+        """Replicas that take the wanted rate, if there is one, each at ``rate``."""
+        return None if self.wanted is None else first_fleet(self.wanted, rate) if rate else 1
+
+    def is_too_few(self, service: Service, size: int) -> bool:
+        """Whether the first seeds call a fleet too few."""
+        begun = self._begun.get(service)
+        if begun is None or not begun.found.rate or service.is_divided:
+            return False
+        if size < self._least_of(service, begun):
+            return True
+        self._fill({service: begun})
+        steps = self._search(service, begun, size).too_few(size)
+        found, _ = self._drive({service: steps}, {service: (service, begun)})[service]
+        return bool(found)
 
     def _is_simulated(self, service: Service, candidate: Candidate) -> bool:
         """Whether a fleet that a plan simulates may serve the wanted rate, if there is one, by the data sheet."""
-        if self._wanted is None:
+        if self.wanted is None:
             return True
         work = self._work(self._load, self._seeds[0])
         try:
-            self._least[service] = fewest(candidate, work, self._wanted, self._goal.attainment)
+            self._least[service] = fewest(candidate, work, self.wanted, self._goal.attainment)
         except UserError:
             # Its runs say why.
             return True
@@ -182,7 +247,7 @@ class Planner:
 
     def _fill(self, begun: Mapping[Service, Ahead]) -> None:
         """Make the runs of fleets long enough to fill their replicas."""
-        self._filled = {service.settings: self._load.filling(found.in_flight) for service, found in begun.items()}
+        self._filled |= {service.settings: self._load.filling(found.in_flight) for service, found in begun.items()}
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
@@ -211,7 +276,7 @@ class Planner:
 
     def _sized(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the fleet for the wanted rate."""
-        wanted = not_none(self._wanted)
+        wanted = not_none(self.wanted)
         sized = {service: replace(answers[service], found=MaxRate.of(found)) for service, found in begun.items()}
         able = {service: found for service, found in begun.items() if found.found.rate}
         least = {service: self._least_of(service, found) for service, found in able.items()}
@@ -274,7 +339,7 @@ class Planner:
     def _find_shares(self, near: Mapping[Service, int]) -> dict[Service, str]:
         """Find the best share of replicas that prefill, where it is asked for; and the errors."""
         jobs = {
-            service: Job(service.settings, self._seeds[0], (size, service.router, not_none(self._wanted)))
+            service: Job(service.settings, self._seeds[0], (size, service.router, not_none(self.wanted)))
             for service, size in near.items()
             if service.prefill_replicas == AUTO
         }
@@ -315,11 +380,11 @@ class Planner:
         """The fewest replicas that may serve the wanted rate: by the data sheet, and by what one replica serves."""
         least = fewest_replicas(service.prefill_replicas)
         if least == 1 and begun.saturated is not None:
-            least = first_fleet(not_none(self._wanted), begun.saturated)
+            least = first_fleet(not_none(self.wanted), begun.saturated)
         return max(least, self._least.get(service, least))
 
     def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
-        wanted, least = not_none(self._wanted), self._least_of(service, begun)
+        wanted, least = not_none(self.wanted), self._least_of(service, begun)
         engines = service.settings.data_parallel_size
         return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds, engines)
 
@@ -368,16 +433,16 @@ class Planner:
         most = None if begun.saturated is None else begun.saturated * trial.replicas
         match trial.kind:
             case Kind.SHARE:
-                return "fleets", Job(settings, seed, (cluster, not_none(self._wanted)))
+                return "fleets", Job(settings, seed, (cluster, not_none(self.wanted)))
             case Kind.MEETS:
                 return "other seeds", Job(settings, seed, (cluster, most, trial.near))
-            case Kind.RATE if self._wanted is None:
+            case Kind.RATE if self.wanted is None:
                 return "follow", Job(settings, seed, (begun,))
             case Kind.RATE:
-                return "headroom", Job(settings, seed, (cluster, self._wanted, most, trial.near))
+                return "headroom", Job(settings, seed, (cluster, self.wanted, most, trial.near))
 
     def _fleet_job(self, service: Service, replicas: int, seed: int) -> Job:
-        return Job(service.settings, seed, (self._cluster(service, replicas), not_none(self._wanted)))
+        return Job(service.settings, seed, (self._cluster(service, replicas), not_none(self.wanted)))
 
     def _detailed(self, answers: dict[Service, Answer]) -> dict[Service, Answer]:
         """The answers with the detail of those that meet the goal."""
@@ -410,7 +475,7 @@ class Planner:
         fewest = fewest_replicas(answer.candidate.prefill_replicas)
         smaller = answer.replicas - answer.candidate.engines
         sizes = [size for size in (answer.replicas, smaller) if size >= fewest]
-        return tuple(self._share(answer, size, 1.0, not_none(self._wanted), seeds) for size in sizes)
+        return tuple(self._share(answer, size, 1.0, not_none(self.wanted), seeds) for size in sizes)
 
     def influenced(self, answer: Answer, all_inputs: bool) -> Answer:
         """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
@@ -428,7 +493,7 @@ class Planner:
         if fleet is None:
             unchanged, margin, replicas = rate_of(self._run("headroom", {0: job})[0]), 1.0, None
         else:
-            unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / not_none(self._wanted), answer.replicas
+            unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / not_none(self.wanted), answer.replicas
         found = influences(rates, unchanged, margin, replicas, answer.candidate.engines)
         steps = next(each for each in found if each.name == STEP_TIME).higher
         return replace(answer, longer_steps=None if fleet is None else steps, influences=found)
@@ -439,7 +504,7 @@ class Planner:
         fleet, saturated = answer.fleet, answer.rates.saturated
         if not answer.rate or answer.fleet_rate == inf or (fleet is not None and fleet.rates[0] == inf):
             return None
-        wanted = answer.rate if fleet is None else not_none(self._wanted)
+        wanted = answer.rate if fleet is None else not_none(self.wanted)
         cluster = self._cluster(_service(answer.candidate), answer.replicas)
         most = None if saturated is None else saturated * answer.replicas
         return Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
@@ -474,7 +539,7 @@ class Planner:
 
     def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
         """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
-        service, wanted = _service(answer.candidate), not_none(self._wanted)
+        service, wanted = _service(answer.candidate), not_none(self.wanted)
         seeds = range(self._seeds[0], self._seeds[0] + count)
         searches = {size: RateSearch(seeds).rates(size, near=wanted * size / answer.replicas) for size in sizes}
         takes, short = {}, False

@@ -21,14 +21,14 @@ from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.inputs import Inputs
-from ..runs.output import Report
+from ..runs.output import Report, print_beside
 from ..runs.parallel import Workers
 from ..runs.points import Store
 from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
-from ..vllm_serve.start import shape_of
+from ..vllm_serve.start import shape_of, started
 from .answer import Answer, Bill, ranked, without_price
 from .candidates import Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
@@ -52,7 +52,9 @@ from .text import (
     why_loses,
     why_none,
 )
+from .unlisted import RANKS, Contest, groups_of
 
+_RANKS = "tensor_parallel_size"
 #: Least number of seeds to begin with: with fewer, the limit that guides the search is more than five deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
@@ -118,7 +120,12 @@ AIMS = Annotated[Aims, Parameter(name="*", group=_GROUP)]
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The request for a plan: the base lines, and the load."""
+    """The request for a plan: the base lines, and the load.
+
+    Attributes:
+        gpus: Candidates; empty for every preset with a price.
+        searches_ranks: Whether ranks of tensor parallelism that are not listed are open.
+    """
 
     line: ServeLine
     gpus: Sequence[str]
@@ -126,6 +133,7 @@ class PlanRequest:
     model: str | None
     log: StartupLog | None
     inputs: Inputs
+    searches_ranks: bool = False
 
 
 def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder | None, report: Report) -> None:
@@ -145,10 +153,14 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     load = _load(inputs, shape_of(line, request.model).name, aims.seed)
     longest = load.longest_tokens
     steps = aims.cost, aims.server
-    found = candidates(line, request.gpus, request.choices.axes(), request.model, request.log, *steps)
+    axes, unlisted = _opened(line, request, aims, known)
+    gpus = axes.pop("gpu")
+    found = candidates(line, gpus, axes, request.model, request.log, *steps, unlisted=unlisted)
+    groups = groups_of(found, unlisted)
+    found = [candidate for group in groups for candidate in group]
     priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
     _refuse_unread(request, [candidate for candidate in found if candidate.settings], load, aims.seed)
-    found = [_long_enough(candidate, longest) for candidate in found]
+    groups = [[_long_enough(candidate, longest) for candidate in group] for group in groups]
     wanted = _wanted(load)
     for name in _OF_FLEETS:
         if wanted is None and name in request.choices.axes():
@@ -159,7 +171,13 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     planner = Planner(
         load, goal, range(aims.seed, aims.seed + count), workers, None if out is None else Store(out), wanted
     )
-    answers = planner.answers(found)
+    say = _Progress(priced.currency, wanted)
+    try:
+        answers = planner.answers(groups, priced, say)
+    except KeyboardInterrupt:
+        for contest in planner.contests:
+            report.print_line(say.interrupted(contest))
+        raise
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
     if ranks := ranked(answers, load, priced, wanted):
@@ -176,6 +194,46 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     if request.line.uncounted_names:
         report.print_line(f"Without {', '.join(request.line.uncounted_names)}, not counted:")
     _SearchOutput(aims, goal, planner, load, wanted, priced, answers, plan_of_day).write(report, out)
+
+
+def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) -> tuple[dict[str, list[str]], list[str]]:
+    """Axes with their values, the GPU first, and those that are not listed.
+
+    Cards are open where none is listed, and ranks where ``request`` allows it and one of the listed cards does not start the line.
+    A server's constants are of one number of ranks.
+    """
+    axes, listed = {"gpu": list(request.gpus) or list(known.per_gpu_hour)}, request.choices.axes()
+    unlisted = [] if request.gpus else ["gpu"]
+    if request.searches_ranks and _RANKS not in listed and aims.server is None:
+        of_cards = (started(line, each, request.model, request.log) for each in request.gpus)
+        if unlisted or any(each.refusal() is not None for each in of_cards):
+            axes[_RANKS] = list(RANKS)
+            unlisted.append(_RANKS)
+    return axes | listed, unlisted
+
+
+class _Progress:
+    """Says the best candidate so far on standard error, each once."""
+
+    def __init__(self, currency: str, wanted: float | None) -> None:
+        self._unit = f"{currency}/h" if wanted is not None else f"{currency}/h for 1 request/s"
+        self._said = ""
+
+    def __call__(self, name: str, cost: float, confirmed: bool) -> None:
+        text = f"{'confirmed' if confirmed else 'best so far, by one seed'}: {name}, {cost:,.2f} {self._unit}"
+        if text != self._said:
+            print_beside(text)
+        self._said = text
+
+    def interrupted(self, contest: Contest) -> str:
+        """What is known of a search that was interrupted."""
+        best, left = contest.best(), contest.open_names()
+        so_far = "No candidate is known to be enough yet."
+        if best is not None:
+            name, cost, confirmed = best
+            by = "confirmed" if confirmed else "by one seed, not confirmed"
+            so_far = f"Best so far: {name}, {cost:,.2f} {self._unit} ({by})."
+        return f"{so_far} May be cheaper: {', '.join(left)}." if left else so_far
 
 
 def _day(inputs: Inputs, choices: Choices, aims: Aims) -> tuple[Day | None, Inputs]:
@@ -259,6 +317,8 @@ class _SearchOutput:
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
             report.line(line)
+        for line in self._closed_lines():
+            report.line(line)
         verified = [verified_text(answer, self._aims.verify_seeds) for answer, _ in self._ranks if answer.verified]
         for line in verified:
             report.line(line)
@@ -275,6 +335,21 @@ class _SearchOutput:
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
         report.data(document)
+
+    def _closed_lines(self) -> list[str]:
+        """The candidates that cannot be cheaper: how many, or with ``explain`` each."""
+        closed = [each for contest in self._planner.contests for each in contest.closed]
+        if not closed:
+            return []
+        unit = f"{self._priced.currency}/h{'' if self._wanted else ' for 1 request/s'}"
+        nearest = min((each.at_least for each in closed if each.at_least is not None), default=None)
+        if self._aims.explain:
+            return [each.text(unit) for each in closed]
+        costs = "" if nearest is None else f", which cost {nearest:,.2f} {unit} or more, or"
+        return [
+            f"Not answered: {len(closed)} other combinations of card and ranks that start{costs or ', which'} miss the goal with"
+            " requests served alone (--explain has each)."
+        ]
 
     def _recommendation(self) -> str:
         unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
@@ -361,9 +436,13 @@ class _SearchOutput:
             "prices": self._priced.as_dict(),
             "gpus_without_price": list(self._priced.missing),
             "explained": list(explained),
+            **({"not_cheaper": closed} if (closed := self._closed()) else {}),
             **({} if self._day is None else {"day": self._day.as_dict()}),
             "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],
         }
+
+    def _closed(self) -> list[dict[str, Any]]:
+        return [asdict(each) for contest in self._planner.contests for each in contest.closed]
 
     def _by_rank(self) -> list[Answer]:
         return [answer for answer, _ in self._ranks] + self._others

@@ -20,7 +20,7 @@ from .day import full_load, served_day
 from .detail import detail
 from .fleet import check_fleet, highest_rate, known_rate, takes_rate
 from .load import Load
-from .max_rate import follow, go_ahead
+from .max_rate import follow, go_ahead, limits
 from .sensitivity import changed_rate
 from .split import best_share
 
@@ -52,6 +52,11 @@ def _rate_data(rate: float) -> dict[str, Any]:
     return {Kind.RATE: None if rate == inf else rate}
 
 
+def _limits(*arguments: Any) -> dict[str, Any]:
+    alone, saturated = limits(*arguments)
+    return {"meets_alone": alone.meets, "saturated": saturated}
+
+
 def rate_of(outcome: Outcome) -> float:
     """The rate that a step found, requests/s."""
     found = not_none(outcome.summary)[Kind.RATE]
@@ -59,6 +64,7 @@ def rate_of(outcome: Outcome) -> float:
 
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
+    "limits": _limits,
     "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
     "follow": lambda *arguments: _rate_data(follow(*arguments).rate),
     "prefill share": lambda *arguments: {"share": best_share(*arguments)},

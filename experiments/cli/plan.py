@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
+from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
@@ -63,7 +64,7 @@ def plan(
             vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ..., of which the
             memory is reported. With --goodput: the base line of all candidates.
         gpu: Presets, or FILE.json of GPUs of your own, separated by commas or repeated: the card of every rank, or with --goodput
-            candidates.
+            candidates; by default every preset with a price.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
             line names a model by another name.
         vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
@@ -89,7 +90,7 @@ def plan(
         if not check_services(check, workers, aims.seed, report):
             raise ObjectivesMissed
         return
-    if gpu is None:
+    if gpu is None and (aims.goodput is None or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
     described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)
     read = described | named_files(requests=requests, pacing=pacing, reading=reading)
@@ -106,16 +107,16 @@ def plan(
     if llama is not None:
         alone = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "ask": ask, "out": out}
         _require_llama_alone(alone, load, aims, choices)
-        print_llama(llama, _one_gpu(gpu), model, report)
+        print_llama(llama, _one_gpu(not_none(gpu)), model, report)
         return
     log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model, None if vllm is None else version(vllm))
-    gpus = values_of("gpu", gpu)
+    gpus = values_of("gpu", gpu or [])
     if planned:
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
         folder = None if out is None else OutputFolder(out, PLAN)
-        search(aims, PlanRequest(line, gpus, choices, model, log, inputs), workers, folder, report)
+        search(aims, PlanRequest(line, gpus, choices, model, log, inputs, serve is None), workers, folder, report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)

@@ -54,8 +54,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def short_for(name: str, known: Iterable[str]) -> list[str]:
     """The known models that a name without an organisation may stand for.
 
-    These are the ones with exactly that name after the organisation; without one, those whose name adds only suffixes of training and of
-    formats, such as ``-Instruct``. A suffix of the name itself is never left out: ``x-fp8`` does not stand for ``x``.
+    These are the ones with exactly that name after the organisation; without one, those with only suffixes of training and of formats
+    more, such as ``-Instruct``. A suffix of the name itself is never left out: ``x-fp8`` does not stand for ``x``.
     """
     if "/" in name:
         return []

@@ -16,6 +16,7 @@ from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, mean_rate
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner
+from fragmeter.experiments.capacity.prices import prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
@@ -171,7 +172,8 @@ class TestForARate:
         load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=9.0)))
         planner = Planner(load, Goal(Objectives(ttft=500)), range(4), Workers(jobs=1), None, 9.0)
         with pytest.raises(SimulationFault) as raised:
-            planner.answers(candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {}))
+            group = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
+            planner.answers([group], prices(None), lambda *_: None)
         assert str(raised.value) == "the last"
         assert raised.value.__notes__ == ["Traceback\n  at\nthe last"]
 

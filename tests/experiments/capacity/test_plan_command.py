@@ -197,11 +197,21 @@ class TestCommand:
         printed = " ".join(capsys.readouterr().out.split())
         assert "measured with a single seed" in printed and "confidence" not in printed
 
+    def test_ranks_are_tried_where_a_listed_card_does_not_start_with_one(self, capsys):
+        load = ["--goodput", "ttft:2000", "tpot:100", "--request-rate", "0.5", "--num-prompts", "100", "--seeds", "1"]
+        plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "h200,a100-80gb", *load, "--jobs", "1")
+        # Each listed card has an answer; no rank that starts is left out: 2, 4 and 8, as neither card holds the weights alone.
+        assert {each["candidate"]["gpu"] for each in plan["candidates"]} == {"h200", "a100-80gb"}
+        ranks = [each["candidate"]["tensor_parallel_size"] for each in plan["candidates"]]
+        assert len(ranks) + len(plan.get("not_cheaper", [])) == 3 + 3
+        assert plan["recommendation"].startswith("Buy ")
+
     def test_nothing_that_starts(self, capsys):
-        plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL)
+        one = ["--tensor-parallel-size", "1"]
+        plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL, *one)
         assert plan["recommendation"] == "Buy none of these: no candidate has a rate; the reasons follow."
         assert "does not start: torch.OutOfMemoryError" in plan["explained"][0]
-        arguments = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL]
+        arguments = ["--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL, *one]
         assert status(["plan", *arguments]) == DONE
         table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
         assert "does not" in table and "start" in table

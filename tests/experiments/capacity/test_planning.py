@@ -418,9 +418,9 @@ def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
     def planner() -> Planner:
         return Planner(load, goal, range(1), Workers(jobs=1), None, 20.0)
 
-    (alone,) = planner().answers([a100])
+    (alone,) = planner().answers([[a100]], prices(None), lambda *_: None)
     both = planner()
-    beside, _ = both.answers([a100, h200])
+    beside, _ = both.answers([[a100], [h200]], prices(None), lambda *_: None)
     assert beside == alone and alone.replicas > 1
     # The loads do differ: one for all candidates would change the runs.
     sizes = [both.load_of(not_none(each.settings)).num_prompts(alone.replicas) for each in (a100, h200)]

@@ -164,5 +164,5 @@ def test_other_flags_are_refused(check, tmp_path, capsys):
     assert "leave out --gpu, --num-prompts\n" in capsys.readouterr().err
     assert status(["plan", "--check", str(tmp_path / "none.toml")]) == MISTAKE
     assert "cannot be read" in capsys.readouterr().err
-    assert status(["plan", "--model", "llama-3.1-8b", "--goodput", "ttft:500"]) == MISTAKE
+    assert status(["plan", "--serve", "vllm serve llama-3.1-8b", "--goodput", "ttft:500"]) == MISTAKE
     assert "gpu = None: is missing" in capsys.readouterr().err

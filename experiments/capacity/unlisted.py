@@ -1,0 +1,198 @@
+"""The cheapest of the candidates that differ only in what the user left open: cards, and ranks of tensor parallelism.
+
+    open       what is not listed: without ``--gpu`` every preset with a price; with ``--model`` and without ``--tensor-parallel-size``
+               1, 2, 4 and 8 ranks, where no card is listed or a listed one does not start with one; combinations that do not start
+               are left out
+    group      candidates with the same listed values. Each listed combination is answered, and within its group one candidate wins
+    bound      of the cost, without a fleet: the replicas by the data sheet (``least``) and by the rate of a replica that always has
+               requests waiting; infinite if requests served alone miss the goal
+    estimate   of the cost: as many replicas as take the wanted rate at the first seed's highest rate of one
+    1. the candidates with the lowest bounds go ahead, until no bound is below the lowest estimate
+    2. the whole test answers the one with the lowest estimate
+    3. every other candidate of which the bound is below that cost is tested at the largest fleet that costs less, with the first seeds: if
+       they call it too few, the candidate is closed; else the whole test answers it, too
+
+A closed candidate cannot be cheaper than the winner by a bound, or by the same rule by which a plan calls a size too few. Rounds have
+a fixed size, so that the order does not depend on the machine. Without a wanted rate the cost is of a request at the full rate, and
+step 3 goes straight to the whole test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import TYPE_CHECKING
+
+from .answer import Answer
+from .candidates import Candidate
+from .prices import Prices
+
+if TYPE_CHECKING:
+    from .planning import Planner, Service
+
+#: Ranks that are tried where none are listed.
+RANKS = ("1", "2", "4", "8")
+#: Candidates that go ahead in a round.
+_ROUND = 4
+#: Least relative difference of two costs.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A candidate that was not answered, because it cannot cost less than the winner of its group.
+
+    Attributes:
+        name: Of the candidate.
+        at_least: Its cost: by the hour, or without a wanted rate of a request/s; None if requests served alone miss the goal.
+        replicas: The replicas that it is of; None without a wanted rate.
+    """
+
+    name: str
+    at_least: float | None
+    replicas: int | None = None
+
+    def text(self, unit: str) -> str:
+        """One line: why it is not answered."""
+        if self.at_least is None:
+            return f"{self.name}: requests served alone miss the goal"
+        size = "" if self.replicas is None else f", {self.replicas:,} replicas"
+        return f"{self.name}: at least {self.at_least:,.2f} {unit}{size}; not cheaper"
+
+
+@dataclass
+class Contest:
+    """One group, and what is known of it so far.
+
+    Attributes:
+        members: Its candidates that start, by service.
+        bounds, estimates: Costs that are known.
+        answers: Results of the whole test.
+        say: Called with the name and the cost of the best candidate, and whether the whole test confirms it.
+    """
+
+    planner: Planner
+    members: Mapping[Service, Candidate]
+    prices: Prices
+    say: Callable[[str, float, bool], None]
+    bounds: dict[Service, float] = field(default_factory=dict)
+    estimates: dict[Service, float] = field(default_factory=dict)
+    answers: dict[Service, Answer] = field(default_factory=dict)
+    #: Sizes of fleets that the first seeds call too few.
+    _too_few: dict[Service, int] = field(default_factory=dict)
+
+    def search(self) -> None:
+        """Find the cheapest member."""
+        if len(self.members) > 1:
+            self.bounds = {
+                each: self._cost(each, rate, replicas)
+                for each, (rate, replicas) in self.planner.bounds(self.members).items()
+            }
+            self._go_ahead()
+        else:
+            self.bounds = self.estimates = dict.fromkeys(self.members, 0.0)
+        while open_ones := [each for each in self._by(self.estimates) if self._is_open(each)]:
+            first, *_ = open_ones
+            if self.answers and self._is_too_few(first):
+                continue
+            self.answers |= self.planner.answered({first: self.members[first]})
+            self._say()
+        if not self.answers and self.members:
+            # Every member misses the goal alone: the answer of one says so.
+            first = next(iter(self.members))
+            self.answers = self.planner.answered({first: self.members[first]})
+
+    @property
+    def closed(self) -> list[Closed]:
+        """The members without an answer, by their bound."""
+        return [self._closed(each) for each in self._by(self.bounds) if each not in self.answers]
+
+    def _closed(self, service: Service) -> Closed:
+        bound = self.bounds[service]
+        name = self.members[service].name
+        if bound == inf:
+            return Closed(name, None)
+        replicas = None if self.planner.wanted is None else round(bound / self._hour(service))
+        return Closed(name, bound, replicas)
+
+    def _go_ahead(self) -> None:
+        while True:
+            best = min(self.estimates.values(), default=inf)
+            left = [each for each in self._by(self.bounds) if each not in self.estimates and self.bounds[each] < best]
+            if not left:
+                return
+            for each, rate in self.planner.first_rates(left[:_ROUND]).items():
+                replicas = self.planner.first_size(rate)
+                self.estimates[each] = max(self.bounds[each], self._cost(each, rate, replicas))
+            self._say()
+
+    def _is_open(self, service: Service) -> bool:
+        costs = [self.cost_of(each) for each in self.answers]
+        lowest = min(costs, default=inf)
+        return service not in self.answers and self.bounds[service] < lowest * (1 - _ROUNDING)
+
+    def _is_too_few(self, service: Service) -> bool:
+        """Whether the first seeds call the largest fleet too few that costs less than the best answer; its bound is then above."""
+        lowest = min(map(self.cost_of, self.answers))
+        if self.planner.wanted is None or lowest == inf:
+            return False
+        hour, engines = self._hour(service), self.members[service].engines
+        size = (ceil(lowest / hour / engines * (1 - _ROUNDING)) - 1) * engines
+        if not self.planner.is_too_few(service, size):
+            return False
+        self.bounds[service] = (size + engines) * hour
+        return True
+
+    def cost_of(self, service: Service) -> float:
+        """The cost of an answer; infinite without one, and where only bursts are known: a lower bound closes no other candidate."""
+        answer = self.answers[service]
+        if not answer.rate or answer.full_rate == 0 or (answer.fleet is not None and answer.is_burst):
+            return inf
+        return self._cost(service, answer.full_rate, None if answer.fleet is None else answer.replicas)
+
+    def _cost(self, service: Service, rate: float, replicas: int | None) -> float:
+        hour = self._hour(service)
+        if replicas is not None:
+            return replicas * hour if rate else inf
+        return hour / rate if rate else inf
+
+    def _hour(self, service: Service) -> float:
+        launch = self.members[service].started.launch
+        return launch.num_gpus * self.prices.of(launch.gpu.name)
+
+    def _by(self, costs: Mapping[Service, float]) -> list[Service]:
+        """Services with a cost, the lowest first, then fewer GPUs, then in their order."""
+        places = {each: place for place, each in enumerate(self.members)}
+        return sorted(costs, key=lambda each: (costs[each], self.members[each].num_gpus, places[each]))
+
+    def best(self) -> tuple[str, float, bool] | None:
+        """Name and cost of the best member so far, and whether the whole test confirms it."""
+        confirmed = {each: cost for each in self.answers if (cost := self.cost_of(each)) < inf}
+        known = confirmed or {each: cost for each, cost in self.estimates.items() if cost < inf}
+        if not known:
+            return None
+        first = self._by(known)[0]
+        return self.members[first].name, known[first], bool(confirmed)
+
+    def open_names(self) -> list[str]:
+        """Members that may still be cheaper than the best one."""
+        best, bounds = self.best(), dict.fromkeys(self.members, 0.0) | self.bounds
+        cost = inf if best is None else best[1]
+        return [
+            self.members[each].name for each in self._by(bounds) if each not in self.answers and bounds[each] < cost
+        ]
+
+    def _say(self) -> None:
+        if len(self.members) > 1 and (best := self.best()) is not None:
+            self.say(*best)
+
+
+def groups_of(candidates: Sequence[Candidate], unlisted: Sequence[str]) -> list[list[Candidate]]:
+    """The candidates with the same values on every listed axis; of those that do not start only the first, and that only where none
+    of its group starts."""
+    groups: dict[tuple[str, ...], list[Candidate]] = {}
+    for each in candidates:
+        same = tuple(value for name, value in each.axis_values.items() if name not in unlisted)
+        groups.setdefault(same, []).append(each)
+    return [[each for each in some if each.settings] or some[:1] for some in groups.values()]
