@@ -55,6 +55,10 @@ from .text import (
 from .unlisted import RANKS, Contest, groups_of
 
 _RANKS = "tensor_parallel_size"
+#: Axes of parallelism: who lists one has chosen how a model is divided.
+_PARALLELISM = {
+    _RANKS, "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size", "enable_expert_parallel",
+}  # fmt: skip
 #: Least number of seeds to begin with: with fewer, the limit that guides the search is more than five deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
@@ -199,12 +203,13 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
 def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) -> tuple[dict[str, list[str]], list[str]]:
     """Axes with their values, the GPU first, and those that are not listed.
 
-    Cards are open where none is listed, and ranks where ``request`` allows it and one of the listed cards does not start the line.
+    Cards are open where none is listed, and ranks where ``request`` allows it, no parallelism is listed, and one of the listed cards
+    does not start the line.
     A server's constants are of one number of ranks.
     """
     axes, listed = {"gpu": list(request.gpus) or list(known.per_gpu_hour)}, request.choices.axes()
     unlisted = [] if request.gpus else ["gpu"]
-    if request.searches_ranks and _RANKS not in listed and aims.server is None:
+    if request.searches_ranks and not _PARALLELISM & listed.keys() and aims.server is None:
         of_cards = (started(line, each, request.model, request.log) for each in request.gpus)
         if unlisted or any(each.refusal() is not None for each in of_cards):
             axes[_RANKS] = list(RANKS)

@@ -1,8 +1,8 @@
 """The cheapest of the candidates that differ only in what the user left open: cards, and ranks of tensor parallelism.
 
-    open       what is not listed: without ``--gpu`` every preset with a price; with ``--model`` and without ``--tensor-parallel-size``
-               1, 2, 4 and 8 ranks, where no card is listed or a listed one does not start with one; combinations that do not start
-               are left out
+    open       what is not listed: without ``--gpu`` every preset with a price; with ``--model`` and without a flag of parallelism 1, 2,
+               4 and 8 ranks, where no card is listed or a listed one does not start with one; combinations that do not start are
+               left out
     group      candidates with the same listed values. Each listed combination is answered, and within its group one candidate wins
     bound      of the cost, without a fleet: the replicas by the data sheet (``least``) and by the rate of a replica that always has
                requests waiting; infinite if requests served alone miss the goal

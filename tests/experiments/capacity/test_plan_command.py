@@ -304,7 +304,7 @@ def test_fleets_of_engines_that_share_experts_are_bought_whole(capsys):
         assert each["bill"]["replicas"] % 4 == 0 and each["bill"]["gpus"] == each["bill"]["replicas"]
         sizes = [verified["replicas"] for verified in each["verified"]]
         assert sizes == [size for size in (each["bill"]["replicas"], each["bill"]["replicas"] - 4) if size]
-    alone = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", *load)
+    alone = planned(capsys, "--model", "mixtral-8x7b", "--gpu", "h100-80gb", "--tensor-parallel-size", "1", *load)
     assert "CUDA out of memory" in alone["candidates"][0]["refused"]
 
 
