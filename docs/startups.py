@@ -220,7 +220,7 @@ COLUMNS = (
 
 
 def page(answers: Sequence[Compared | str]) -> str:
-    """docs/startups.md, of the answers to all cases."""
+    """The text of docs/startups.md: the counts, and a row for each case that has an answer."""
     found = [each for each in answers if isinstance(each, Compared)]
     left_out = Counter(_short(each) for each in answers if isinstance(each, str))
     missing = [

@@ -63,7 +63,7 @@ class Closed:
 
 @dataclass
 class Contest:
-    """One group, and what is known of it so far.
+    """A group of two or more, and what is known of it so far.
 
     Attributes:
         members: Its candidates that start, by service.
@@ -84,21 +84,18 @@ class Contest:
 
     def search(self) -> None:
         """Find the cheapest member."""
-        if len(self.members) > 1:
-            self.bounds = {
-                each: self._cost(each, rate, replicas)
-                for each, (rate, replicas) in self.planner.bounds(self.members).items()
-            }
-            self._go_ahead()
-        else:
-            self.bounds = self.estimates = dict.fromkeys(self.members, 0.0)
+        self.bounds = {
+            each: self._cost(each, rate, replicas)
+            for each, (rate, replicas) in self.planner.bounds(self.members).items()
+        }
+        self._go_ahead()
         while open_ones := [each for each in self._by(self.estimates) if self._is_open(each)]:
             first, *_ = open_ones
             if self.answers and self._is_too_few(first):
                 continue
             self.answers |= self.planner.answered({first: self.members[first]})
             self._say()
-        if not self.answers and self.members:
+        if not self.answers:
             # Every member misses the goal alone: the answer of one says so.
             first = next(iter(self.members))
             self.answers = self.planner.answered({first: self.members[first]})
@@ -184,7 +181,7 @@ class Contest:
         ]
 
     def _say(self) -> None:
-        if len(self.members) > 1 and (best := self.best()) is not None:
+        if (best := self.best()) is not None:
             self.say(*best)
 
 

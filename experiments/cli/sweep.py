@@ -197,7 +197,7 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
 
 
 def _steps_text(swept: Sequence[Swept]) -> Iterable[str]:
-    """How many points are near saturation, and what the step times rest on."""
+    """The lines below a sweep: how many of its points are near saturation, and the source and evidence of its step times."""
     done = [(each.point.inputs.settings, each.outcome.summary) for each in swept if each.outcome.summary]
     near = sum("near_saturation" in summary for _, summary in done)
     if near:

@@ -219,9 +219,13 @@ def validate_against(
     report: Report,
     save_server: Path | None = None,
 ) -> None:
-    """Compare a simulated replica with a benchmark.
+    """Simulate the server of a benchmark under the requests that it sent, and report the differences.
 
     Args:
+        path: Result of the benchmark, as ``vllm bench serve --save-result`` writes it.
+        metrics: The server's ``/metrics`` after it; None for none.
+        server: The line or settings of the server.
+        folder: Where the comparison and its requests are kept; None for nowhere.
         save_server: File for the constants of the server.
 
     Raises:

@@ -156,7 +156,7 @@ def _function(kernel: Kernel) -> Callable[..., int]:
 
 
 def built(kernel: Kernel) -> Path:
-    """The shared library of a kernel, from the cache or built now.
+    """The path of a kernel's shared library, which is compiled if the cache does not have it.
 
     Raises:
         UserError: There is no compiler, or no folder for the cache.

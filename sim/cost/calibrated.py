@@ -167,7 +167,7 @@ class AttentionCurves:
         return None if self.mixed_model is not None else (self.mixed_decode, self._per_block, 0)
 
     def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, Amount]:
-        """Where a call of all layers is on the axes of the residuals: a window shortens its layers' part of the mean."""
+        """Axes, in the table of residuals, of a mixed call with the mean of what all layers read; a layer with a window reads at most that."""
         layers = sum(count for count, _ in self._groups)
         read = sum(count * min(context, batch * (window or context)) for count, window in self._groups) / layers
         seen = sum(count * min(pairs, tokens * (window or pairs)) for count, window in self._groups) / layers

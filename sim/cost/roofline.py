@@ -144,7 +144,7 @@ class RooflineCost:
         return hidden + attention + states + sum(model.mlp_width(layer, ranks) for layer in range(model.num_layers))
 
     def _compile_experts(self, share: shares.Shares) -> None:
-        """Ticks to read all experts; those that few tokens reach are a list by tokens, filled as it is asked for."""
+        """Set the ticks to read all experts. ``_experts_read`` has those of the experts that n tokens reach, and grows as steps need more."""
         bandwidth = self.gpu.memory_bytes_per_s * share.gemm_bandwidth
         routed = self._bytes([matrix for matrix in self._matrices(self._ranks) if matrix.part == "expert"])
         self._expert_read = ticks(routed, bandwidth)

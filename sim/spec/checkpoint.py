@@ -166,7 +166,7 @@ def _fp8_block(keys: Mapping[str, Any], method: object) -> int | None:
 
 
 def _lacking(spec: ModelSpec, own: Mapping[str, Any]) -> str | None:
-    """What is taken for granted of ModelOpt's own file without keys that vLLM requires with NVFP4."""
+    """The assumption to report where ModelOpt's own file lacks keys that vLLM requires with NVFP4; None where it has them, or another format."""
     missing = [key for key in _REQUIRED_OF_NVFP4 if key not in own]
     if "NVFP4" not in str(own.get("quant_algo")).upper() or not missing:
         return None

@@ -339,7 +339,7 @@ class BlockPool:
         return True
 
     def touch(self, blocks: Sequence[int], moment: int = 0) -> None:
-        """One table more has each of ``blocks``, which were found by their hashes or are in tables.
+        """Count one more reference to each of ``blocks``, as vLLM's ``touch``; free ones leave the queue. All were found by their hashes or are in tables.
 
         Raises:
             SimulationFault: A block is free and has no hash: it was evicted after the look-up, or never had one.

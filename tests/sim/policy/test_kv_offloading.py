@@ -21,7 +21,7 @@ from fragmeter.sim.engine.observer import Observer
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.ledger import Leap
 from fragmeter.sim.memory.paged.offload import OffloadedMemory
-from fragmeter.sim.memory.prefix.host_tier import HostTier
+from fragmeter.sim.memory.prefix.host_tier import HostTier, Offer
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.runs.run import Run
@@ -588,3 +588,20 @@ def test_what_was_loaded_is_found_on_the_gpu():
     table = requests_table(simulate(_settings(7, 100), work, _Costs()))
     assert table["cached_tokens"].tolist() == [0, 0, 4, 8]
     assert table["offloaded_tokens"].tolist() == [0, 0, 4, 0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_sequences_that_finish_in_one_step_are_used_in_the_order_of_the_running_queue(first):
+    """Whichever leaves the memory first: the host then evicts the block of the one that entered first."""
+    tier = HostTier(num_blocks=2, block_size=1)
+    tier.connect(lambda: 0, lambda blocks: 0, lambda blocks: 0)
+    two = [Sequence(index, 1, 1, 1) for index in range(2)]
+    tier.end_decision((), [Offer(each, 1, [(10 + each.index, 0, each.index)]) for each in two], set(), False)
+    tier.end_decision((), (), set(), False)
+    tier.complete(0)
+    for each in (two[first], two[1 - first]):
+        tier.finish(Offer(each, 1, []))
+    tier.end_decision((), (), set(), False)
+    third = Sequence(2, 1, 1, 1)
+    tier.end_decision((), [Offer(third, 1, [(12, 0, 2)])], set(), False)
+    assert [tier.cache.has(name) for name in (10, 11, 12)] == [False, True, True]
