@@ -121,6 +121,9 @@ class OffloadTransaction(PagedTransaction):
             memory.tier.offering[sequence] = None
             known = sequence.computed_tokens
             memory.group_tables.reach(sequence, known, known + tokens, known + tokens)
+            # vLLM takes all blocks of an admitted request for allocated, those that it has loaded, too (``update_state_after_alloc``).
+            tables = memory.group_tables.tables[sequence]
+            memory.taken.update(block for table in tables for block in table if block is not NULL_BLOCK)
             self.free = memory.cache.pool.num_free
             return
         super().enter(sequence, tokens, blocks)
@@ -170,6 +173,7 @@ class OffloadedMemory(PagedMemory):
     Attributes:
         tier: The blocks on the host, and the copies.
         deferred: Finished sequences that the running step computes in vain, with their blocks, which come free after it.
+        taken: Ids of blocks that the decision has taken or hit, or that an admitted sequence has.
     """
 
     _transaction: OffloadTransaction
@@ -203,8 +207,8 @@ class OffloadedMemory(PagedMemory):
         self._seeking = sorted(seekers, key=lambda seeker: (seeker.needed > 0, -seeker.needed))
         # Ids in the tables of windows of sequences with blocks to offer, as they were allocated: a window may have passed some.
         self._in_windows: dict[Sequence, dict[int, list[int | None]]] = {}
-        self._taken: set[int] = set()
-        self.cache.pool.taken = self._taken
+        self.taken: set[int] = set()
+        self.cache.pool.taken = self.taken
         self.deferred: dict[Sequence, tuple[GroupTable, ...]] = {}
         # Whether blocks came free after the last decision.
         self._has_freed = False
@@ -320,11 +324,11 @@ class OffloadedMemory(PagedMemory):
         states = self._take_states()
         offering = sorted((each for each in self.tier.offering if each in computed), key=attrgetter("order"))
         offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).blocks]
-        wait = self.tier.end_decision(states, offers, self._taken, not computed)
+        wait = self.tier.end_decision(states, offers, self.taken, not computed)
         for sequence in offering:
             if self.tier.offered(sequence) >= sequence.prompt_tokens // self.block_size:
                 self.forget(sequence)
-        self._taken.clear()
+        self.taken.clear()
         self._free_deferred()
         return wait
 
@@ -343,7 +347,7 @@ class OffloadedMemory(PagedMemory):
             return
         for noted in self._in_windows.values():
             for place, ids in noted.items():
-                noted[place] = [None if block in self._taken else block for block in ids]
+                noted[place] = [None if block in self.taken else block for block in ids]
         for sequence in self.tier.offering:
             if sequence in computed:
                 tables, noted = self.group_tables.tables[sequence], self._in_windows.setdefault(sequence, {})
@@ -448,9 +452,22 @@ class OffloadedMemory(PagedMemory):
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``; a block that the running step fills is found from the next decision on."""
+        is_stalled = sequence in self.partial
         super().stall(sequence, decode_step)
+        if not is_stalled:
+            # It may have been asked for a block that it did not get; its windows have passed blocks then.
+            self._count_as_tables(sequence)
         if not finished:
             self._stalled[sequence] = sequence.held_tokens(decode_step)
+
+    def _count_as_tables(self, sequence: Sequence) -> None:
+        """Hold of a stalled sequence what its tables have."""
+        assert self.group_tables is not None
+        tables, held = self.group_tables.tables[sequence], self.partial[sequence]
+        blocks = len(tables[self._growing])
+        skipped = tuple(tables[self.groups.kinds.index(kind)].count(NULL_BLOCK) for kind in self._passing)
+        self._hold(blocks - held.blocks, [more - before for more, before in zip(skipped, held.skipped, strict=True)])
+        self.partial[sequence] = held._replace(blocks=blocks, skipped=skipped)
 
     def _open_groups(self, decode_step: int) -> int:
         assert self.cache is not None and self.group_tables is not None
@@ -465,15 +482,12 @@ class OffloadedMemory(PagedMemory):
         cache.publish(sequence, tables.tables[sequence], sequence.held_tokens(decode_step))
         self._finish(sequence)
         super().stall(sequence, decode_step)
-        blocks = tables.detach(sequence)
-        held = self.partial[sequence]
         # A step in vain may have passed blocks, and taken some.
-        units = len(blocks[self._growing])
-        skipped = tuple(blocks[self.groups.kinds.index(kind)].count(NULL_BLOCK) for kind in self._passing)
-        self._hold(units - held.blocks, [more - before for more, before in zip(skipped, held.skipped, strict=True)])
+        self._count_as_tables(sequence)
+        held = self.partial[sequence]
         tokens = held.computed_tokens + 1
-        self.partial[sequence] = Partial(units, skipped, tokens, tokens)
-        self.deferred[sequence] = blocks
+        self.partial[sequence] = held._replace(computed_tokens=tokens, known_tokens=tokens)
+        self.deferred[sequence] = tables.detach(sequence)
 
     def _free_deferred(self) -> None:
         """The step that computed finished sequences in vain is over."""

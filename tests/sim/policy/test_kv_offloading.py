@@ -30,6 +30,8 @@ from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import read_with_content
+from real_vllm import ours
+from real_vllm.workloads import KINDS
 from shared_prefixes import SharedCase, caching_settings, shared_cases
 from strategies import LineCost
 
@@ -605,3 +607,11 @@ def test_sequences_that_finish_in_one_step_are_used_in_the_order_of_the_running_
     third = Sequence(2, 1, 1, 1)
     tier.end_decision((), [Offer(third, 1, [(12, 0, 2)])], set(), False)
     assert [tier.cache.has(name) for name in (10, 11, 12)] == [False, True, True]
+
+
+def test_a_sequence_that_finds_no_block_has_given_back_what_its_windows_passed():
+    """The running step computes the sequence that would be preempted for it, so that it stalls; the ledger adds up (``finished``)."""
+    case = replace(KINDS["windows_cached"](65), prefix_caching=True)
+    # 5,000 pages of the host.
+    chosen = ours.settings_of(case, True, enable_prefix_caching=True, kv_offloading_size=5000 * 4096 / (1 << 30))
+    assert simulate(chosen, case.workload, _Costs(load_ticks=90)).accounts is not None
