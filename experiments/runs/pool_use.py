@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...sim.memory.accounting.buckets import NOT_HELD
 from ...sim.metrics.prefix_cache import hits_and_evictions
 from ...sim.runs.growth import growth_moments
 from ...sim.runs.run import Run
 from ...sim.types.sums import dot, total
-
-#: Buckets of slots that a new request can use; all others are in use.
-_FREE = ("free", "cached", "stranded")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def pool_use(run: Run) -> PoolUse:
     rows, capacity = run.log.rows, run.log.capacity_slots
     busy = int(rows["ticks"].sum())
     over_time = run.accounts.window().slot_ticks
-    used = sum(value for bucket, value in over_time.items() if bucket not in _FREE)
+    used = sum(value for bucket, value in over_time.items() if bucket not in NOT_HELD)
     at_rows = np.add(*_used_slots(run))
     cache = hits_and_evictions(run)
     return PoolUse(
@@ -56,7 +54,7 @@ def pool_use(run: Run) -> PoolUse:
 def _used_slots(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Slots in use in the first step of every row, and those allocated in its later steps, int64 [rows] each."""
     levels = run.accounts.at_rows()
-    first = np.asarray(run.log.capacity_slots - sum(levels[bucket] for bucket in _FREE))
+    first = np.asarray(run.log.capacity_slots - sum(levels[bucket] for bucket in NOT_HELD))
     if not run.log.paged or run.log.groups.sliding:
         return first, np.zeros_like(first)
     # In its last step a leap holds the blocks that its sequences have allocated on the way.

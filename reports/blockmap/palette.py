@@ -16,34 +16,24 @@ from colorsys import hls_to_rgb
 
 import numpy as np
 
-from ...sim.metrics.views import SLOTS_VIEW
+from ...sim.memory.accounting.buckets import BUCKETS, DECLARED, NOT_HELD, Hls
 from ...sim.recording.blocks import NO_SEQUENCE
-from ..style.palette import BUCKETS
 
 SHADES = 12
 KINDS: tuple[str, ...] = (*BUCKETS, "given_up")
 """What a block can be, by its number in a recorded map."""
 
-KIND_LABELS: dict[str, str] = {bucket: each.label for bucket, each in SLOTS_VIEW.categories.items()} | {
+KIND_LABELS: dict[str, str] = {bucket: DECLARED[bucket].label for bucket in BUCKETS} | {
     "given_up": "free since a preemption"
 }
-_HELD_KINDS = KINDS.index("stranded")
+_HELD_KINDS = KINDS.index(NOT_HELD[0])
 #: Coprime to SHADES, so that consecutive requests are far apart.
 _STRIDE = 5
 
 #: Hue in degrees, lightness and saturation in percent: of the light form, then of the dark one; and the range of hue
 #: and lightness around these over the shades.
-_BASE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float], float, float]] = {
-    "live": ((216, 37, 68), (214, 55, 66), 21, 13),
-    "reserved": ((211, 84, 64), (213, 27, 42), 16, 4),
-    "over_estimate": ((21, 55, 84), (20, 50, 78), 5, 6),
-    "block_tail": ((54, 58, 84), (54, 60, 80), 3, 5),
-    "round_up": ((41, 48, 92), (41, 50, 88), 3, 5),
-    "finished_hold": ((350, 70, 42), (350, 62, 40), 5, 4),
-    "stranded": ((210, 20, 8), (210, 64, 8), 0, 0),
-    "cached": ((163, 34, 100), (163, 40, 90), 0, 0),
-    "free": ((214, 93, 18), (214, 12, 14), 0, 0),
-    "given_up": ((346, 46, 84), (346, 46, 84), 0, 0),
+_BASE: dict[str, tuple[Hls, Hls, float, float]] = {bucket: DECLARED[bucket].on_map for bucket in BUCKETS} | {
+    "given_up": ((346, 46, 84), (346, 46, 84), 0, 0)
 }
 
 

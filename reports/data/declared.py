@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...sim.memory import BUCKETS
-from ...sim.memory.accounting.ledger import OPTIONAL_BUCKETS
+from ...sim.memory.accounting.buckets import BUCKETS, OPTIONAL_BUCKETS
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
 from ...sim.types.user_files import json_value

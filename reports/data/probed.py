@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...sim.memory.accounting.buckets import BUCKETS
 from ...sim.memory.accounting.kv_groups import STATE
-from ...sim.memory.accounting.ledger import BUCKETS
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS

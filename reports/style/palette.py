@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...sim.memory.accounting.buckets import BUCKETS as _NAMES
+from ...sim.memory.accounting.buckets import DECLARED
+
 
 @dataclass(frozen=True, slots=True)
 class Hue:
@@ -25,30 +28,15 @@ class Hue:
 
 
 INK, PAPER, MUTED, GRID, LINK = "#1b1f24", "#ffffff", "#57606a", "#d5dbe1", "#0550ae"
-WHITE_TEXT, BLACK_TEXT = "#fefefe", "#0b0b0b"
+BLACK_TEXT = "#0b0b0b"
 
-_BLUE = Hue("#0072b2", "#0a7abb", WHITE_TEXT)
-_SKY = Hue("#56b4e9", "#56b4e9", BLACK_TEXT)
-_VERMILLION = Hue("#d55e00", "#d55e00", BLACK_TEXT)
-_YELLOW = Hue("#f0e442", "#f0e442", BLACK_TEXT)
-_ORANGE = Hue("#e69f00", "#e69f00", BLACK_TEXT)
-_PURPLE = Hue("#cc79a7", "#cc79a7", BLACK_TEXT, hatch="/")
-_BLACK = Hue("#33383d", "#c3cad1", PAPER, hatch="x")
-_GREEN = Hue("#009e73", "#009e73", BLACK_TEXT, hatch=".")
-_GREY = Hue("#e6e9ed", "#2c333b", INK)
-
-BUCKETS: dict[str, Hue] = {
-    "live": _BLUE,
-    "reserved": _SKY,
-    "over_estimate": _VERMILLION,
-    "block_tail": _YELLOW,
-    "round_up": _ORANGE,
-    "finished_hold": _PURPLE,
-    "stranded": _BLACK,
-    "cached": _GREEN,
-    "free": _GREY,
-}
+BUCKETS: dict[str, Hue] = {bucket: Hue(*DECLARED[bucket].hue) for bucket in _NAMES}
 """The ledger's buckets, in the order in which they are stacked."""
+
+_BLUE, _SKY, _VERMILLION, _ORANGE, _PURPLE, _BLACK, _GREEN, _GREY = (
+    BUCKETS[bucket]
+    for bucket in ("live", "reserved", "over_estimate", "round_up", "finished_hold", "stranded", "cached", "free")
+)
 
 PARTS: dict[str, Hue] = {
     "token_states": _BLUE,
@@ -77,7 +65,7 @@ MEMORY: dict[str, Hue] = {
     "live": _BLUE,
     "state": _PURPLE,
     "reserved": _SKY,
-    "block_tail": _YELLOW,
+    "block_tail": BUCKETS["block_tail"],
     "page_padding": _VERMILLION,
     "stranded": _BLACK,
     "cached": _GREEN,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .accounting.buckets import BUCKETS
 from .accounting.kv_groups import GroupSize, PageGroups, most_prompt_blocks
-from .accounting.ledger import BUCKETS
 from .contiguous.buddy import BuddyArena
 from .contiguous.contiguous import BatchMemory, ContiguousMemory
 from .contiguous.dialogue_copies import DialogueContiguousMemory

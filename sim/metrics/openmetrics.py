@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..memory.accounting.buckets import NOT_HELD
 from ..runs.growth import growth_moments
 from ..runs.run import Run
 from ..types.ticks import PER_MS, PER_SECOND
@@ -41,8 +42,6 @@ _TOKEN = (
 #: Simulated seconds between two scrapes: by default, and the range.
 DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 0.001, 86_400.0
 _CONFIG = "vllm:cache_config_info"
-#: Buckets of slots that a new request can use; all others are in use.
-_FREE = ("free", "cached", "stranded")
 
 
 class _Family(NamedTuple):
@@ -211,7 +210,7 @@ def _gauges(run: Run, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     into = at - rows["start_ticks"][row]
     busy = (into >= 0) & (into < rows["ticks"][row])
     levels = run.accounts.at_rows()
-    used = np.asarray(capacity - sum(levels[bucket] for bucket in _FREE))
+    used = np.asarray(capacity - sum(levels[bucket] for bucket in NOT_HELD))
     growth = np.zeros(len(used))
     if run.log.paged and not run.log.groups.sliding:
         growth = growth_moments(run.log)[0] * run.log.block_size

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..memory.accounting.ledger import BUCKETS, OPTIONAL_BUCKETS
+from ..memory.accounting.buckets import BUCKETS, DECLARED, OPTIONAL_BUCKETS
 from ..runs.integrals import Window
 from ..runs.run import Run
 from ..types.ticks import PER_SECOND
@@ -28,14 +28,8 @@ from .work import Work, work
 
 #: Refused requests that are named; ``requests.parquet`` has them all.
 MOST_REFUSED = 20
-#: A division that no table shows, because its names have other values than the paper's; readers of older summaries have it.
-_POPULAR_VIEW = {
-    "live": ("live",),
-    "reservation": ("reserved", "over_estimate"),
-    "internal": ("finished_hold", "block_tail"),
-    "external": ("round_up", "stranded"),
-    "free": ("free", "cached"),
-}
+#: Groups of a division that no table shows, because its names have other values than the paper's; readers of older summaries have it.
+_POPULAR_VIEW = tuple(dict.fromkeys(DECLARED[bucket].popular for bucket in BUCKETS))
 
 
 def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
@@ -107,7 +101,8 @@ def waste(window: Window) -> dict[str, Any]:
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
             "paper_view": PAPER_VIEW.percent(nine),
             "popular_view": {
-                group: 100 * fsum(nine[bucket] for bucket in buckets) for group, buckets in _POPULAR_VIEW.items()
+                group: 100 * fsum(nine[bucket] for bucket in BUCKETS if DECLARED[bucket].popular == group)
+                for group in _POPULAR_VIEW
             },
             "usage": USAGE_VIEW.percent(nine),
         }

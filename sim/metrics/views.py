@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
-from ..memory.accounting.ledger import BUCKETS
+from ..memory.accounting.buckets import BUCKETS, DECLARED, NOT_HELD, OPTIONAL_BUCKETS, USABLE
 
 ViewName = Literal["paper", "slots"]
 
@@ -72,46 +72,29 @@ class View:
         return [(self.categories[key].label, self.categories[key].definition) for key in chosen]
 
 
-#: Which slots are in each bucket of the ledger; the last two are in runs that have them.
-_BUCKETS = {
-    "live": "that hold the keys and values of a token",
-    "reserved": "that a coming token fills",
-    "over_estimate": "for output that never comes",
-    "block_tail": "past the end of a sequence, in its last block",
-    "round_up": "past the requested size, where an allocator rounds it up",
-    "finished_hold": "of ended sequences of a static batch, and its padding",
-    "stranded": "in a gap too small for the first request that waits",
-    "cached": "that no request holds, kept with their contents",
-    "free": "that any request can take",
-    "state": "of states, which do not grow with the tokens",
-    "rejected": "of drafts that no output keeps",
-}
-SLOT_CATEGORIES = {bucket: Category(bucket.replace("_", " "), (bucket,), which) for bucket, which in _BUCKETS.items()}
+def _paper(label: str, key: str, which: str) -> dict[str, Category]:
+    """A category of the paper's view: the buckets that are declared to be in it."""
+    return {key: Category(label, tuple(bucket for bucket in BUCKETS if DECLARED[bucket].paper == key), which)}
+
+
+SLOT_CATEGORIES = {bucket: Category(each.label, (bucket,), each.which) for bucket, each in DECLARED.items()}
 SLOTS_VIEW = View("what becomes of each slot", {bucket: SLOT_CATEGORIES[bucket] for bucket in BUCKETS})
 PAPER_VIEW = View(
     "the paper's view",
-    {
-        "token_states": Category("token states", ("live",), _BUCKETS["live"]),
-        "reservation": Category("reservation", ("reserved",), _BUCKETS["reserved"]),
-        "internal": Category(
-            "internal",
-            ("over_estimate", "block_tail", "finished_hold"),
-            "for output that never comes, ended sequences, ends of blocks",
-        ),
-        "external_and_others": Category(
-            "external & others",
-            ("round_up", "stranded", "free", "cached"),
-            "lost to rounding up and to gaps, and free or cached",
-        ),
-    },
+    _paper("token states", "token_states", DECLARED["live"].which)
+    | _paper("reservation", "reservation", DECLARED["reserved"].which)
+    | _paper("internal", "internal", "for output that never comes, ended sequences, ends of blocks")
+    | _paper("external & others", "external_and_others", "lost to rounding up and to gaps, and free or cached"),
 )
+if unknown := {DECLARED[bucket].paper for bucket in BUCKETS} - PAPER_VIEW.categories.keys():
+    raise TypeError(f"buckets of categories that the paper's view does not have: {', '.join(sorted(unknown))}")
 VIEWS: dict[ViewName, View] = {"paper": PAPER_VIEW, "slots": SLOTS_VIEW}
 #: The part of external & others that the next request can use. In a pool that is not full it is no waste.
-UNUSED = Category("of it free", ("free", "cached"), "of external & others that are free or cached")
+UNUSED = Category("of it free", USABLE, "of external & others that are free or cached")
 #: What is neither token states nor unused.
 WASTE = Category(
     "waste",
-    tuple(bucket for bucket in BUCKETS if bucket not in ("live", *UNUSED.buckets)),
+    tuple(bucket for bucket in BUCKETS if bucket not in ("live", *USABLE)),
     "of reservation, internal, and the part of external & others that is not free",
 )
 #: KV cache usage in vLLM's two units: ``vllm:kv_cache_usage_perc`` counts blocks in use, cached blocks without references
@@ -121,10 +104,10 @@ USAGE_VIEW = View(
     {
         "by_blocks": Category(
             "by blocks",
-            ("live", "reserved", "over_estimate", "block_tail", "finished_hold", "round_up"),
+            tuple(bucket for bucket in BUCKETS if bucket not in NOT_HELD),
             "in blocks that a sequence holds",
         ),
-        "by_tokens": Category("by tokens", ("live",), _BUCKETS["live"]),
+        "by_tokens": Category("by tokens", ("live",), DECLARED["live"].which),
     },
 )
 
@@ -148,11 +131,10 @@ def amount(shares: Mapping[str, float], category: Category) -> float:
 
 
 def nine_buckets(buckets: Mapping[str, float]) -> dict[str, float]:
-    """The nine buckets that views know: states of fixed size are live, and slots of rejected drafts, which the next step writes
-    again, are reserved."""
+    """The nine buckets that views know: the others are added to those as which they count."""
     nine = dict(buckets)
-    nine["live"] += nine.pop("state", 0)
-    nine["reserved"] += nine.pop("rejected", 0)
+    for bucket in OPTIONAL_BUCKETS:
+        nine[DECLARED[bucket].counts_as] += nine.pop(bucket, 0)
     return nine
 
 
@@ -173,6 +155,6 @@ def _moved(percent: Mapping[str, float]) -> Iterator[str]:
     for category in PAPER_VIEW.categories.values():
         parts = [bucket for bucket in category.buckets if percent[bucket] >= _LEAST_PCT]
         if len(category.buckets) > 1 and parts:
-            first, *others = (f"{percent[bucket]:.1f}{{}} slots {_BUCKETS[bucket]}" for bucket in parts)
+            first, *others = (f"{percent[bucket]:.1f}{{}} slots {DECLARED[bucket].which}" for bucket in parts)
             of = f" of the {amount(percent, category):.1f} points of {category.label} are"
             yield ", ".join([first.format(of), *(other.format("") for other in others)])

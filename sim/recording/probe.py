@@ -29,8 +29,8 @@ from zlib import crc32
 
 import numpy as np
 
+from ..memory.accounting.buckets import BUCKETS
 from ..memory.accounting.kv_groups import STATE
-from ..memory.accounting.ledger import BUCKETS
 from ..types.errors import TraceError, UserError
 from ..types.signatures import FIRST_BYTES, remedy
 from ..workload.content import PromptContent

@@ -51,6 +51,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ..memory.accounting.buckets import DECLARED
 from ..memory.accounting.kv_groups import SLIDING, STATE, PageGroups
 from ..types.columns import column_by_slices, column_of, slices
 from ..types.errors import SimulationFault
@@ -113,6 +114,53 @@ _LEVELS = (
 _CHUNK_ROWS = 1 << 15
 #: Changes of the cached slots that are dated at a time.
 _CHUNK_CHANGES = 1 << 17
+
+
+def _divided(
+    sums: Mapping[str, Sums], tail: Sums, slots: Sums | int, groups: PageGroups, paged: bool, in_block: bool
+) -> dict[str, Sums]:
+    """Every bucket, from columns, or from what was summed over them.
+
+    Args:
+        tail, slots: ``block_tail`` of residencies, and the pool, summed alike.
+        in_block: Whether slots past those asked for are ``block_tail``; else they are ``round_up``.
+    """
+    live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
+    tail = tail + sums["prefill_tail"]
+    # A page of each growing group, less what groups gave back, and what several tables name.
+    state = (groups.rings + (0 if groups.states_by_block else groups.states)) * sums["states"]
+    if groups.states_by_block:
+        state = state + groups.states * (held - sums["skipped_states"])
+    state = state - sums["shared_states"] * (groups.states > 0)
+    number = groups.full + groups.sliding
+    twice = groups.sliding * sums["skipped"]
+    twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)
+    live, held, tail = number * live - twice, number * held - twice, number * tail
+    if paged:
+        # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
+        target = requested = held - tail
+    rejected = number * sums["rejected"]
+    past = held - tail - requested - sums["finished_hold"]
+    return {
+        "live": live,
+        "reserved": target - live - rejected,
+        "over_estimate": requested - target,
+        "block_tail": tail + past * in_block,
+        "round_up": past * (not in_block),
+        "finished_hold": sums["finished_hold"],
+        "stranded": sums["stranded"],
+        "cached": sums["cached"],
+        "free": slots - held - state - sums["stranded"] - sums["cached"],
+        "state": state,
+        "rejected": rejected,
+    }
+
+
+# A bucket that is declared and not summed would be absent from every result.
+if (
+    _summed := _divided(dict.fromkeys((*_LEVELS, "cached"), 0), 0, 0, PageGroups(), True, True)
+).keys() != DECLARED.keys():
+    raise TypeError(f"buckets declared or summed, but not both: {', '.join(sorted(_summed.keys() ^ DECLARED.keys()))}")
 
 
 @dataclass(frozen=True)
@@ -254,38 +302,11 @@ class Accounts:
         return over_steps, over_time
 
     def _buckets(self, sums: Mapping[str, Sums], tail: Sums, slots: Sums | int) -> dict[str, Sums]:
-        """The nine buckets, and that of states where the model has some, from columns, or from what was summed over them; ``slots`` is the pool, summed alike."""
-        live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
-        tail = tail + sums["prefill_tail"]
-        groups = self._groups
-        # A page of each growing group, less what groups gave back, and what several tables name.
-        state = (groups.rings + (0 if groups.states_by_block else groups.states)) * sums["states"]
-        if groups.states_by_block:
-            state = state + groups.states * (held - sums["skipped_states"])
-        state = state - sums["shared_states"] * (groups.states > 0)
-        number = groups.full + groups.sliding
-        twice = groups.sliding * sums["skipped"]
-        twice = twice + sums["shared"] * (groups.full > 0) + sums["shared_in_windows"] * (groups.sliding > 0)
-        live, held, tail = number * live - twice, number * held - twice, number * tail
-        if self.log.paged:
-            # Nothing is asked for beyond what will be filled: ``reserved`` is what remains of the blocks.
-            target = requested = held - tail
-        rejected = number * sums["rejected"]
-        past = held - tail - requested - sums["finished_hold"]
-        in_block = self.log.residue == "block_tail"
-        return {
-            "live": live,
-            "reserved": target - live - rejected,
-            "over_estimate": requested - target,
-            "block_tail": tail + past * in_block,
-            "round_up": past * (not in_block),
-            "finished_hold": sums["finished_hold"],
-            "stranded": sums["stranded"],
-            "cached": sums["cached"],
-            "free": slots - held - state - sums["stranded"] - sums["cached"],
-            **({"state": state} if self.log.groups.states or self.log.groups.rings else {}),
-            **({"rejected": rejected} if self.log.drafts is not None else {}),
-        }
+        """The buckets of the run, as ``_divided``."""
+        log, groups = self.log, self.log.groups
+        found = _divided(sums, tail, slots, self._groups, log.paged, log.residue == "block_tail")
+        absent = {"state": not groups.states and not groups.rings, "rejected": log.drafts is None}
+        return {name: slots for name, slots in found.items() if not absent.get(name)}
 
     def require_conserved(self) -> None:
         """Check that every slot is in exactly one bucket in each row, so that the buckets add up to the pool.

@@ -16,12 +16,6 @@ import numpy as np
 from ...types.columns import Records
 from ...types.sequence import Sequence
 
-#: Where a slot of the pool may be counted (``runs.integrals``).
-BUCKETS = (
-    "live", "reserved", "over_estimate", "block_tail", "round_up", "finished_hold", "stranded", "cached", "free",
-)  # fmt: skip
-#: Buckets that only some runs have: states of fixed size, and slots of rejected drafts.
-OPTIONAL_BUCKETS = ("state", "rejected")
 #: Columns of a row that the engine fills, all int64.
 LEAP = (
     "start_ticks",  # when its first step starts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine_runs import what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
-from fragmeter.sim.memory.accounting.ledger import BUCKETS
+from fragmeter.sim.memory.accounting.buckets import BUCKETS
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory, Start
 from fragmeter.sim.memory.prefix import BlockPool
 from fragmeter.sim.metrics.result import expand, steps_table

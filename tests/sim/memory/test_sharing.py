@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine_runs import steps_of, what_is_read
 from fragmeter.sim import Workload, settings, simulate, summary
-from fragmeter.sim.memory.accounting.ledger import BUCKETS
+from fragmeter.sim.memory.accounting.buckets import BUCKETS
 from fragmeter.sim.memory.paged.sharing import SharingMemory
 from fragmeter.sim.memory.prefix import BlockPool
 from fragmeter.sim.metrics.gaps import Gaps
