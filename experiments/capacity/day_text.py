@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from .day import DayPlan
 from .text import TOO_FEW, replicas_text
 
 
 def day_table(plan: DayPlan) -> Table:
     """A row for each step of the day, and the attainment of the constant fleet beside that of the changing one."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    headings = (
-        "from",
+    table = Table(
+        Column("from"),
         "requests/s",
         "replicas",
         "meet the\nobjectives",
@@ -24,8 +21,6 @@ def day_table(plan: DayPlan) -> Table:
         "in flight\na replica",
         "KV cache\nmean, peak",
     )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
     steps, constant = plan.following["steps"], plan.constant["steps"]
     for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
         cells = (_share(each["attained"][place]) for each in (steps, constant))

@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
+from ...reports.page.table import Table
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.config.unread import only_read
 from ...sim.engine.replica import build
@@ -160,7 +159,7 @@ def _answer_max_num_seqs(subject: Subject, report: Report) -> Data:
     report.print_line(_max_num_seqs_text(found) + _pool_text(server, found.largest))
     values = [own] if found.largest in (None, own) else [own, found.largest]
     rows = [_max_num_seqs_row(subject, value) for value in values if value is not None]
-    table = _table("max-num-seqs", "preemptions", *_SERVING)
+    table = Table("max-num-seqs", "preemptions", *_SERVING)
     for row in rows:
         table.add_row(f"{row['max_num_seqs']:,}", f"{row['preemptions']:,}", *_serving(row))
     report.console.print(table)
@@ -217,7 +216,7 @@ def _answer_mode(subject: Subject, report: Report) -> Data:
     lengths = plan_preemption.lengths_of(subject.work, subject.mean_tokens, longest)
     single = plan_preemption.preemptions(subject.settings, lengths)
     report.print_line(f"preemption-mode: {_break_even_text(breaks)}")
-    table = _table("one preemption of", "swap, ms", "recompute, ms")
+    table = Table("one preemption of", "swap, ms", "recompute, ms")
     for one in single:
         table.add_row(f"{one.tokens:,} tokens", f"{one.swap_ms:,.2f}", f"{one.recompute_ms:,.2f}")
     report.console.print(table)
@@ -254,7 +253,7 @@ def _break_even_text(breaks: list[tuple[int, str]]) -> str:
 
 
 def _modes_table(rows: list[Data]) -> Table:
-    table = _table("policy", "mode", "swapped", "recom-\nputed", *_SERVING)
+    table = Table("policy", "mode", "swapped", "recom-\nputed", *_SERVING)
     for row in rows:
         counts = (f"{row['swapped']:,}", f"{row['recomputed']:,}")
         table.add_row(row["policy"], row["preemption_mode"], *counts, *_serving(row))
@@ -276,7 +275,7 @@ def _answer_samples(subject: Subject, report: Report) -> Data:
     )
     rows = [] if subject.work is None else plan_samples.simulated(subject.settings, subject.work, subject.n)
     if rows:
-        table = _table("policy", "n", "KV usage,\nmean", "\nmax", "preemp-\ntions", *_SERVING)
+        table = Table("policy", "n", "KV usage,\nmean", "\nmax", "preemp-\ntions", *_SERVING)
         for row in rows:
             usage = (f"{row[name]:.1%}" for name in ("mean_kv_cache_usage", "max_kv_cache_usage"))
             table.add_row(row["policy"], str(row["n"]), *usage, f"{row['preemptions']:,}", *_serving(row))
@@ -288,13 +287,6 @@ def _serving(row: Data) -> Iterator[str]:
     """The cells of ``_SERVING``."""
     yield f"{row['request_throughput']:,.2f}"
     yield from (f"{row[name] / 1e3:,.2f}" for name in ("mean_ttft_ms", "mean_e2el_ms"))
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    return table
 
 
 ANSWERS: dict[str, Callable[[Subject, Report], Data]] = {

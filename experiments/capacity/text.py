@@ -7,9 +7,7 @@ from math import inf
 from shlex import quote
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from ...sim.cluster import Cluster
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
@@ -462,9 +460,9 @@ def candidates_table(
 ) -> Table:
     """One row per candidate, the recommended one first, candidates without a rate last."""
     differ = _differing([answer.candidate for answer, _ in ranks] + [answer.candidate for answer in others])
-    table, counted = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False), currency == GPU_HOURS
-    table.add_column(", ".join(("gpu", *differ)).replace("_", " "), overflow="fold", min_width=10)
-    for heading in (
+    counted = currency == GPU_HOURS
+    table = Table(
+        Column(", ".join(("gpu", *differ)).replace("_", " "), is_text=True, wraps=True, least_width=10),
         "requests/s\neach" if wanted is None else "head-\nroom",
         "GPUs",
         *([] if counted else [f"{currency}\n/h"]),
@@ -472,9 +470,8 @@ def candidates_table(
         "p90\nTTFT",
         "p90\nTPOT",
         "KV\nfull",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("limit", min_width=9)
+        Column("limit", is_text=True, wraps=True, least_width=9),
+    )
     for answer, bill in ranks:
         at, limit = answer.at_rate, answer.at_rate["limit"]
         table.add_row(

@@ -6,10 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich import box
-from rich.table import Table
-
 from ...gpu.devices import devices
+from ...reports.page.table import Table
 from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.recording.probe import read_probe
 from ...sim.spec import model as model_of
@@ -90,9 +88,7 @@ def _fit(probe: Path, out: Path, report: Report) -> None:
 def _print(found: dict[str, Any], report: Report) -> None:
     kept = " with a KV cache of fp8" if found["kv_cache_dtype"] == "fp8" else ""
     report.print_line(f"{found['model']} in {found['dtype']}{kept} on {found['device']['name']}", style="bold")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("", "points", "spread", "median error", "mean", "held out", "bias"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table("", "points", "spread", "median error", "mean", "held out", "bias")
     for name, entry in found["ops"].items():
         fit = entry["fit"]
         held = max((error["median_error"] for error in fit["held_out"].values()), default=None)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from rich import box
-from rich.table import Table
 
 from ...reports.data.results import read_documents
+from ...reports.page.table import Table
 from ...sim.config.settings import Settings
 from ...sim.engine.replica import build
 from ...sim.metrics.registry import headings
@@ -289,9 +288,7 @@ def _described(moved: Sequence[Difference]) -> list[dict[str, Any]]:
 def _table(base: Side, other: Side, moved: Sequence[Difference], confidence: float) -> Table:
     """The terminal table; a star marks a difference with a confidence interval that excludes 0."""
     title = f"{base.name}  ->  {other.name}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(("", "base", "other", "difference", "%", f"{confidence:.0%} interval")):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    table = Table("", "base", "other", "difference", "%", f"{confidence:.0%} interval", title=title)
     for each in moved:
         if each.metric in _SHOWN and (each.base or each.other):
             table.add_row(_SHOWN[each.metric], *_cells(each))

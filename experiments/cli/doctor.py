@@ -9,12 +9,11 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from ... import __version__
 from ...gpu.check.parts import Part, every_part
 from ...gpu.devices.probe import probe
+from ...reports.page.table import Column, Table
 from ...sim import Workload, settings, simulate, summary
 from ...sim.engine.core import compiled
 from ...sim.types.errors import install
@@ -75,9 +74,7 @@ def _print(report: Report, part: Part) -> None:
 
 
 def _packages_table(found: list[dict[str, str | None]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("package", "found", "asked for", "needed by"):
-        table.add_column(heading)
+    table = Table(*(Column(name, is_text=True, wraps=True) for name in ("package", "found", "asked for", "needed by")))
     for package in found:
         needed_by = f"extra {package['extra']}" if package["extra"] else "fragmeter"
         table.add_row(package["name"], package["found"] or "not installed", package["asked_for"], needed_by)

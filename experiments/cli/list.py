@@ -6,9 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from ...sim.policy import policies
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GIB, gpu_names
@@ -119,21 +117,12 @@ _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    columns = []
     for name in rows[0]:
-        values = [row[name] for row in rows]
-        text = any(isinstance(value, str | bool) for value in values)
+        is_text = any(isinstance(row[name], str | bool) for row in rows)
         wraps = name not in ("policy", "model", "gpu", "system", "story")
-        heading = _HEADINGS.get(name, name.replace("_", " "))
-        table.add_column(heading, justify="left" if text else "right", no_wrap=not wraps)
+        columns.append(Column(_HEADINGS.get(name, name.replace("_", " ")), is_text, wraps))
+    table = Table(*columns, gap=2)
     for row in rows:
-        table.add_row(*map(_shown, row.values()))
+        table.add_row(*row.values())
     return table
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else value

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Table
 from ...sim.config.settings import settings
 from ...sim.config.unread import only_read
 from ...sim.cost import default_cost
@@ -71,9 +69,7 @@ def print_llama(line: LlamaLine, gpu_name: str, model: str | None, report: Repor
 
 
 def _table(server: LlamaServer) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("of the GPU", "GiB", "interval"):
-        table.add_column(heading, justify="left" if heading == "of the GPU" else "right")
+    table = Table("of the GPU", "GiB", "interval")
     table.add_row("memory", gib(server.gpu.memory_bytes), "")
     for name, part in (server.parts() | {"free": server.free}).items():
         if any(part):

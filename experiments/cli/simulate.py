@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from ...reports.page.table import Table
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
@@ -140,15 +139,8 @@ def _print_defined(table: Table, definitions: Sequence[tuple[str, str]], console
     console.print()
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    return table
-
-
 def _throughput(content: Mapping[str, Any]) -> Table:
-    table = _table("throughput", "", "")
+    table = Table("throughput", "", "")
     table.add_row("completed", f"{content['completed']:,}", f"in {content['duration']:,.1f} s")
     table.add_row("refused", f"{content['refused']:,}", "")
     if "rejected" in content:
@@ -201,7 +193,7 @@ def _shown_replicas(content: Sequence[Mapping[str, Any]]) -> list[Table | str]:
 
 
 def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
+    table = Table("replica", "requests", "tokens in", "tokens out", "batch", "KV used", "hits", "busy")
     for replica in content:
         seconds, hits = replica["work"]["seconds"], replica["prefix_cache_hit_rate"]
         busy = 1 - seconds["idle"] / fsum(seconds.values()) if fsum(seconds.values()) else 0.0
@@ -218,7 +210,7 @@ def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _latency(content: Mapping[str, Any]) -> Table:
-    table = _table("latency, ms", *STATISTICS)
+    table = Table("latency, ms", *STATISTICS)
     for name, latency in LATENCIES.items():
         table.add_row(latency.meaning, *(_ms(content[key(statistic, name)]) for statistic in STATISTICS))
     return table
@@ -230,10 +222,10 @@ def _ms(value: float) -> str:
 
 def _waste(content: Mapping[str, Any], view: View) -> Table:
     start_s, end_s = content["window_s"]
-    table = _table(f"% of the KV pool, {start_s:g} to {end_s:,.1f} s", "mean over iterations", "mean over time")
+    table = Table(f"% of the KV pool, {start_s:g} to {end_s:,.1f} s", "mean over iterations", "mean over time")
     means = [nine_buckets(content[f"mean_over_{of}_pct"]["buckets"]) for of in ("iterations", "time")]
     for shown in (view, USAGE_VIEW):
-        table.add_row(shown.title, style="bold")
+        table.add_row(shown.title, bold=True)
         for category in (*shown.categories.values(), *_parts(shown)):
             table.add_row(f"  {category.label}", *(f"{amount(shares, category):.1f}" for shares in means))
     return table
@@ -256,7 +248,7 @@ def _group_buckets(content: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _groups(content: Sequence[Mapping[str, Any]], buckets: Sequence[str]) -> Table:
     names = [SLOT_CATEGORIES[bucket].label for bucket in buckets]
-    table = _table(f"% of the KV pool, {SLOTS_VIEW.title}", "layers", "window", *names, "padding")
+    table = Table(f"% of the KV pool, {SLOTS_VIEW.title}", "layers", "window", *names, "padding")
     for group in content:
         shares = group["mean_over_iterations_pct"]
         held = (f"{shares[bucket]:.1f}" if bucket in shares else "-" for bucket in buckets)

@@ -6,9 +6,7 @@ import shlex
 from dataclasses import asdict, replace
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from ...sim.config.settings import Settings
 from ...sim.config.unread import only_read
 from ...sim.cost import default_cost
@@ -190,13 +188,11 @@ def _memory_table(launch: Launch, stage: StageMemory, log: StartupLog | None) ->
     encoder = launch.model.encoder
     uncounted = encoder is not None and not encoder.is_known
     logged = {} if log is None else _logged(log)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     one = f"of the {stage.gpu_name}, with the least KV cache" if launch.gpus else "of the GPU"
-    table.add_column("of each GPU" if launch.num_gpus > 1 and not launch.gpus else one)
-    table.add_column("GiB, computed" if log else "GiB", justify="right")
-    table.add_column("8 of 10 servers", justify="right")
-    if log is not None:
-        table.add_column("logged", justify="right")
+    table = Table(
+        Column("of each GPU" if launch.num_gpus > 1 and not launch.gpus else one, is_text=True, wraps=True),
+        *(("GiB", "8 of 10 servers") if log is None else ("GiB, computed", "8 of 10 servers", "logged")),
+    )
     computed = _computed(launch, stage)
     rows: list[tuple[str, str, int, Estimate | None]] = [
         ("total", "memory", stage.total_bytes, None),

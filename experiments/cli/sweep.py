@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from rich import box
-from rich.table import Table
 
+from ...reports.page.table import Column, Table
 from ...sim.metrics.objectives import objectives
 from ...sim.metrics.registry import headings
 from ...sim.output.files import require_apart
@@ -155,10 +154,8 @@ def _print_search(
 
 
 def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     names, shown = list(found[0].point.axis_values), [wanted.metric, *wanted.limits]
-    for heading in ("trial", *names, *shown):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = Table(Column("trial"), *names, *shown)
     for place in best[:_BEST_SHOWN]:
         each = found[place]
         results = dict(flat(each.outcome.summary))
@@ -178,15 +175,12 @@ def _plain(cells: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     shown = swept[:_MOST_SHOWN]
     ranges = [LatencyRange.mean([each.outcome.summary] if each.outcome.summary else []) for each in shown]
     near = [f"mean TTFT, ms,\nsteps ±{CHANGE:.0%}"] * any(ranges)
-    for name in names:
-        # A long value, as of JSON, is folded, so that the metrics stay whole.
-        table.add_column(name, justify="right", overflow="fold")
-    for heading in (*(label.replace(" ", "\n", 1) for label in _SHOWN.values()), *near):
-        table.add_column(heading, justify="right", no_wrap=True)
+    # A long value, as of JSON, is folded, so that the metrics stay whole.
+    axes = [Column(name, wraps=True) for name in names]
+    table = Table(*axes, *(Column(label.replace(" ", "\n", 1)) for label in _SHOWN.values()), *near)
     for each, ends in zip(shown, ranges, strict=True):
         results = each.outcome.summary
         cells = (f"{results[name]:,.2f}" if results else "-" for name in _SHOWN)

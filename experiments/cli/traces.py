@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import App
-from rich import box
-from rich.table import Table
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, page_title, write_page
+from ...reports.page.table import Table
 from ...sim.output.files import require_apart, require_writable
 from ...sim.types import ticks
 from ...sim.types.bounds import Seed
@@ -102,10 +101,7 @@ traces = App(name="traces", help="Describe, convert, fetch and synthesise reques
 def list_sets(*, json: JsonTarget = None) -> None:
     """List the length summaries in the package, and the public traces that traces get fetches."""
     report = Report(json)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("set", no_wrap=True)
-    for heading in ("pairs", "mean prompt", "mean output"):
-        table.add_column(heading, justify="right")
+    table = Table("set", "pairs", "mean prompt", "mean output")
     for entry in catalogue.describe():
         means = (f"{entry.mean_prompt_tokens:,.1f}", f"{entry.mean_output_tokens:,.1f}")
         table.add_row(entry.name, f"{entry.rows:,}", *means)
@@ -164,10 +160,7 @@ def stats(
     say_start(trace, file)
     found = stats_of(trace)
     lengths = {name: value for name, value in found.items() if name.endswith("_tokens")}
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("tokens")
-    for name in lengths:
-        table.add_column(name.removesuffix("_tokens"), justify="right")
+    table = Table("tokens", *(name.removesuffix("_tokens") for name in lengths))
     for statistic in next(iter(lengths.values())):
         table.add_row(statistic, *(_number(values[statistic]) for values in lengths.values()))
     report.print_line(f"{found['name']}: {found['rows']:,} requests", style="bold")
@@ -240,10 +233,7 @@ def synth(
     load = fit(trace)
     write_load(load, out)
     found, drawn = stats_of(trace), stats_of(draw(load))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("")
-    for heading in ("trace", "drawn"):
-        table.add_column(heading, justify="right")
+    table = Table("", "trace", "drawn")
     for row in zip(_in_short(found), _in_short(drawn), strict=True):
         (name, ours), (_, theirs) = row
         table.add_row(name, ours, theirs)

@@ -7,9 +7,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from ...sim.metrics.registry import headings
 from ..measured.evidence import Evidence, evidence
 from ..measured.server_class import Client
@@ -321,12 +319,8 @@ def _evidence(found: Diagnosis) -> Evidence:
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for place, heading in enumerate(headings):
-        # The longest single flag fits on a line.
-        table.add_column(
-            heading, justify="right" if place else "left", no_wrap=bool(place), min_width=0 if place else 30
-        )
+    # The longest single flag fits on a line.
+    table = Table(Column(headings[0], is_text=True, wraps=True, least_width=30), *headings[1:], gap=2)
     for row in rows:
         table.add_row(*row)
     return table

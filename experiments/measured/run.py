@@ -9,9 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Table
 from ...sim import Settings
 from ...sim.cost import ServerConstants
 from ...sim.metrics.registry import LATENCIES, STATISTICS, key
@@ -133,7 +131,7 @@ def _request_lines(benchmark: BenchmarkOfRequests | SummarisedBenchmark, base: R
 
 
 def _rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("", "simulated", "measured", "error")
+    table = Table("", "simulated", "measured", "error")
     for row in rows:
         # Adding zero turns -0.0 into 0.0.
         error = "-" if row["error"] is None else f"{round(row['error'], 3) + 0.0:+.1%}"
@@ -149,7 +147,7 @@ def _value(row: Mapping[str, Any], side: str) -> str:
 
 
 def _knobs_table(error: float, knobs: list[Knob]) -> Table:
-    table = _table("knob, alone", "from", "to", "error left", "removed")
+    table = Table("knob, alone", "from", "to", "error left", "removed")
     table.add_row("nothing", "", "", f"{error:.1%}", "")
     for knob in (*ranked(knobs), *(knob for knob in knobs if knob.name == "all")):
         removed = f"{round(knob.removed, 2) + 0.0:.0%}"
@@ -193,13 +191,6 @@ def _pointers(rows: Sequence[Mapping[str, Any]], error: float, knobs: list[Knob]
         )
     elif unexplained:
         yield "fragmeter diagnose, with the benchmark as --bench, tests the flags of the line."
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    return table
 
 
 SCHEMA_VERSION = 1

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich import box
-from rich.table import Table
 
 from ...gpu.calibrate import points
 from ...gpu.devices import timing
@@ -27,6 +25,7 @@ from ...gpu.validate import acceptance, generate, validate
 from ...gpu.validate import attention as validate_attention
 from ...gpu.validate import operations as validate_operations
 from ...gpu.validate.drift import Drift
+from ...reports.page.table import Table
 from ...sim import Settings, Workload
 from ...sim.cost import cost
 from ...sim.cost.base import StepCost
@@ -107,7 +106,7 @@ def print_plan(name: str, found: Document, report: Report) -> None:
     table = _steps()
     table.add_row("", f"{found['step']['count']:,}", *_shares(found["step"]))
     _print(table, report)
-    nulls = _table(*_NULLS)
+    nulls = Table(*_NULLS)
     nulls.add_row("", *_beside_nulls(found))
     _print(nulls, report)
     sums = (found["predicted_ms"], found["measured_ms"])
@@ -125,7 +124,7 @@ def _runs(runs: list[Document]) -> Table:
 
 def _nulls(runs: list[Document]) -> Table:
     """Errors of steps beside those of the null models and of a repetition, and the share of KV in the bytes read."""
-    table = _table(*_NULLS)
+    table = Table(*_NULLS)
     for run in runs:
         table.add_row(run["run"], *_beside_nulls(run))
     return table
@@ -156,11 +155,11 @@ def _print_acceptance(found: Document, report: Report) -> None:
 
 
 def _steps(*more: str) -> Table:
-    return _table("step time", "steps", "MAPE", "p95", "bias", "sum", *more)
+    return Table("step time", "steps", "MAPE", "p95", "bias", "sum", *more)
 
 
 def _operations(operations: Mapping[str, Document]) -> Table:
-    table = _table("operation", "steps", "MAPE", "p95", "bias", "sum")
+    table = Table("operation", "steps", "MAPE", "p95", "bias", "sum")
     for name, label in _OPERATIONS.items():
         if name in operations:
             table.add_row(label, f"{operations[name]['count']:,}", *_shares(operations[name]))
@@ -169,7 +168,7 @@ def _operations(operations: Mapping[str, Document]) -> Table:
 
 def _throughput(runs: list[Document]) -> Table:
     """Throughputs, and their ratios to that of the first run, for the policies that serve the same requests."""
-    table = _table("output tokens/s", "predicted", "measured", "error", "noise", "of static", "measured")
+    table = Table("output tokens/s", "predicted", "measured", "error", "noise", "of static", "measured")
     for run in runs:
         sides = [(run[side], runs[0][side]) for side in ("predicted_tokens_per_s", "measured_tokens_per_s")]
         rates = [f"{rate:,.1f}" for rate, _ in sides]
@@ -182,7 +181,7 @@ def _throughput(runs: list[Document]) -> Table:
 
 
 def _allocation(allocation: Mapping[str, Document]) -> Table:
-    table = _table("decode steps, ms", "steps", "p50", "p99", "predicted p50", "p99")
+    table = Table("decode steps, ms", "steps", "p50", "p99", "predicted p50", "p99")
     for name, found in allocation.items():
         sides = [f"{found[side][rank]:,.2f}" for side in ("measured", "predicted") for rank in ("p50_ms", "p99_ms")]
         table.add_row(f"{name} a block allocated", f"{found['count']:,}", *sides)
@@ -190,7 +189,7 @@ def _allocation(allocation: Mapping[str, Document]) -> Table:
 
 
 def _attention(shapes: list[Document]) -> Table:
-    table = _table("decode attention, us", "paged", "contiguous", "paged adds")
+    table = Table("decode attention, us", "paged", "contiguous", "paged adds")
     for found in shapes:
         times = (f"{found['paged_us']:,.1f}", f"{found['contiguous_us']:,.1f}", f"{found['overhead']:+.1%}")
         table.add_row(f"{found['batch']} x {found['context']} tokens", *times)
@@ -200,13 +199,6 @@ def _attention(shapes: list[Document]) -> Table:
 def _shares(error: Document) -> tuple[str, ...]:
     signed = (f"{error[name]:+.1%}" for name in ("bias", "total_bias"))
     return (f"{error['mape']:.1%}", f"{error['p95']:.1%}", *signed)
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    return table
 
 
 def _print(table: Table, report: Report) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from ...sim.cost import StepCost, cost
 from ...sim.spec import gpu, model
 from ...sim.types.ticks import PER_MS
@@ -109,10 +107,8 @@ def print_step_times(payload: Payload, report: Report) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     pairs = [text for name in COSTS for text in (name, "error")]
-    for heading in ("sequences", "tokens each", "published ms", *pairs):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = Table(Column("sequences"), "tokens each", "published ms", *pairs)
     for place in range(0, len(rows), len(COSTS)):
         first = rows[place]
         table.add_row(

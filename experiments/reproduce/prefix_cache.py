@@ -30,9 +30,7 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Table
 from ...sim.memory.prefix import HashChain
 from ...sim.output.files import as_json
 from ...sim.output.folders import OutputFolder
@@ -322,13 +320,10 @@ def print_prefix_caches(payload: Payload, report: Report) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for heading in ("blocks", "oracle", "ours", "difference", "hit rate"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = Table("policy", "blocks", "oracle", "ours", "difference", "hit rate")
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         last = following is not None and following["series"] != row["series"]
-        table.add_row(f"{row['series']}{', all' * (row['metric'] == _ALL)}", *_cells(row), end_section=last)
+        table.add_row(f"{row['series']}{', all' * (row['metric'] == _ALL)}", *_cells(row), ends_group=last)
     return table
 
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
+from ...reports.page.table import Column, Table
 from ...sim import Settings, Workload, settings, simulate
 from ...sim.cluster import Cluster, ClusterRun, simulate_cluster
 from ...sim.config.unread import only_read
@@ -519,8 +518,7 @@ def _print_intervals(intervals: Sequence[Mapping[str, Any]], report: Report) -> 
     """Print how good the intervals are, and whether that is good enough."""
     report.print_line(f"Intervals for {SHARE:.0%} of servers, judged without the errors of their server", style="bold")
     for metric in dict.fromkeys(each["metric"] for each in intervals):
-        table = _error_table(metric, "runs", "covered", "±", "score", "box")
-        table.columns[0].no_wrap = True
+        table = _error_table(metric, "runs", "covered", "±", "score", "box", wraps=False)
         for each in (each for each in intervals if each["metric"] == metric):
             shares = (f"{each[name]:.1%}" for name in ("coverage", "half_width"))
             scores = (f"{each[name]:.2f}" for name in ("interval_score", "box_score"))
@@ -535,11 +533,8 @@ def _print_intervals(intervals: Sequence[Mapping[str, Any]], report: Report) -> 
             )
 
 
-def _error_table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(headings):
-        table.add_column(name, justify="right" if place else "left", no_wrap=bool(place))
-    return table
+def _error_table(name: str, *headings: str, wraps: bool = True) -> Table:
+    return Table(Column(name, is_text=True, wraps=wraps), *headings, gap=2)
 
 
 def _print_groups(heading: str, groups: _Groups, report: Report) -> None:
@@ -548,8 +543,7 @@ def _print_groups(heading: str, groups: _Groups, report: Report) -> None:
     for (constants, kind), rows in groups.items():
         fitted = "No constants" if constants == "nothing" else f"Constants of {constants}"
         report.print_line(f"{fitted}, {kind}:")
-        table = _error_table(heading, *_HEADINGS)
-        table.columns[0].no_wrap, table.columns[0].min_width = True, width
+        table = Table(Column(heading, is_text=True, least_width=width), *_HEADINGS, gap=2)
         for name, cells in rows.items():
             table.add_row(name, *(cells.get(metric, "-") for metric in _SHOWN))
         report.console.print(table)

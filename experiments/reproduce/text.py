@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from statistics import fmean
 
-from rich import box
-from rich.table import Table
-
+from ...reports.page.table import Column, Table
 from ...reports.page.terminal_tables import print_payload
 from ...reports.style.labels import is_percent
 from ..paper.comparison import Payload
@@ -158,13 +156,10 @@ def print_summary(documents: Iterable[Payload], report: Report) -> None:
     lines = summary_lines(summary_rows(documents))
     if not lines:
         return
-    table = Table(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="Accuracy against the paper", title_justify="left"
-    )
-    for heading, cell in lines[0].items():
-        table.add_column(heading, justify="right" if isinstance(cell, int) else "left")
+    columns = [Column(name, not isinstance(cell, int), wraps=True) for name, cell in lines[0].items()]
+    table = Table(*columns, title="Accuracy against the paper")
     for line in lines:
-        table.add_row(*map(str, line.values()))
+        table.add_row(*line.values())
     report.console.print(table)
     report.print_line(SUMMARY_NOTE)
     report.print_line()

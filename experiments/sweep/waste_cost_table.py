@@ -32,11 +32,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
+from ...reports.page.table import Table
 from ...reports.style.labels import metric_label
 from ...sim import Run, Settings, Workload, simulate
 from ...sim.config.unread import only_read
@@ -298,11 +297,9 @@ def _money(row: Row) -> str:
 
 
 def _table(rows: Sequence[Row], what: str, base: Callable[[Row], str] | None, cell: Callable[[Row], str]) -> Table:
-    found = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     sides = list(dict.fromkeys(row["side"] for row in rows))
     at = {(row["side"], row["without"]): row for row in rows}
-    for place, heading in enumerate((what, *(side.replace("=", "=\n").replace(",", ",\n") for side in sides))):
-        found.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    found = Table(what, *(side.replace("=", "=\n").replace(",", ",\n") for side in sides))
     if base is not None:
         found.add_row("as it is", *(base(at[side, AS_IT_IS]) for side in sides))
     for bucket in (*WASTE, ALL):

@@ -7,12 +7,11 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from ...reports.figures import figures
 from ...reports.figures.memory import KV_DEFINITIONS, kv_definitions
 from ...reports.page.page import Section
+from ...reports.page.table import Column, Table
 from ...sim import simulate
 from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.metrics.views import definition_lines
@@ -180,18 +179,14 @@ _HEADINGS = {"block_tail": "tail", "page_padding": "pad", "reserved": "resv", "s
 
 
 def _table(load: str, rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 0))
-    table.add_column(load, no_wrap=True)
-    table.add_column("pool", no_wrap=True)
-    for bucket in BUCKETS:
-        table.add_column(_HEADINGS.get(bucket, bucket), justify="right", no_wrap=True)
-    table.add_column("fits", justify="right", no_wrap=True)
+    names = (_HEADINGS.get(bucket, bucket) for bucket in BUCKETS)
+    table = Table(load, Column("pool", is_text=True), *names, "fits", gap=1)
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         first = row["allocator"] == "vllm"
         cells = (f"{row[bucket]:.1f}" for bucket in BUCKETS)
         last = after is None or after["server"] != row["server"]
         name = row["server"].split(",")[0] if first else ""
-        table.add_row(name, row["allocator"], *cells, f"{row['fits']:,.0f}", end_section=last)
+        table.add_row(name, row["allocator"], *cells, f"{row['fits']:,.0f}", ends_group=last)
     return table
 
 

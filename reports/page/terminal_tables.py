@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ...sim.metrics.views import PAPER_VIEW, UNUSED, VIEWS, Category, View, amount, definition_lines, sums
 from ...sim.types.optional import not_none
@@ -31,6 +29,7 @@ from ..style.labels import (
     step_text,
     unit,
 )
+from .table import Column, Table
 
 Payload = dict[str, Any]
 """``{"figure", "workload", "rows"}`` as written by ``--json``; see design.md, "The command line"."""
@@ -47,23 +46,24 @@ def comparison_table(payload: Payload) -> Table:
     ranged, moving, compared = has_range(rows), has_step(rows), has_published(rows)
     grouped = len(rows) > len(series_of(rows))
     at_x, known = any(row.get("x") is not None for row in rows), _known_alike(rows)
-    table = _table(gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2)
-    # With many columns, the column of series names shrinks.
-    table.add_column("" if grouped else "series", no_wrap=not at_x, overflow="fold" if at_x else "ellipsis")
-    for heading in _headings(ranged, moving, at_x, known is None, compared):
-        table.add_column(heading, justify="left" if heading in ("how", "origin") else "right", no_wrap=True)
+    table = Table(
+        # With many columns, the column of series names shrinks.
+        Column("" if grouped else "series", is_text=True, wraps=at_x),
+        *(Column(name, name in ("how", "origin")) for name in _headings(ranged, moving, at_x, known is None, compared)),
+        gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2,
+    )
     # If values differ in x alone, the first line has the series' name.
     along = at_x and len(series_of(rows, "metric")) == 1
     for name in series_of(rows):
         mine = [row for row in rows if row["series"] == name]
         if grouped and not along:
-            table.add_row(name, style="bold")
+            table.add_row(name, bold=True)
         for row in mine:
             label = f"  {metric_label(row['metric'])}" if grouped else name
             if along:
                 label = name if row is mine[0] else ""
             is_last = grouped and row is mine[-1]
-            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None, compared), end_section=is_last)
+            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None, compared), ends_group=is_last)
     return table
 
 
@@ -105,11 +105,8 @@ def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool, compared
 
 def waste_table(payload: Payload, view: View = PAPER_VIEW) -> Table:
     """The waste table: one line per policy, with the categories of a view; in the paper's view also throughput and batch."""
-    table = _table(gap=1)
-    table.add_column("policy", no_wrap=True)
     rates = ["output\ntokens/s", "\nbatch"] if view is PAPER_VIEW else []
-    for heading in (*(_in_two_lines(each.label) for each in shown_categories(payload, view)), *rates):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = Table("policy", *(_in_two_lines(each.label) for each in shown_categories(payload, view)), *rates, gap=1)
     for row in payload["rows"]:
         shares = (f"{_share(row, each):.1f}" for each in shown_categories(payload, view))
         ends = f"{row['output_tokens_per_s']:,.0f}", f"{row['batched_requests']:.1f}"
@@ -141,17 +138,15 @@ def sensitivity_table(payload: Payload) -> Table:
     rows = payload["rows"]
     key = not_none(parameter_of(rows))
     settings = sorted({row[key] for row in rows})
-    table = _table()
-    for heading in ("", "published", *(f"{PARAMETERS[key][0]}={setting:.2f}" for setting in settings)):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table("", "published", *(f"{PARAMETERS[key][0]}={setting:.2f}" for setting in settings), gap=2)
     for name in series_of(rows):
-        table.add_row(name, style="bold")
+        table.add_row(name, bold=True)
         values = _by_value([row for row in rows if row["series"] == name])
         for place, ((metric, x), mine) in enumerate(values.items(), start=1):
             at = {row[key]: row["simulated"] for row in mine}
             label = f"  {metric_label(metric)}" + ("" if x is None else f", {x:g}")
             cells = [number(metric, value) for value in (mine[0]["published"], *map(at.get, settings))]
-            table.add_row(label, *cells, end_section=place == len(values))
+            table.add_row(label, *cells, ends_group=place == len(values))
     return table
 
 
@@ -200,8 +195,3 @@ def _subject(rows: list[Row]) -> str:
         return f"mean {metric_label(metrics[0])}"
     units = {unit(metric) for metric in metrics}
     return units.pop() if len(units) == 1 else "several values"
-
-
-def _table(gap: int = 2) -> Table:
-    # The box itself puts one blank between columns.
-    return Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)

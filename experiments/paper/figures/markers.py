@@ -23,9 +23,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
+from ....reports.page.table import Column, Table
 from ....sim.types.optional import not_none
 from ...runs.output import Report, track
 from ...runs.parallel import in_parallel
@@ -113,11 +111,8 @@ def reading(points: Sequence[Point]) -> float:
 def print_markers(payload: Payload, report: Report) -> None:
     """Print the readings and the markers."""
     report.print_line(f"{FIGURE}: {payload['workload']}; rates at {TARGET_S:g} s/token, requests/s")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for heading in ("published", "read off", "error", "copies take"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("markers: s/token at requests/s")
+    last = Column("markers: s/token at requests/s", is_text=True, wraps=True)
+    table = Table("", "published", "read off", "error", "copies take", last)
     for row in payload["rows"]:
         error = "fitted" if row["kind"] == "fitted" else f"{row['error'] / row['published']:+.1%}"
         markers = ", ".join(f"{latency:g} at {rate:g}" for rate, latency in row["markers"])

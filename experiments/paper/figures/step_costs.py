@@ -27,9 +27,7 @@ from fractions import Fraction
 from math import log
 from statistics import median
 
-from rich import box
-from rich.table import Table
-
+from ....reports.page.table import Table
 from ....sim.types.optional import not_none
 from ...runs.output import Report
 from ..bench import Bench, Case
@@ -240,10 +238,7 @@ def _by_size(figure: str, case: SizeCase, source: Source, found: Fit) -> Iterato
 def print_step_costs(payload: Payload, report: Report) -> None:
     """Print the medians of each figure, and the candidate that the rule adopts."""
     report.print_line(f"{FIGURE}: {payload['workload']}")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("median |log error|", no_wrap=True)
-    for name in payload["errors"]:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table("median |log error|", *payload["errors"])
     for group in payload["errors"][Terms.NEITHER]:
         table.add_row(group, *(f"{errors[group]:.3f}" for errors in payload["errors"].values()))
     report.console.print(table)
