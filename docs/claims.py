@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from fragmeter.reports.page.table import markdown
 
 HEAD = """\
 # Claims about paged attention, tested
@@ -48,9 +50,8 @@ def page(document: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| | where | claim | outcome | result | reason |"
-    yield "|---|---|---|---|---|---|"
+def _table(rows: list[Mapping[str, Any]]) -> list[str]:
+    lines = []
     for row in rows:
         condition = "" if row["condition"] is None else f" {row['condition']}"
         cells = (
@@ -61,7 +62,8 @@ def _table(rows: list[Mapping[str, Any]]) -> Iterator[str]:
             _gives(row),
             row["why"],
         )
-        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+        lines.append(cells)
+    return markdown(("", "where", "claim", "outcome", "result", "reason"), lines)
 
 
 def _gives(row: Mapping[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from fragmeter.reports.page.table import markdown
 from fragmeter.sim.types import signatures
 from fragmeter.sim.types.signatures import Signature
 
@@ -50,14 +51,9 @@ def page() -> str:
 
 def table(rows: Sequence[Signature]) -> str:
     """Rows of signatures, in their order."""
-    return "\n".join(["| file | recognised by | read by | elsewhere |", "|---|---|---|---|", *_lines(rows)]) + "\n"
-
-
-def _lines(rows: Sequence[Signature]) -> Iterator[str]:
-    for row in rows:
-        flags = ", ".join(flag for place, flag in FLAGS.items() if place in row.read_as)
-        cells = (row.what, row.mark.text, flags or "–", row.use)
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    flags = (", ".join(flag for place, flag in FLAGS.items() if place in row.read_as) for row in rows)
+    cells = ((row.what, row.mark.text, read or "–", row.use) for row, read in zip(rows, flags, strict=True))
+    return "\n".join(markdown(("file", "recognised by", "read by", "elsewhere"), cells)) + "\n"
 
 
 if __name__ == "__main__":

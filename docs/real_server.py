@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fragmeter.reports.page.table import markdown
 from tools.live.results import LIMITS, NULL_MODELS, mean_error, misses
 
 HEAD = """\
@@ -116,28 +117,27 @@ def page(found: Mapping[str, Any]) -> str:
     return f"{head}\n{TAIL}"
 
 
-def _decisions(rows: list[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| server | runs | requests | steps | preemptions | blocks evicted | tokens hit | differences |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        counts = (row[name] for name in ("loads", "requests", "steps", "preemptions", "evicted_blocks", "hit_tokens"))
-        cells = (f"{row['session']} {row['repetition']}", *(f"{count:,}" for count in counts), row["difference"] or "0")
-        yield f"| {' | '.join(cells)} |"
+def _decisions(rows: list[Mapping[str, Any]]) -> list[str]:
+    names = ("loads", "requests", "steps", "preemptions", "evicted_blocks", "hit_tokens")
+    cells = (
+        (f"{row['session']} {row['repetition']}", *(row[name] for name in names), row["difference"] or "0")
+        for row in rows
+    )
+    headings = ("server", "runs", "requests", "steps", "preemptions", "blocks evicted", "tokens hit", "differences")
+    return markdown(headings, cells)
 
 
-def _waste(rows: list[Mapping[str, Any]]) -> Iterator[str]:
+def _waste(rows: list[Mapping[str, Any]]) -> list[str]:
     buckets = [name for name in rows[0]["waste"] if any(max(row["waste"][name]) > 0 for row in rows)]
-    yield f"| server | {' | '.join(buckets)} |"
-    yield "|---|" + "---|" * len(buckets)
-    for row in rows:
-        pairs = (row["waste"][name] for name in buckets)
-        cells = (f"{measured:.4%}, {ours:.4%}" for measured, ours in pairs)
-        yield f"| {row['session']} {row['repetition']} | {' | '.join(cells)} |"
+    cells = (
+        (f"{row['session']} {row['repetition']}", *("{:.4%}, {:.4%}".format(*row["waste"][name]) for name in buckets))
+        for row in rows
+    )
+    return markdown(("server", *buckets), cells)
 
 
-def _times(loads: Mapping[str, Any]) -> Iterator[str]:
-    yield "| run | | measured | noise | simulated | error | constant | line |"
-    yield "|---|---|---|---|---|---|---|---|"
+def _times(loads: Mapping[str, Any]) -> list[str]:
+    lines = []
     for name, load in loads.items():
         missed = misses(load["metrics"])
         for metric in LIMITS:
@@ -147,16 +147,17 @@ def _times(loads: Mapping[str, Any]) -> Iterator[str]:
             error, *nulls = (f"{row[f'{model}_error']:+.1%}" for model in ("simulated", *NULL_MODELS))
             shown = f"**{error}**" if metric in missed else error
             values = (f"{row['measured']:,.1f}", f"{row['noise']:.1%}", f"{row['simulated']:,.1f}", shown, *nulls)
-            yield f"| {name} | {_NAMES[metric]} | {' | '.join(values)} |"
+            lines.append((name, _NAMES[metric], *values))
+    return markdown(("run", "", "measured", "noise", "simulated", "error", "constant", "line"), lines)
 
 
-def _means(loads: Mapping[str, Any]) -> Iterator[str]:
-    yield "| run | steps | simulated | constant | line | context, us/token |"
-    yield "|---|---|---|---|---|---|"
+def _means(loads: Mapping[str, Any]) -> list[str]:
+    lines = []
     for name, load in loads.items():
         errors = (f"{mean_error(load['metrics'], model):.1%}" for model in ("simulated", *NULL_MODELS))
         own = load["own_context_us"]
-        yield f"| {name} | {load['steps']:,} | {' | '.join(errors)} | {'' if own is None else f'{own:.2f}'} |"
+        lines.append((name, load["steps"], *errors, None if own is None else f"{own:.2f}"))
+    return markdown(("run", "steps", "simulated", "constant", "line", "context, us/token"), lines)
 
 
 if __name__ == "__main__":

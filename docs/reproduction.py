@@ -17,6 +17,7 @@ from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.reproduce.headlines import headline
 from fragmeter.experiments.reproduce.scorecard import constants, counts_text, paper_order
 from fragmeter.experiments.reproduce.text import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
+from fragmeter.reports.page.table import markdown
 from fragmeter.reports.style.labels import (
     definitions_of,
     difference,
@@ -192,10 +193,7 @@ def _seeds(row: Document) -> str:
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     """A table of Markdown."""
-    texts = [columns, ["---"] * len(columns), *lines]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in texts
-    )
+    return "\n".join(markdown(columns, (map(str, line) for line in lines)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from fragmeter.experiments.measured.intervals import COVERAGE, LEAST_RUNS, SHARE
 from fragmeter.experiments.reproduce.board import STEP_TIMES_CHANGED
 from fragmeter.experiments.reproduce.servers import REQUEST_COLUMNS, facts
+from fragmeter.reports.page.table import markdown
 from fragmeter.sim.cost.backends import PACKED_K
 from fragmeter.sim.policy.options import OUTSIDE_MS
 
@@ -353,47 +354,52 @@ def _board(found: Mapping[str, Any]) -> str:
     return BOARD.format(changed=STEP_TIMES_CHANGED, classes=classes, peers=peers, columns=columns, **about)
 
 
-def _intervals(intervals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _intervals(intervals: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each metric and class."""
-    yield from _table("metric", "class", "runs", "servers", "covered", "half width", "score", "box", "interval")
+    lines = []
     for each in intervals:
         ends = f"{each['low']:.2f} to {each['high']:.2f}" if "low" in each else ""
         shares = (f"{each[name]:.1%}" for name in ("coverage", "half_width"))
         scores = (f"{each[name]:.2f}" for name in ("interval_score", "box_score"))
         counts = str(each["runs"]), str(each["servers"])
-        yield _row(_BOARD_METRICS[each["metric"]], each["class"] or "all", *counts, *shares, *scores, ends)
+        lines.append((_BOARD_METRICS[each["metric"]], each["class"] or "all", *counts, *shares, *scores, ends))
+    return markdown(("metric", "class", "runs", "servers", "covered", "half width", "score", "box", "interval"), lines)
 
 
-def _classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _classes(classes: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each class."""
-    yield from _table("class", "runs", "unseen", *_BOARD_METRICS.values())
+    lines = []
     for each in classes:
         errors = each["median_absolute_error"]
         cells = (f"{errors[metric]:.1%}" if metric in errors else "" for metric in _BOARD_METRICS)
-        yield _row(each["class"], str(len(each["runs"])), str(each["unseen"]), *cells)
+        lines.append((each["class"], str(len(each["runs"])), str(each["unseen"]), *cells))
+    return markdown(("class", "runs", "unseen", *_BOARD_METRICS.values()), lines)
 
 
-def _peers(peers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _peers(peers: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each other simulator and metric."""
-    yield from _table("simulator", "", "runs", "published", "ours")
+    lines = []
     for each in peers:
         errors = f"{each['peer_median']:.1%}", f"{each['our_median']:.1%}"
-        yield _row(each["peer"], _BOARD_METRICS[each["metric"]], str(each["runs"]), *errors)
+        lines.append((each["peer"], _BOARD_METRICS[each["metric"]], str(each["runs"]), *errors))
+    return markdown(("simulator", "", "runs", "published", "ours"), lines)
 
 
-def _constants(fits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield from _table("constants of", "fitted on", "outside_ms", "step_us")
+def _constants(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
     for name, fit in fits.items():
         on = ", ".join(fit["fitted_on"]) or "-"
-        yield _row(name, on, f"{fit['outside_ms']:.1f}", f"{fit['step_us']:.0f}")
+        lines.append((name, on, f"{fit['outside_ms']:.1f}", f"{fit['step_us']:.0f}"))
+    return markdown(("constants of", "fitted on", "outside_ms", "step_us"), lines)
 
 
-def _targets(targets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield from _table("runs", "constants of", "", "metric", "limit", "error", "bias", "outcome")
+def _targets(targets: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
     for target in targets:
         about = (f"{target['runs']} ({target['num_runs']})", target["constants"], target["kind"])
         numbers = f"{target['limit']:.0%}", f"{target['mean_absolute_error']:.1%}", f"{target['bias']:+.1%}"
-        yield _row(*about, _METRICS[target["metric"]], *numbers, target["outcome"])
+        lines.append((*about, _METRICS[target["metric"]], *numbers, target["outcome"]))
+    return markdown(("runs", "constants of", "", "metric", "limit", "error", "bias", "outcome"), lines)
 
 
 def _corrected(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -418,10 +424,10 @@ def _long_tails(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{factor:.0f} times in {name}"
 
 
-def _groups(summary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _groups(summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each card and model with held-out runs."""
     shown = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-    yield from _table("runs", *(_METRICS[metric] for metric in shown))
+    table = []
     lines: dict[str, dict[str, str]] = {}
     runs: dict[str, int] = {}
     for row in summary:
@@ -431,14 +437,15 @@ def _groups(summary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             runs[row["runs"]] = max(row["num_runs"], runs.get(row["runs"], 0))
     for name, values in lines.items():
         mark = " \\*" if name in _BEFORE else ""
-        yield _row(f"{name} ({runs[name]}){mark}", *(values.get(metric, "") for metric in shown))
+        table.append((f"{name} ({runs[name]}){mark}", *(values.get(metric, "") for metric in shown)))
+    return markdown(("runs", *(_METRICS[metric] for metric in shown)), table)
 
 
-def _before_and_after(summary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _before_and_after(summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each card and model with runs that led to a correction."""
     metrics = ("mean_ttft_ms", "mean_tpot_ms")
     headings = (f"{_METRICS[metric]}, {when}" for metric in metrics for when in ("first", "now"))
-    yield from _table("runs", "correction", *headings)
+    lines = []
     now = {
         (row["runs"], row["metric"]): f"{row['mean_absolute_error']:.1%} ({row['bias']:+.1%})"
         for row in summary
@@ -446,12 +453,13 @@ def _before_and_after(summary: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     }
     for name, (correction, before) in _BEFORE.items():
         values = ((before[metric], now.get((name, metric), "")) for metric in metrics)
-        yield _row(name, correction, *(cell for pair in values for cell in pair))
+        lines.append((name, correction, *(cell for pair in values for cell in pair)))
+    return markdown(("runs", "correction", *headings), lines)
 
 
-def error_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def error_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """One table: a line for each run and set of constants, and one for each simulator that publishes the same run."""
-    yield from _table("run", "constants of", "", *_METRICS.values())
+    table = []
     lines: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:
         lines.setdefault((row["run"], row["constants"], row["kind"]), {})[row["metric"]] = row["error"]
@@ -460,20 +468,22 @@ def error_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 by = key.removeprefix("published_").removesuffix("_error")
                 lines.setdefault((row["run"], f"*{by}*", "published"), {})[row["metric"]] = error
     for about, errors in sorted(lines.items(), key=lambda line: line[0][0]):
-        yield _row(*about, *(f"{errors[metric]:+.1%}" if metric in errors else "" for metric in _METRICS))
+        table.append((*about, *(f"{errors[metric]:+.1%}" if metric in errors else "" for metric in _METRICS)))
+    return markdown(("run", "constants of", "", *_METRICS.values()), table)
 
 
 def _values(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Measured and simulated values, in ms unless stated."""
     yield "Measured, then simulated with no constants; ms unless stated.\n"
-    yield from _table("run", *_METRICS.values())
+    table = []
     lines: dict[str, dict[str, str]] = {}
     for row in rows:
         if row["constants"] == "nothing":
             value = f"{_number(row['measured'])}, {_number(row['simulated'])}"
             lines.setdefault(row["run"], {})[row["metric"]] = value
     for name, values in sorted(lines.items()):
-        yield _row(name, *(values.get(metric, "") for metric in _METRICS))
+        table.append((name, *(values.get(metric, "") for metric in _METRICS)))
+    yield from markdown(("run", *_METRICS.values()), table)
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -502,15 +512,6 @@ def errors(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _table(*headings: str) -> Iterator[str]:
-    yield _row(*headings)
-    yield "|" + "---|" * len(headings)
-
-
-def _row(*cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":

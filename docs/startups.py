@@ -19,6 +19,7 @@ from typing import Any
 from fragmeter.experiments.vllm_serve.checks import Outcome
 from fragmeter.experiments.vllm_serve.line import parse_serve, version
 from fragmeter.experiments.vllm_serve.start import Started, started
+from fragmeter.reports.page.table import markdown
 from fragmeter.sim.spec import gpu
 from fragmeter.sim.spec.gpu import GIB, GpuSpec
 from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
@@ -185,7 +186,7 @@ Five times logs were collected after everything was set, and answered before any
 are of one image on H100s, other runs of which were rows before; four more were left out, three of them as their models are not known.
 
 | unseen then | right | "starts" for all | wrong "starts" | KV cache within 0.5 GiB or 3 % | beyond 4 % of the card | in the interval |
-| --- | --- | --- | --- | --- | --- | --- |
+|---|---|---|---|---|---|---|
 | 18 of 2026-11-28, first | 15 | 14 | 2 |  |  | 6 of 13 |
 | 24 of 2026-11-28, second | 16 | 14 | 3 | 8 of 18 | 6 | 13 of 18 |
 | 24 of 2026-11-28, third | 16 | 17 | 2 | 10 of 19 | 5 | 17 of 19 |
@@ -226,7 +227,7 @@ def page(answers: Sequence[Compared | str]) -> str:
     missing = [
         f"- {count}: {reason}" for reason, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
     ]
-    lines = [HEAD, *summary(found), "", _line(COLUMNS), _line(["---"] * len(COLUMNS)), *map(row, found)]
+    lines = [HEAD, *summary(found), "", *markdown(COLUMNS, map(row, found))]
     lines += [
         "",
         "## Left out",
@@ -249,11 +250,7 @@ def _short(reason: str) -> str:
     return "its model is not known" if reason.startswith("model = ") else reason.split(";")[0]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def row(each: Compared) -> str:
+def row(each: Compared) -> list[str]:
     """A row of the table, by ``COLUMNS``."""
     case, stage = each.case, each.stage
     words = case["serve"].split()
@@ -262,29 +259,24 @@ def row(each: Compared) -> str:
     low, likely, high = (size / GIB for size in stage.kv_cache)
     interval = f"{likely:.2f} ({low:.2f} to {high:.2f})"
     by_memory = each.by_memory
-    return _line(
-        [
-            name,
-            f"{each.answer.launch.num_gpus} x {case.get('gpu') or case['card']['name']}",
-            str(case.get("vllm") or case.get("log_lines_of")),
-            {True: "starts", False: "refused", None: ""}[each.started],
-            f"**{kind}**" if each.is_right is False else kind,
-            "" if each.kv_gib is None else f"{each.kv_gib:.2f}",
-            f"**{interval}**" if each.is_covered is False else interval,
-            *(
-                _part(size.likely / GIB, logged)
-                for size, logged in zip(stage.parts().values(), each.parts, strict=True)
-            ),
-            "" if by_memory is None else f"{100 * by_memory[1]:+.1f} %",
-        ]
-    )
+    return [
+        name,
+        f"{each.answer.launch.num_gpus} x {case.get('gpu') or case['card']['name']}",
+        str(case.get("vllm") or case.get("log_lines_of")),
+        {True: "starts", False: "refused", None: ""}[each.started],
+        f"**{kind}**" if each.is_right is False else kind,
+        "" if each.kv_gib is None else f"{each.kv_gib:.2f}",
+        f"**{interval}**" if each.is_covered is False else interval,
+        *(_part(size.likely / GIB, logged) for size, logged in zip(stage.parts().values(), each.parts, strict=True)),
+        "" if by_memory is None else f"{100 * by_memory[1]:+.1f} %",
+    ]
 
 
 def _part(size: float, logged: float | None) -> str:
     return f"{size:.2f}" + ("" if logged is None else f" / {logged:.2f}")
 
 
-def summary(found: list[Compared]) -> Iterator[str]:
+def summary(found: list[Compared]) -> list[str]:
     """How many answers are right, sizes near and intervals wide enough, beside what a constant answer would score."""
     judged = [each for each in found if each.is_right is not None]
     bad = sum(each.outcome.kind == "starts" and not each.started for each in judged)
@@ -292,22 +284,17 @@ def summary(found: list[Compared]) -> Iterator[str]:
     near = sum(abs(each.error or 0) <= max(0.5, 0.03 * (each.kv_gib or 0)) for each in sized)
     far = sum(abs(each.error or 0) > 0.04 * each.stage.total_bytes / GIB for each in sized)
     formed = [each.by_memory[1] for each in sized if each.by_memory is not None]
-    yield _line(["", "count", "of"])
-    yield _line(["---"] * 3)
-    yield _line(["answers that are right", str(sum(bool(each.is_right) for each in judged)), str(len(judged))])
-    yield _line(['"starts" for all would be right', str(sum(bool(each.started) for each in judged)), str(len(judged))])
-    yield _line(['"depends"', str(sum(each.outcome.kind == "depends" for each in judged)), str(len(judged))])
-    yield _line(['"starts" of a server that did not', str(bad), str(len(judged))])
-    yield _line(["KV cache within 0.5 GiB or 3 %", str(near), str(len(sized))])
-    yield _line(["KV cache beyond 4 % of the card", str(far), str(len(sized))])
-    yield _line(["logged KV cache in the interval", str(sum(bool(each.is_covered) for each in sized)), str(len(sized))])
-    yield _line(
-        [
-            "blocks or sequences within 2 % by the logged GiB",
-            str(sum(abs(error) <= 0.02 for error in formed)),
-            str(len(formed)),
-        ]
+    counts = (
+        ("answers that are right", sum(bool(each.is_right) for each in judged), len(judged)),
+        ('"starts" for all would be right', sum(bool(each.started) for each in judged), len(judged)),
+        ('"depends"', sum(each.outcome.kind == "depends" for each in judged), len(judged)),
+        ('"starts" of a server that did not', bad, len(judged)),
+        ("KV cache within 0.5 GiB or 3 %", near, len(sized)),
+        ("KV cache beyond 4 % of the card", far, len(sized)),
+        ("logged KV cache in the interval", sum(bool(each.is_covered) for each in sized), len(sized)),
+        ("blocks or sequences within 2 % by the logged GiB", sum(abs(error) <= 0.02 for error in formed), len(formed)),
     )
+    return markdown(("", "count", "of"), counts)
 
 
 def entries() -> Iterator[str]:
@@ -317,12 +304,12 @@ def entries() -> Iterator[str]:
         " beside the computed parts."
     )
     yield ""
-    yield _line(["since", "link", "capability", "least, likely, most", "logs"])
-    yield _line(["---"] * 5)
+    lines = []
     for since, sizes in SIZES:
         for (linked, least), each in sizes.items():
             sized = ", ".join(f"{size:.2f}" for size in each[:3])
-            yield _line([f"0.{since}" if since else "", linked, str(least) if least else "", sized, each.logs])
+            lines.append((f"0.{since}" if since else "", linked, str(least) if least else "", sized, each.logs))
+    yield from markdown(("since", "link", "capability", "least, likely, most", "logs"), lines)
 
 
 def left_card_out(found: list[Compared]) -> Iterator[str]:
@@ -335,14 +322,14 @@ def left_card_out(found: list[Compared]) -> Iterator[str]:
             kinds.setdefault(kind, []).append((launch.gpu.name, logged))
     yield "Logged GiB of each card, and the median of the other cards' of the same link, up to 0.17 and since 0.18."
     yield ""
-    yield _line(["link", "releases", "card", "logged", "median of the others"])
-    yield _line(["---"] * 5)
+    lines = []
     for (linked, is_late), sizes in sorted(kinds.items()):
         for card in sorted({name for name, _ in sizes}):
             own, others = ([size for name, size in sizes if (name == card) == mine] for mine in (True, False))
             middle = f"{median(others):.2f}" if others else "none"
             releases = "since 0.18" if is_late else "up to 0.17"
-            yield _line([linked, releases, card, ", ".join(f"{size:.2f}" for size in sorted(own)), middle])
+            lines.append((linked, releases, card, ", ".join(f"{size:.2f}" for size in sorted(own)), middle))
+    yield from markdown(("link", "releases", "card", "logged", "median of the others"), lines)
 
 
 def read_cases(files: Sequence[Path]) -> list[dict[str, Any]]:

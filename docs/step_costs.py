@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.paper.figures.step_costs import GROUPS, MEDIAN_NOTE
+from fragmeter.reports.page.table import markdown
 from fragmeter.reports.style.labels import metric_label, number, signed
 
 HEAD = """\
@@ -51,24 +52,23 @@ def page(document: Mapping[str, Any]) -> str:
 
 def _medians(errors: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     yield f"Median of abs(log(simulated / published)), of each figure and, in the last line, of all. {MEDIAN_NOTE}\n"
-    yield f"| | {' | '.join(errors)} |"
-    yield "|---" * (len(errors) + 1) + "|"
-    for group in next(iter(errors.values())):
-        yield f"| {group} | {' | '.join(f'{of[group]:.3f}' for of in errors.values())} |"
+    groups = next(iter(errors.values()))
+    yield from markdown(["", *errors], ([group, *(f"{of[group]:.3f}" for of in errors.values())] for group in groups))
 
 
-def _table(rows: Sequence[Mapping[str, Any]], costs: Sequence[str]) -> Iterator[str]:
-    yield f"| figure | series | value | at | published | {' | '.join(f'{cost} | error' for cost in costs)} |"
-    yield "|---" * (5 + 2 * len(costs)) + "|"
+def _table(rows: Sequence[Mapping[str, Any]], costs: Sequence[str]) -> list[str]:
     by_value: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         by_value.setdefault((row["figure"], row["series"], row["metric"], row["x"]), {})[row["cost"]] = row
+    lines = []
     for (figure, series, metric, x), of in by_value.items():
         published = of[costs[0]]["published"]
         at = "" if x is None else f"{x:g}"
         cells = [figure.removeprefix("fig"), series, metric_label(metric), at, number(metric, published)]
         cells += [text for cost in costs for text in (number(metric, of[cost]["simulated"]), _error(of[cost]))]
-        yield f"| {' | '.join(cells)} |"
+        lines.append(cells)
+    pairs = [name for cost in costs for name in (cost, "error")]
+    return markdown(["figure", "series", "value", "at", "published", *pairs], lines)
 
 
 def _error(row: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from fragmeter.experiments.today.published import (
 )
 from fragmeter.experiments.today.servers import SERVERS
 from fragmeter.experiments.today.waste_today import of_load
+from fragmeter.reports.page.table import markdown
 
 HEAD = """\
 # Waste of today's models
@@ -206,15 +207,8 @@ def _where(row: Mapping[str, Any]) -> str:
     return f"{row['server']}, {row['load']}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield "|" + "---|" * len(columns)
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
 def _kv_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield from _table(
+    yield from markdown(
         ["%", "", *COLUMNS.values(), "fits", "short"],
         [
             [
@@ -231,7 +225,7 @@ def _kv_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _slots_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     names = [name.replace("block_", "") for name in SLOTS]
-    yield from _table(
+    yield from markdown(
         ["", "load", "tokens of a block", "batch", *names],
         [
             [row["server"], row["load"], f"{row['block_size']:,}", f"{row['batch']:,.1f}", *(f"{row[name]:.1f}" for name in SLOTS)]
@@ -242,7 +236,7 @@ def _slots_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _hbm_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     names = [name.replace("block_", "").replace("_", " ") for name in HBM]
-    yield from _table(["", *names], [[row["server"], *(f"{row[name]:.2f}" for name in HBM)] for row in rows])
+    yield from markdown(["", *names], [[row["server"], *(f"{row[name]:.2f}" for name in HBM)] for row in rows])
 
 
 def _published_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -254,7 +248,7 @@ def _published_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         about = row["kind"], row["limit_stated"], row["source"]
         cells.append([found.figure, *values, found.error, found.limit, result, *about])
     columns = ["figure", "published", "here", "error", "limit", "result", "kind", "limit stated", "source"]
-    yield from _table(columns, cells)
+    yield from markdown(columns, cells)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
+from ...reports.page.table import Table
 from ...reports.style.labels import metric_label
 from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
@@ -189,12 +190,7 @@ def _markdown_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table and an empty line; nothing without rows."""
     if not rows:
         return []
-    head = [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
-    return [*head, *(f"| {' | '.join(map(_cell, row.values()))} |" for row in rows), ""]
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return [*Table.of_records(rows).markdown(), ""]
 
 
 def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[dict[str, Any]], str]:
