@@ -72,9 +72,7 @@ reproduce: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 
 claims: $(VENV)/.core
-	mkdir -p out
-	$(BIN)/fragmeter reproduce claims --out out/claims --json out/claims.json
-	$(BIN)/python docs/claims.py out/claims.json
+	$(BIN)/fragmeter reproduce claims --out out/claims --markdown docs/claims.md
 
 waste-today: $(VENV)/.core
 	mkdir -p out

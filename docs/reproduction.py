@@ -6,28 +6,15 @@ python docs/reproduction.py FOLDER docs/reproduction.md [FOLDER-OF-THE-EXACT-PAI
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.experiments.reproduce.headlines import headline
+from fragmeter.experiments.reproduce.markdown import heading, section, summary
 from fragmeter.experiments.reproduce.scorecard import constants, counts_text, paper_order
-from fragmeter.experiments.reproduce.text import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
 from fragmeter.reports.page.table import markdown
-from fragmeter.reports.style.labels import (
-    definitions_of,
-    difference,
-    metric_label,
-    number,
-    origin,
-    step_text,
-    view_metrics,
-)
-from fragmeter.sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, View, definition_lines
 
 Document = dict[str, Any]
 _HEAD = """# The paper, rerun
@@ -78,13 +65,13 @@ def main(folder: str, target: str, exact: str | None = None) -> None:
         _HEAD,
         _EXACT if on_pairs else "",
         _missing(drawn),
-        *_summary("Accuracy against the paper", drawn),
+        *summary("Accuracy against the paper", drawn),
         _LIMITS,
     ]
-    parts += _summary("Accuracy against the paper on the exact pairs", on_pairs) if on_pairs else []
+    parts += summary("Accuracy against the paper on the exact pairs", on_pairs) if on_pairs else []
     parts += _constants(drawn)
     for name, document in drawn.items():
-        parts += _figure(name, document, on_pairs.get(name))
+        parts += section(name, document, on_pairs.get(name))
     Path(target).write_text("\n".join(filter(None, parts)), "utf-8")
 
 
@@ -99,101 +86,11 @@ def _missing(drawn: dict[str, Document]) -> str:
     return f"\nNot rerun for this page: {', '.join(names)}.\n" if names else ""
 
 
-def _summary(title: str, documents: dict[str, Document]) -> Iterator[str]:
-    lines = summary_lines(summary_rows(documents.values()))
-    yield f"\n## {title}\n"
-    yield f"{SUMMARY_NOTE}\n"
-    yield table(list(lines[0]), [list(line.values()) for line in lines])
-
-
 def _constants(documents: dict[str, Document]) -> Iterator[str]:
     known = constants(documents)
     if known:
         yield _CONSTANTS.format(counts=counts_text(known, documents))
-        yield table(list(known[0]), [list(row.values()) for row in known])
-
-
-def _figure(name: str, document: Document, on_pairs: Document | None) -> Iterator[str]:
-    yield f"\n## {heading(name)}\n"
-    yield f"{document['workload']}.\n"
-    for view, rows in _by_view(document["rows"]):
-        definitions = definition_lines(view.definitions() if view is SLOTS_VIEW else definitions_of(rows))
-        if definitions:
-            yield f"{view.title.capitalize()}:\n"
-            yield "".join(f"- {text}\n" for text in definitions)
-        yield f"{_rows(rows, on_pairs['rows'] if on_pairs else [])}\n"
-    yield from (f"- {text}" for text in _merged(_sentences(document), _sentences(on_pairs) if on_pairs else None))
-
-
-def _by_view(rows: Sequence[Document]) -> Iterator[tuple[View, list[Document]]]:
-    """The rows slot by slot after those of the paper's view and all others; most figures have none of them."""
-    slots = view_metrics(SLOTS_VIEW)
-    yield PAPER_VIEW, [row for row in rows if row.get("metric") not in slots]
-    of_slots = [row for row in rows if row.get("metric") in slots]
-    if of_slots:
-        yield SLOTS_VIEW, of_slots
-
-
-def _sentences(document: Document) -> list[str]:
-    found = [headline(document), *finding_lines(document), *document["basis"], *document.get("remarks", ())]
-    return list(filter(None, found))
-
-
-def _merged(drawn: Sequence[str], exact: Sequence[str] | None) -> Iterator[str]:
-    """Sentences of both lengths: equal ones once, others side by side where they have the same place."""
-    if exact is None or drawn == exact:
-        yield from drawn
-        return
-    for one, other in zip_longest(
-        [text for text in drawn if text not in exact], [text for text in exact if text not in drawn]
-    ):
-        yield from (f"{kind}: {text}" for kind, text in (("Drawn lengths", one), ("Exact pairs", other)) if text)
-    yield from (text for text in drawn if text in exact)
-
-
-def heading(name: str) -> str:
-    """A figure's name as the paper writes it: Fig 12a, Table 1."""
-    paper = re.fullmatch(r"(fig|table)(.+)", name)
-    return f"{paper[1].capitalize()} {paper[2]}" if paper else name.replace("-", " ").capitalize()
-
-
-def _rows(rows: Sequence[Document], on_pairs: Sequence[Document]) -> str:
-    if "published" not in rows[0]:
-        return table([key.replace("_", " ") for key in rows[0]], [list(row.values()) for row in rows])
-    exact = {_key(row): row for row in on_pairs}
-    columns = ["series", "value", "at", "published", "how", "simulated", "seeds", "per 1 %", "error"]
-    columns += [*(["exact pairs", "seeds", "error"] if exact else []), "origin"]
-    return table(columns, [_line(row, exact.get(_key(row)), bool(exact)) for row in rows])
-
-
-def _key(row: Document) -> tuple[Any, ...]:
-    return row["series"], row["metric"], row["x"]
-
-
-def _line(row: Document, on_pairs: Document | None, with_pairs: bool) -> list[str]:
-    metric = row["metric"]
-    cells = [row["series"], metric_label(metric), "" if row["x"] is None else f"{row['x']:g}"]
-    cells += [number(metric, row["published"]), row.get("how") or "", number(metric, row["simulated"])]
-    cells += [
-        _seeds(row),
-        step_text(row),
-        difference(row),
-    ]
-    if with_pairs:
-        exact = on_pairs and [number(metric, on_pairs["simulated"]), _seeds(on_pairs), difference(on_pairs)]
-        cells += exact or ["", "", ""]
-    return [*cells, origin(row | {"fitted": row["kind"] == "fitted"})]
-
-
-def _seeds(row: Document) -> str:
-    """The range of single seeds."""
-    low, high = row.get("minimum"), row.get("maximum")
-    return "" if low is None else f"{number(row['metric'], low)} to {number(row['metric'], high)}"
-
-
-def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table of Markdown."""
-    return "\n".join(markdown(columns, (map(str, line) for line in lines)))
+        yield "\n".join(markdown(list(known[0]), [map(str, row.values()) for row in known]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of claims, in words: on the terminal and on the page."""
+"""The table of claims, in words: on the terminal, on the page and in Markdown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,36 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ...reports.page.page import Section
+from ...reports.page.table import markdown
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
 from ..runs.output import Report
 
+_HEAD = """\
+# Claims about paged attention, tested
+
+`fragmeter reproduce claims` tests 35 claims of four popular texts (A to D), and claims of other systems.
+This page is its result, written by `fragmeter reproduce claims --markdown FILE`; nothing in it is edited by hand.
+
+A claim has a *probe*: numbers from simulation or arithmetic, and a rule that derives the outcome from them. The rule
+consists of parts. Each part is a statement that one number decides by a bound. The outcome is **pass** if all parts
+pass, **partial pass** if some do, and **fail** if none does. A claim that needs what is not available here is **not
+testable**; its row names the experiment that would test it. So is a claim with a number that is below the claimed value
+and only a lower bound, because the model leaves out something that raises it (the speed of another system's software,
+stages of a pipeline that work at the same time). Such a number refutes nothing, and the row gives the remaining factor.
+Outcomes are computed: `tests/experiments/claims/test_claims_outcomes.py` moves every number across its bound.
+
+Numbers are means over {seeds} seeds of synthetic lengths. The deciding number is reported with its range over the seeds
+and, if it depends on the step time fitted to OPT-13B, with its change if all steps take 1 % longer. With `--out DIR`
+each claim is stored when it is finished, and an interrupted run continues from there. No GPU was used.
+
+Waste is what these texts mean by it: every slot that holds no token, free ones too. Reservation: slots that a coming token fills.
+
+Rates of beams (claims 5 and 13, and vLLM's blog) are those of `fragmeter reproduce fig14f`: its requests, step times
+and search. The first seed's are the figure's own; here they are means over the seeds.
+
+`fragmeter reproduce anyscale` has the workload behind "23x" by itself, at every output cap.
+"""
 _BETWEEN = "\n\n"
 _INDENT = 3
 _TABLES = {
@@ -85,3 +111,42 @@ def _page_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             "Result": " ".join([gives, *more]),
             "Why": why,
         }
+
+
+def claims_markdown(payload: Payload) -> str:
+    """docs/claims.md."""
+    parts = [_HEAD.format(seeds=len(payload["seeds"]))]
+    for name, (title, counted) in _TABLES.items():
+        parts.append(
+            f"## {title}\n\n{_counts(payload[counted])}.\n\n" + "\n".join(_markdown_table(payload[name])) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def _markdown_table(rows: list[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for row in rows:
+        condition = "" if row["condition"] is None else f" {row['condition']}"
+        cells = (
+            row["number"],
+            row["text"],
+            row["claim"],
+            f"**{row['outcome']}**{condition}. Rule: {row['rule']}",
+            _gives(row),
+            row["why"],
+        )
+        lines.append(cells)
+    return markdown(("", "where", "claim", "outcome", "result", "reason"), lines)
+
+
+def _gives(row: Mapping[str, Any]) -> str:
+    parts = [f"{row['how']}: {row['gives']}"]
+    if row["decides"] is not None:
+        name = row["decides"].replace("_pct", ", %").replace("_", " ")
+        step = "" if row["step_1pct"] is None else f", {row['step_1pct']:+.2g} if steps are 1 % longer"
+        parts.append(f"over seeds {name} {row['minimum']:.4g} to {row['maximum']:.4g}{step}")
+    if row["differs"]:
+        parts.append(f"*unlike expected: {'; '.join(row['differs'])}*")
+    if row["experiment"] is not None:
+        parts.append(f"to be measured by {row['experiment']}")
+    return ". ".join(parts)

@@ -24,7 +24,7 @@ from ..reproduce.servers import FIGURE as SERVERS
 from ..reproduce.servers import reproduce_servers
 from ..reproduce.text import WASTE
 from ..runs.inputs import READING, named_files
-from ..runs.output import RESULTS, JsonTarget, Report
+from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
 from ..runs.unread import refuse_unread_reading
 
 OWN_SERVER = Annotated[OwnServer, Parameter(name="*", group=Group("A trace of your own", sort_key=3))]
@@ -50,6 +50,7 @@ def reproduce(
     jobs: Annotated[Jobs | None, Parameter(group=Group("Workers", sort_key=8))] = None,
     out: Annotated[Path | None, RESULTS] = None,
     view: Annotated[ViewName, RESULTS] = "paper",
+    markdown: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
     """Rerun the figures of the PagedAttention paper, simulated beside published.
@@ -79,9 +80,13 @@ def reproduce(
             settings, lengths and code are not repeated.
         view: Division of the KV pool in the printed waste table: the paper's four categories, or slots, what becomes of each
             slot. The page has both.
+        markdown: Markdown file with the values and findings of each figure; - for standard output. Not of servers, prefix-cache,
+            or a trace of your own.
     """
-    report = Report(json)
-    require_apart({"out": out, "json": json}, named_files(trace=trace, alpaca_trace=alpaca_trace, add=add))
+    report = Report(json, markdown=markdown)
+    require_apart(
+        {"out": out, "json": json, "markdown": markdown}, named_files(trace=trace, alpaca_trace=alpaca_trace, add=add)
+    )
     of_servers = {"runs": runs and str(runs), "add": add and str(add), "accept_medians": accept_medians or None}
     for name, value in of_servers.items():
         if value is not None and figure != SERVERS:
@@ -89,15 +94,23 @@ def reproduce(
     if view != "paper" and figure not in (WASTE, ALL):
         raise SettingError("view", view, f"has no effect on {figure}; leave it out")
     if figure == SERVERS:
-        given = {"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs, **server.given}
+        given = {
+            "trace": trace,
+            "alpaca_trace": alpaca_trace,
+            "seeds": seeds,
+            "jobs": jobs,
+            "markdown": markdown,
+            **server.given,
+        }
         refuse_unread_reading(reading, None)
         _refuse_given(given, SERVERS)
         reproduce_servers(runs, report, folder_of(out), add, accept_medians)
     elif figure == PREFIX_CACHE:
-        _refuse_given({"alpaca_trace": alpaca_trace, **server.given}, PREFIX_CACHE)
+        _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown, **server.given}, PREFIX_CACHE)
         refuse_unread_reading(reading, None)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))
     elif own := own_of(figure, Traces(trace, alpaca_trace), server, seeds, reading):
+        _refuse_given({"markdown": markdown}, "a trace of your own")
         reproduce_own(figure, own, report, out, jobs, view)
     else:
         refuse_unread_reading(reading, None)

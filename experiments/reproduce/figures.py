@@ -15,7 +15,7 @@ from ...reports.figures import figures
 from ...reports.page.page import Section
 from ..claims.claims import SEEDS as CLAIMS_SEEDS
 from ..claims.claims import compare_claims
-from ..claims.table import print_claims, show_claims
+from ..claims.table import claims_markdown, print_claims, show_claims
 from ..paper.bench import Bench
 from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..paper.comparison import Payload
@@ -66,6 +66,7 @@ class Figure:
         seconds: Approximate time on one core; figures with long times start first. None takes next to nothing.
         shares: Figures with the same value share runs; one process makes them one after another.
         page: Title and first sentence of its page, if it is not of the paper.
+        markdown: The document in Markdown, if it is not that of ``reproduce.markdown``.
     """
 
     make: Callable[..., Payload]
@@ -79,6 +80,7 @@ class Figure:
     seconds: int | None = None
     shares: str | None = None
     page: tuple[str, str] | None = None
+    markdown: Callable[[Payload], str] | None = None
 
     def document(self, bench: Bench, parts: Kept) -> Payload:
         """The document, made on a bench; stored parts of a document are not made again."""
@@ -201,5 +203,6 @@ FIGURES: dict[str, Figure] = {
             "Claims about paged attention",
             "Claims of texts and of other systems, tested by simulation; no GPU was used.",
         ),
+        markdown=claims_markdown,
     ),
 }

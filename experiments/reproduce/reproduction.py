@@ -31,6 +31,7 @@ from ..runs.kept import Kept, key
 from ..runs.output import Count, Report, no_bars
 from ..runs.parallel import Workers, as_they_finish, at_most
 from .figures import FIGURES, Figure
+from .markdown import document as in_markdown
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .scorecard import first_section, name_of, paper_order
 from .sections import stories
@@ -275,7 +276,13 @@ def _one(
     page = Page([name], with_stories=False, head=head_of(name))
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
+    report.markdown(lambda: _markdown(name, document))
     report.data(document)
+
+
+def _markdown(name: str, document: Payload) -> str:
+    own = FIGURES[name].markdown
+    return in_markdown(*head_of(name), {name: document}) if own is None else own(document)
 
 
 def _all(
@@ -296,6 +303,7 @@ def _all(
                 done.print()
     print_summary(done.documents, report)
     _point_to(page, report, folder)
+    report.markdown(lambda: in_markdown(TITLE, _LEAD, {each["figure"]: each for each in done.documents}))
     report.data(done.data)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -171,6 +171,7 @@ class Report:
         if len(on_stdout) > 1:
             raise SettingError(on_stdout[1], STDOUT, f"standard output has {on_stdout[0]} already; name a file")
         self._json_target = STDOUT if "json" in on_stdout else json_target
+        self._markdown_target = STDOUT if "markdown" in on_stdout else targets.get("markdown")
         # Names may contain characters that rich reads as markup.
         self.console = Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
 
@@ -190,6 +191,11 @@ class Report:
         """Write the command's data at its end."""
         if self._json_target is not None:
             write_whole(self._json_target, as_json({"notes": notes(), **document} if notes() else document))
+
+    def markdown(self, text: Callable[[], str]) -> None:
+        """Write the command's Markdown, if it is asked for."""
+        if self._markdown_target is not None:
+            write_whole(self._markdown_target, text())
 
     def data_so_far(self, document: Any) -> None:
         """Write the data of finished items to the file. A pipe or a device gets one document, at the end."""
