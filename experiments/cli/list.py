@@ -1,4 +1,4 @@
-"""``fragmeter list``: policies, models, GPUs and stories by their names on a command line."""
+"""``fragmeter list``: policies, models, GPUs, metrics and stories by their names on a command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ...reports.page.table import Column, Table
+from ...sim.metrics.registry import METRICS
 from ...sim.policy import policies
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GIB, gpu_names
@@ -16,12 +17,12 @@ from ..measured.evidence import basis_of
 from ..runs.output import JsonTarget, Report
 from ..story.reading import story, story_names
 
-Kind = Literal["policies", "models", "gpus", "stories"]
+Kind = Literal["policies", "models", "gpus", "metrics", "stories"]
 _MIB, _KIB = 2**20, 2**10
 
 
 def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
-    """List policies, models or GPUs, the values of --policy, --model and --gpu; or the stories of fragmeter story.
+    """List policies, models, GPUs, metrics or stories: the values of --policy, --model, --gpu, sweep's --maximize, and story.
 
     Args:
         kind: Kind of values.
@@ -88,6 +89,10 @@ def _gpus() -> Sequence[dict[str, Any]]:
     ]
 
 
+def _metrics() -> Sequence[dict[str, Any]]:
+    return [{"metric": path, "label": each.heading, "better": each.better} for path, each in METRICS.items()]
+
+
 def _stories() -> Sequence[dict[str, Any]]:
     return [{"story": name, "title": story(name).title} for name in story_names()]
 
@@ -112,6 +117,7 @@ _ROWS: dict[Kind, Callable[[], Sequence[dict[str, Any]]]] = {
     "policies": _policies,
     "models": _models,
     "gpus": _gpus,
+    "metrics": _metrics,
     "stories": _stories,
 }
 
@@ -120,7 +126,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     columns = []
     for name in rows[0]:
         is_text = any(isinstance(row[name], str | bool) for row in rows)
-        wraps = name not in ("policy", "model", "gpu", "system", "story")
+        wraps = name not in ("policy", "model", "gpu", "metric", "system", "story")
         columns.append(Column(_HEADINGS.get(name, name.replace("_", " ")), is_text, wraps))
     table = Table(*columns, gap=2)
     for row in rows:

@@ -10,10 +10,11 @@ from cyclopts import Group, Parameter
 
 from ...reports.page.table import Column, Table
 from ...sim.metrics.objectives import objectives
-from ...sim.metrics.registry import headings
+from ...sim.metrics.registry import METRICS, headings
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import UserError
+from ...sim.types.notes import note
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..measured.evidence import evidence_lines
@@ -112,7 +113,11 @@ def sweep(
 def _wanted(grid: Sequence[str] | None, maximize: str | None, minimize: str | None, at_most: Sequence[str]) -> Wanted:
     if grid or (maximize is None) == (minimize is None):
         raise UserError("sweep --search takes --maximize or --minimize, and not --grid")
-    return Wanted(not_none(minimize if maximize is None else maximize), maximize is not None, limits(at_most))
+    wanted = Wanted(not_none(minimize if maximize is None else maximize), maximize is not None, limits(at_most))
+    known = METRICS.get(wanted.metric)
+    if known is not None and known.better == ("less" if wanted.maximize else "more"):
+        note(f"{known.better.capitalize()} of {known.label} is better; the search looks for the opposite.")
+    return wanted
 
 
 def _print_search(

@@ -9,6 +9,7 @@ Percentiles are generated: one more in ``PERCENTILES`` is in the summary, its ta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,13 @@ class Metric:
         path: Its keys in ``summary.json``, joined by dots.
         label: In words, without its unit.
         unit: Empty if the label says it, or for a count.
+        better: Whether more of it is better, or less; empty where that depends.
     """
 
     path: str
     label: str
     unit: str = ""
+    better: Literal["more", "less", ""] = ""
 
     @property
     def heading(self) -> str:
@@ -95,22 +98,22 @@ def key(statistic: str, latency: str) -> str:
 METRICS = {
     each.path: each
     for each in (
-        Metric("request_throughput", "requests/s"),
-        Metric("output_throughput", "output tokens/s"),
-        Metric("total_token_throughput", "tokens/s"),
-        Metric("request_goodput", "goodput, requests/s"),
+        Metric("request_throughput", "requests/s", better="more"),
+        Metric("output_throughput", "output tokens/s", better="more"),
+        Metric("total_token_throughput", "tokens/s", better="more"),
+        Metric("request_goodput", "goodput, requests/s", better="more"),
         *(
-            Metric(key(statistic, name), f"{statistic} {latency.label}", "ms")
+            Metric(key(statistic, name), f"{statistic} {latency.label}", "ms", "less")
             for name, latency in LATENCIES.items()
             for statistic in STATISTICS
         ),
-        Metric("mean_normalized_latency_s", "latency/token", "s"),
+        Metric("mean_normalized_latency_s", "latency/token", "s", "less"),
         Metric("mean_batch", "mean batch"),
-        Metric("preemptions.recompute", "recomputed"),
-        Metric("preemptions.swap", "swapped"),
-        Metric("refused", "refused"),
-        Metric("speculative_decoding.spec_decode_acceptance_length", "acceptance length"),
-        Metric("speculative_decoding.spec_decode_acceptance_rate", "acceptance", "%"),
+        Metric("preemptions.recompute", "recomputed", better="less"),
+        Metric("preemptions.swap", "swapped", better="less"),
+        Metric("refused", "refused", better="less"),
+        Metric("speculative_decoding.spec_decode_acceptance_length", "acceptance length", better="more"),
+        Metric("speculative_decoding.spec_decode_acceptance_rate", "acceptance", "%", "more"),
     )
 }
 

@@ -16,6 +16,7 @@ from cli_runs import run
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.story.reading import story_names
 from fragmeter.gpu.devices.probe import GpuReport, probe
+from fragmeter.sim.metrics.registry import METRICS
 from fragmeter.sim.policy.registry import OPTIONAL, POLICIES
 from fragmeter.sim.spec import gpu_names
 from fragmeter.sim.spec.model import model_names
@@ -103,6 +104,7 @@ class TestList:
             "policies": POLICIES | OPTIONAL,
             "models": model_names(),
             "gpus": gpu_names(),
+            "metrics": METRICS,
             "stories": story_names(),
         }
         for kind, names in kinds.items():

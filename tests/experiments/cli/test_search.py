@@ -116,6 +116,13 @@ def test_steps_that_do_not_lead_to_the_last_value_end_below_it(tmp_path, recwarn
     assert not [each for each in recwarn if issubclass(each.category, UserWarning)]
 
 
+@pytest.mark.parametrize(("direction", "said"), [("--maximize", True), ("--minimize", False)])
+def test_a_search_for_the_worse_says_so(direction, said, tmp_path, capsys):
+    searched(tmp_path, "--search", "block_size=8,16", direction, "mean_ttft_ms", "--trials", "2")
+    note = "Less of mean TTFT is better; the search looks for the opposite."
+    assert (note in " ".join(capsys.readouterr().out.split())) == said
+
+
 def test_small_is_the_best_of_what_is_minimized(tmp_path):
     summary_file = tmp_path / "summary.json"
     rows = searched(
