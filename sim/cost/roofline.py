@@ -15,7 +15,7 @@ from ..spec.gpu import GpuSpec
 from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
-from ..spec.weights import head_bytes, layer_matrices
+from ..spec.weights import head_bytes, layer_matrices, mixer_matrices
 from ..types.errors import SettingError
 from ..types.ticks import PER_US
 from . import shares
@@ -23,9 +23,11 @@ from .attention import ELEMENT_BYTES, AttentionCost, ticks
 from .base import Peers, StepCost, StepParts, coefficient
 from .curves import ticks_of
 from .envelope import Segment, segment_at, stretches
+from .gemms import layer_gemms
 from .links import LINK_SOURCE, Links
 from .sampler import describe_sampler, sampler_us
 from .shares import shares_of
+from .small_kernels import small_kernels
 
 
 class RooflineCost:
@@ -33,14 +35,14 @@ class RooflineCost:
 
     Per rank of a tensor-parallel group: GEMMs over all tokens of the step, the output head over the
     decoding rows (the one row a prompt adds is left out), attention over the context, the KV write,
-    states of fixed size (``StateCost``), all-reduces, launches and the host. Terms add up: nothing overlaps.
+    states of fixed size (``StateCost``), all-reduces, the shortest calls of all kernels, and the host. Terms add up: nothing overlaps.
 
     Experts are read as far as the step's tokens reach them, see ``touched``; engines that share them (data parallelism) are
     taken to compute as many tokens each, but for ``among``. Quantised weights are read
     in their bytes, and multiplied at the flops of their format (``shares.speedup``). Pipeline stages are passed one after the other,
     by one batch at a time (``PipelinedCost`` has several). With CUDA graphs GEMMs and
     all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
-    vLLM V1; launches cost what they cost without, since that is assumed anyway.
+    vLLM V1; the shortest calls are those of tables that were measured with graphs, and count without them, too.
 
     Args:
         dtype: Number format of activations and unquantised weights; fp16 or bf16, as the flops of the data sheet.
@@ -151,9 +153,24 @@ class RooflineCost:
         self._experts_read = [0]
 
     def _compile_overhead(self) -> None:
-        model = self.model
+        """Set the ticks of the shortest calls of all kernels but attention, which has its own (``AttentionCost``), and of the host."""
+        model, quantization = self.model, self.deployment.quantization
+        parts = model.num_mixers + model.num_mlps
         kernels = model.num_mixers * shares.KERNELS_PER_MIXER + model.num_mlps * shares.KERNELS_PER_MLP
-        self._launch = round(kernels * shares.LAUNCH_US * PER_US)
+        kernels += small_kernels(model, self.deployment.vllm_minor)
+        us = kernels * shares.SMALL_KERNEL_US
+        for layer in range(model.num_layers):
+            gemms = layer_gemms(model, layer, self.tensor_parallel, quantization, self._ranks)
+            formats = [gemm.quantization for gemm in gemms if gemm.experts is None]
+            if model.has_vectors:
+                # Their projections are no GEMMs of ``layer_gemms``.
+                formats += [
+                    format_of(each, quantization) for each in mixer_matrices(model, layer, self.tensor_parallel)
+                ]
+            us += fsum(shares.GEMM_US if form is None else shares.QUANTISED_GEMM_US for form in formats)
+        us += len(model.experts.layers) * shares.EXPERTS_US if model.experts else 0.0
+        us += parts * shares.HYPER_CONNECTION_US if model.residual_streams > 1 else 0.0
+        self._launch = round(us * PER_US)
         self._host = round(shares.HOST_US * PER_US)
 
     def _compile_swaps(self, bytes_per_block: int, whole: int) -> None:
@@ -236,7 +253,7 @@ class RooflineCost:
         return found
 
     def overhead_ticks(self) -> int:
-        """Launches of all layers, and the host's work between two steps."""
+        """Shortest calls of the kernels of all layers, and the host's work between two steps."""
         return self._launch + self._host
 
     def host_ticks(self) -> int:
@@ -329,7 +346,7 @@ _TERMS = (
     "per_slot_copied",
 )
 _OTHER_SOURCES = {
-    "launch": shares.ASSUMED,
+    "launch": shares.FLOORS,
     "host": shares.ASSUMED,
     "per_block_out": f"{LINK_SOURCE}; copies by SOSP'23 Fig 19a",
     "per_block_in": f"{LINK_SOURCE}; copies by SOSP'23 Fig 19a",

@@ -20,11 +20,20 @@ RECURRENCE = "data sheet of the GPU; decode attention's share of its bandwidth a
 
 # Shortest decode-attention call: published, 11 to 12 us on all three architectures.
 ATTENTION_FLOOR_US = 11.5
-# Norm, QKV, rotary and cache write, attention, output; or norm, projection, convolution, recurrence, output.
-KERNELS_PER_MIXER = 5
-# Norm, MLP up, activation, MLP down.
-KERNELS_PER_MLP = 4
-LAUNCH_US = 1.0
+# Beside GEMMs and attention: norm, rotary positions, cache write; or norm, convolution, recurrence.
+KERNELS_PER_MIXER = 3
+# Beside GEMMs: norm, activation.
+KERNELS_PER_MLP = 2
+# Shortest calls of vLLM 0.24's kernels in aiconfigurator-core's tables (of the A100 0.14's), medians over the profiles of cards: a kernel that takes
+# no longer than its launch; GEMMs in 16 bits, and with weights and activations in 8 or 4; all routed experts of a layer, of the
+# shape with the shortest call in each number format. To these the time of what a call reads or computes is added, as its fits do (q of about 1).
+SMALL_KERNEL_US = 1.8
+GEMM_US = 3.8
+QUANTISED_GEMM_US = 5.8
+EXPERTS_US = 25.6
+# One mixing of the hidden states of a layer's part (hyper-connections of DeepSeek V4), before and behind it: the shortest calls of both.
+HYPER_CONNECTION_US = 12.7
+FLOORS = "shortest calls in aiconfigurator-core's tables of vLLM's kernels, median over cards"
 HOST_US = 500.0
 ALL_REDUCE_LATENCY_US = 10.0
 # Without NVLink, and without a table of the card.

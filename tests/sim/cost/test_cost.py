@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim.cost import COST_NAMES, PaperCost, RooflineCost, ScaledCost, StepCost, cost
+from fragmeter.sim.cost import COST_NAMES, PaperCost, RooflineCost, ScaledCost, StepCost, cost, shares
 from fragmeter.sim.cost import paper as paper_module
+from fragmeter.sim.cost.calibration import profile, profile_names
 from fragmeter.sim.cost.envelope import upper_envelope
+from fragmeter.sim.cost.operations import OPERATIONS
+from fragmeter.sim.cost.small_kernels import small_kernels
 from fragmeter.sim.spec import Deployment, gpu, gpu_names, model
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.ticks import PER_MS, PER_SECOND, PER_US
@@ -326,3 +330,41 @@ def test_errors_name_the_field_the_value_and_the_remedy(call, text):
     with pytest.raises(SettingError) as error:
         call()
     assert str(error.value) == text
+
+
+class TestFloors:
+    """The shortest calls of the roofline are those of the tables."""
+
+    def test_they_are_medians_over_the_profiles_of_cards(self):
+        # That of the A100 40 GB is scaled, and that of the RTX 4090 is of another source, which has 23 us for its shortest GEMM.
+        known = [profile(name).ops for name in profile_names() if name not in ("a100-40gb", "rtx-4090")]
+
+        def of(*names):
+            return median(ops[name].coefficients.t0_us for ops in known for name in names if name in ops)
+
+        experts = [name for name in OPERATIONS if name.startswith("moe")]
+        shortest = [
+            min(shape.coefficients.t0_us for shape in ops[name].shapes.values())
+            for ops in known
+            for name in experts
+            if name in ops
+        ]
+        assert of("small_kernel") == pytest.approx(shares.SMALL_KERNEL_US, abs=0.05)
+        assert of("gemm") == pytest.approx(shares.GEMM_US, abs=0.05)
+        assert of("gemm_fp8", "gemm_nvfp4") == pytest.approx(shares.QUANTISED_GEMM_US, abs=0.05)
+        assert median(shortest) == pytest.approx(shares.EXPERTS_US, abs=0.05)
+
+    def test_a_layer_has_the_time_of_its_kernels(self):
+        """Of Mistral 7B by hand: five small kernels and four GEMMs each, on any card and however many ranks."""
+        dense = model("mistral-7b-v0.1")
+        expected = dense.num_layers * (5 * shares.SMALL_KERNEL_US + 4 * shares.GEMM_US) + shares.HOST_US
+        for card, ranks in (("h100-80gb", 1), ("mi300x", 1), ("mi300x", 8)):
+            assert RooflineCost(dense, gpu(card), ranks).overhead_ticks() == round(expected * PER_US)
+
+    def test_experts_and_states_have_theirs(self):
+        qwen, deployment = model("qwen3-next-80b-a3b"), Deployment()
+        more = small_kernels(qwen) * shares.SMALL_KERNEL_US + qwen.num_layers * shares.EXPERTS_US
+        overhead = RooflineCost(qwen, gpu("mi300x"), 8, deployment=deployment).overhead_ticks() / PER_US
+        # Of each layer five small kernels, two GEMMs of the mixer, the router's, and two of the shared expert.
+        layer = 5 * shares.SMALL_KERNEL_US + 5 * shares.GEMM_US
+        assert overhead == pytest.approx(more + qwen.num_layers * layer + shares.HOST_US)

@@ -12,7 +12,7 @@ from fragmeter.sim import settings
 from fragmeter.sim.cost import CalibratedCost, RooflineCost
 from fragmeter.sim.cost.calibration import profile
 from fragmeter.sim.cost.operations import OPERATIONS
-from fragmeter.sim.cost.shares import SHARES
+from fragmeter.sim.cost.shares import GEMM_US, SHARES, SMALL_KERNEL_US
 from fragmeter.sim.cost.states import StateOperations
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.policy import POLICIES
@@ -109,10 +109,12 @@ def test_only_attention_layers_read_the_context():
 
 
 def test_a_layer_that_is_one_thing_is_launched_and_reduced_once():
-    """Nemotron-H: 28 mixers of 5 kernels, 24 MLPs of 4, and 52 all-reduces; Qwen3-Next has both in 48 layers."""
+    """Nemotron-H: 28 mixers of 3 small kernels and 2 GEMMs, 24 MLPs of 2 and 2, and 52 all-reduces; Qwen3-Next has both in 48 layers."""
+    kernels = 28 * 3 + 24 * 2, 28 * 2 + 24 * 2
+    expected = kernels[0] * SMALL_KERNEL_US + kernels[1] * GEMM_US + 500
+    assert COSTS["nemotron-h-8b"].overhead_ticks() == pytest.approx(expected * PER_US, rel=1e-9)
     for name, mixers, mlps in (("nemotron-h-8b", 28, 24), ("qwen3-next-80b-a3b", 48, 48)):
         step_cost = COSTS[name]
-        assert step_cost.overhead_ticks() == (5 * mixers + 4 * mlps + 500) * PER_US
         assert step_cost.all_reduce_ticks(0) == (mixers + mlps) * 10 * PER_US
 
 
