@@ -305,8 +305,8 @@ class CalibratedCost:
         sparse, latent = model.indexer is not None, latent_operations(calibration, model, quantization)
         if sparse and not latent:
             return f"{model.name} attends to the tokens that an indexer chooses, and {calibration.name} has no operation for its widths"
-        if model.compressed:
-            return f"{model.name} attends to compressed vectors, and {calibration.name} has no operation that does"
+        if model.compressed and not latent:
+            return f"{model.name} attends to compressed vectors, and {calibration.name} has no operation that does, for its widths and number formats"
         if model.latent and not latent:
             return f"{model.name} keeps latent vectors, and {calibration.name} has no operation that attends to them"
         if model.mixer and (calibration.kind != "profile" or model.shared_blocks or model.latent):
@@ -421,6 +421,10 @@ class CalibratedCost:
             share = ((model.span(layer).kind != "none") + model.has_mlp(layer)) / 2
             if share:
                 layers.append(share * self._elementwise_us(tokens, round(self._activated(layer) / share)))
+        if model.residual_streams > 1 and "hyper_connections" in self.calibration.ops:
+            layers.append(
+                model.num_layers * us("hyper_connections", operations.hyper_connections(tokens, model.hidden_size))
+            )
         if "small_kernel" in self.calibration.ops:
             launched = small_kernels(model, self.deployment.vllm_minor)
             layers.append(launched * us("small_kernel", operations.small_kernel()))
@@ -581,7 +585,15 @@ class CalibratedCost:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""
         calibration = self.calibration
         formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
-        one_of = {*_OF_EXPERTS.values(), *LATENT_OPERATIONS, *GDN_OPERATIONS, "gemm_w8", "gemm_w4", "mixed_attention"}
+        one_of = {
+            *_OF_EXPERTS.values(),
+            *LATENT_OPERATIONS,
+            *GDN_OPERATIONS,
+            "gemm_w8",
+            "gemm_w4",
+            "mixed_attention",
+            "hyper_connections",
+        }
         attention = self._attention
         states = attention.states if isinstance(attention, AttentionCurves) else None
         used = self._latent | (states.operations if states else {})

@@ -2,23 +2,38 @@
 
 The tables that profiles are fitted to time the whole module of a layer: projections, writing the latent vector, attention.
 They are of DeepSeek-V3's widths, with any number of heads, and hold for no other. Those of sparse attention, with its indexer, are of the
-widths of DeepSeek V3.2 and of GLM 5, with a KV cache in 16 bits and in fp8 each.
+widths of DeepSeek V3.2 and of GLM 5, with a KV cache in 16 bits and in fp8 each. Those of compressed attention are of DeepSeek V4 Flash and Pro, with
+projections and KV cache in fp8, a table for each kind of layer. Its layers without compressed vectors have none and take the time of those that read
+one for 128 tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from ..spec.attention import Indexer, Latent
+from ..spec.compressed import DENSE, SPARSE, Compressed
 from ..spec.deployment import dtype_bits
 from ..spec.matrix import formats_by_part
 from ..spec.shape import ModelSpec
 from .calibration import Calibration
 from .curves import RisingCurve, Surface
-from .operations import DSA_TOP_K, DSA_WIDTHS, MLA_HIDDEN_SIZE, MLA_LATENT, OPERATIONS, OpModel, OpName, Work, dsa_name
+from .operations import (
+    COMPRESSED_WIDTHS,
+    COMPRESSED_WINDOW,
+    DSA_TOP_K,
+    DSA_WIDTHS,
+    MLA_HIDDEN_SIZE,
+    MLA_LATENT,
+    OPERATIONS,
+    OpModel,
+    OpName,
+    dsa_name,
+)
 
 #: The operations of decodes and prefills, by the number format of the projections.
 _OPERATIONS: dict[bool, tuple[OpName, OpName]] = {
@@ -31,20 +46,34 @@ _SPARSE: dict[bool, tuple[OpName, OpName]] = {
     True: ("dsa_decode_fp8", "dsa_prefill_fp8"),
 }
 
-LATENT_OPERATIONS = {name for known in (_OPERATIONS, _SPARSE) for names in known.values() for name in names}
+#: By tokens of a vector.
+_COMPRESSED: dict[int, tuple[OpName, OpName]] = {
+    SPARSE: ("csa_decode", "csa_prefill"),
+    DENSE: ("hca_decode", "hca_prefill"),
+}
+
+LATENT_OPERATIONS = {
+    name for known in (_OPERATIONS, _SPARSE, _COMPRESSED) for names in known.values() for name in names
+}
 
 
 def latent_operations(
     calibration: Calibration, model: ModelSpec, quantization: str | None, kv_dtype: str = "fp16"
 ) -> dict[OpName, OpModel]:
-    """The operations of a model's latent attention, of decodes and of prefills; none if the calibration has none for its widths.
+    """The operations of a model's latent or compressed attention, of decodes and of prefills; none if the calibration has none for its widths.
 
     Args:
         kv_dtype: Number format of the KV cache; tables of dense attention have 16 bits alone.
     """
     formats = formats_by_part(quantization) if quantization else {}
     is_fp8 = formats.get("mixer") == "fp8"
-    if model.indexer is None:
+    if model.compressed:
+        if not is_fp8 or not _is_compressed(model, model.compressed):
+            return {}
+        names = [name for pair in _COMPRESSED.values() for name in pair]
+        tables = {name: calibration.ops.get(name) for name in names}
+        found = {name: entry.shapes.get(str(model.hidden_size)) if entry else None for name, entry in tables.items()}
+    elif model.indexer is None:
         if model.latent != Latent(*MLA_LATENT) or model.hidden_size != MLA_HIDDEN_SIZE:
             return {}
         found = {name: calibration.ops.get(name) for name in _OPERATIONS[is_fp8]}
@@ -68,6 +97,29 @@ def _is_sparse(model: ModelSpec, indexer: Indexer) -> bool:
     return everywhere and latent == Latent(rank, rope, widths.nope, widths.v, widths.q_rank)
 
 
+def _is_compressed(model: ModelSpec, shape: Compressed) -> bool:
+    """Whether a model has the widths of a table of compressed attention."""
+    widths = COMPRESSED_WIDTHS.get(model.hidden_size)
+    given = (
+        model.hidden_size,
+        model.num_heads,
+        shape.q_rank,
+        shape.groups,
+        shape.group_rank,
+        shape.index_heads,
+        shape.top_k,
+    )
+    return widths == given and shape.window == COMPRESSED_WINDOW
+
+
+class _Kind(NamedTuple):
+    """Layers of one kind, and their operations."""
+
+    layers: int
+    decode: tuple[OpName, OpModel]
+    prefill: tuple[OpName, OpModel]
+
+
 class LatentCurves:
     """Attention of all layers on one rank, projections included; as ``AttentionCurves``.
 
@@ -87,10 +139,13 @@ class LatentCurves:
     def __init__(
         self, ops: dict[OpName, OpModel], model: ModelSpec, tensor_parallel: int, context_ranks: int = 1
     ) -> None:
-        self._decode_op, self._prefill_op = ops.items()
+        decodes, prefills = list(ops.items())[::2], list(ops.items())[1::2]
+        layers = len(model.attention_layers)
+        sparse = model.compressed.count(SPARSE) if model.compressed else layers
+        self._kinds = list(map(_Kind, (sparse, layers - sparse), decodes, prefills))
         self._ranks = context_ranks
-        self._widths = (model.hidden_size,) if model.indexer else ()
-        self._heads, self._layers = model.heads_per_rank(tensor_parallel), len(model.attention_layers)
+        self._widths = (model.hidden_size,) if model.indexer or model.compressed else ()
+        self._heads = model.heads_per_rank(tensor_parallel)
         self._longest = model.max_model_len
         self._curves: dict[int, RisingCurve] = {}
         self.prefill = Surface(self._prefill)
@@ -114,20 +169,23 @@ class LatentCurves:
         return self.decode, 0, self._shared
 
     def _decode(self, batch: int, context: np.ndarray) -> np.ndarray:
-        (name, model), heads = self._decode_op, self._heads * self._ranks
+        heads = self._heads * self._ranks
+        us = np.zeros(context.shape)
+        for layers, (name, model), _ in self._kinds:
 
-        def call(held: np.ndarray, heads: int) -> Work:
-            return OPERATIONS[name](batch, held, heads, *self._widths)
+            def call(held: np.ndarray, heads: int, name: OpName = name, model: OpModel = model) -> np.ndarray:
+                return model.us(OPERATIONS[name](batch, held, heads, *self._widths))
 
-        us = model.us(call(np.maximum(context / self._ranks, batch), heads))
-        if self._ranks > 1:
-            empty = np.array([batch])
-            us = us - model.us(call(empty, heads)) + model.us(call(empty, self._heads))
-        return self._layers * us
+            each = call(np.maximum(context / self._ranks, batch), heads)
+            if self._ranks > 1:
+                empty = np.array([batch])
+                each = each - call(empty, heads) + call(empty, self._heads)
+            us += layers * each
+        return us
 
     def _prefill(self, tokens: int, pairs: np.ndarray) -> np.ndarray:
-        if not tokens:
-            return np.zeros(pairs.shape)
-        name, model = self._prefill_op
-        held = tokens + np.maximum(0, pairs / tokens - (tokens + 1) / 2)
-        return self._layers * model.us(OPERATIONS[name](tokens, pairs, held, self._heads, *self._widths))
+        us = np.zeros(pairs.shape)
+        held = tokens + np.maximum(0, pairs / tokens - (tokens + 1) / 2) if tokens else us
+        for layers, _, (name, model) in self._kinds if tokens else ():
+            us += layers * model.us(OPERATIONS[name](tokens, pairs, held, self._heads, *self._widths))
+        return us

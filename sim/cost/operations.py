@@ -24,6 +24,8 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from ..spec.compressed import DENSE, HEAD_DIM, INDEX_DIM, KEY_BYTES, SPARSE, VECTOR_BYTES
+
 ELEMENT_BYTES = 2
 #: Of an element with its part of the scale of 16 elements.
 NVFP4_BYTES = 4.5 / 8
@@ -342,6 +344,117 @@ def dsa_prefill_fp8(
     return dsa_prefill(tokens, pairs, context_tokens, heads, hidden_size, 1)
 
 
+class CompressedWidths(NamedTuple):
+    """Widths of a layer of DeepSeek V4 (``spec.compressed.Compressed``), and the heads of all ranks."""
+
+    hidden_size: int
+    heads: int
+    q_rank: int
+    groups: int
+    group_rank: int
+    index_heads: int
+    top_k: int
+
+
+#: Of DeepSeek V4 Flash and Pro, of which there are tables, by the hidden size.
+COMPRESSED_WIDTHS = {
+    4096: CompressedWidths(4096, 64, 1024, 8, 1024, 64, 512),
+    7168: CompressedWidths(7168, 128, 1536, 16, 1024, 64, 1024),
+}
+#: Tokens of the window of DeepSeek V4, which its tables have, too.
+COMPRESSED_WINDOW = 128
+
+
+def _compressed(
+    queries: Amount,
+    batch: Amount,
+    pairs: Amount,
+    context_tokens: Amount,
+    heads: Amount,
+    hidden_size: Amount,
+    ratio: int,
+) -> tuple[Amount, Amount]:
+    """Flops and bytes of ONE layer: ``queries`` tokens of ``batch`` sequences, which see ``pairs`` (query, key) pairs of ``context_tokens`` keys.
+
+    Projections and shared keys are in fp8; compressors are in 16 bits (``Compressed.matrices``).
+    """
+    widths = COMPRESSED_WIDTHS[int(np.max(hidden_size))]
+    own = (
+        HEAD_DIM * (widths.q_rank + widths.group_rank)
+        + widths.groups * widths.group_rank // widths.heads * widths.hidden_size
+    )
+    params = widths.hidden_size * (widths.q_rank + HEAD_DIM) + heads * own
+    overlap = 1 + (ratio == SPARSE)
+    compressor = 2 * overlap * widths.hidden_size * HEAD_DIM
+    vectors: Amount = pairs / ratio
+    scored: Amount = 0.0
+    if ratio == SPARSE:
+        params = params + widths.q_rank * widths.index_heads * INDEX_DIM
+        compressor += widths.hidden_size * (widths.index_heads + 2 * overlap * INDEX_DIM)
+        vectors, scored = np.minimum(vectors, widths.top_k * np.asarray(queries)), pairs / ratio
+    attended = np.minimum(pairs, COMPRESSED_WINDOW * np.asarray(queries)) + vectors
+    flops = 2 * queries * (params + compressor) + 4 * attended * heads * HEAD_DIM
+    flops = flops + 2 * scored * widths.index_heads * INDEX_DIM
+    kept: Amount = np.minimum(context_tokens, COMPRESSED_WINDOW * np.asarray(batch) + queries)
+    keys: Amount = 0.0
+    if ratio == SPARSE:
+        kept = kept + np.minimum(context_tokens / ratio, widths.top_k * np.asarray(queries))
+        keys = context_tokens / ratio * KEY_BYTES
+    else:
+        kept = kept + context_tokens / ratio
+    moved = params + compressor * ELEMENT_BYTES + kept * VECTOR_BYTES + keys
+    return flops, moved + 2 * queries * (widths.hidden_size + heads * HEAD_DIM) * ELEMENT_BYTES
+
+
+def _compressed_decode(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount, ratio: int) -> Work:
+    flops, moved = _compressed(batch, batch, context_tokens, context_tokens, heads, hidden_size, ratio)
+    return Work(flops, moved, at={"batch": batch, "length": context_tokens / batch, "heads": heads})
+
+
+def _compressed_prefill(
+    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount, ratio: int
+) -> Work:
+    flops, moved = _compressed(tokens, 1, pairs, context_tokens, heads, hidden_size, ratio)
+    return Work(flops, moved, at={"tokens": tokens, "span": pairs / tokens, "heads": heads})
+
+
+def csa_decode(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096) -> Work:
+    """Compressed sparse attention of ONE layer of DeepSeek V4 with its projections, compressor and indexer: one new token of each of
+    ``batch`` sequences, which hold ``context_tokens`` together. A vector stands for 4 tokens; the indexer scores all and chooses ``top_k``.
+
+    Residuals go by sequences (``batch``), their mean ``length``, and ``heads``.
+    """
+    return _compressed_decode(batch, context_tokens, heads, hidden_size, SPARSE)
+
+
+def csa_prefill(
+    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096
+) -> Work:
+    """As ``csa_decode``, ``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys.
+
+    Residuals go by ``tokens``, the mean keys that a query sees (``span``), and ``heads``.
+    """
+    return _compressed_prefill(tokens, pairs, context_tokens, heads, hidden_size, SPARSE)
+
+
+def hca_decode(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096) -> Work:
+    """``csa_decode`` of a layer that attends to all vectors, which stand for 128 tokens each."""
+    return _compressed_decode(batch, context_tokens, heads, hidden_size, DENSE)
+
+
+def hca_prefill(
+    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096
+) -> Work:
+    """``csa_prefill`` of a layer that attends to all vectors, which stand for 128 tokens each."""
+    return _compressed_prefill(tokens, pairs, context_tokens, heads, hidden_size, DENSE)
+
+
+def hyper_connections(tokens: Amount, hidden_size: Amount) -> Work:
+    """Both mixings of the four hidden states of a token in ONE layer of DeepSeek V4, before and behind attention and experts."""
+    # Before: four states read, one written; behind: five read, four written; twice.
+    return Work(bytes=28 * tokens * hidden_size * ELEMENT_BYTES, at={"tokens": tokens})
+
+
 #: Width of keys and of values of the gated delta nets in the tables (Qwen3.5), taps of their convolution, tokens of a chunk.
 GDN_DIM, GDN_TAPS, _CHUNK = 128, 4, 64
 
@@ -461,6 +574,11 @@ OpName = Literal[
     "dsa_decode_fp8",
     "dsa_prefill",
     "dsa_prefill_fp8",
+    "csa_decode",
+    "csa_prefill",
+    "hca_decode",
+    "hca_prefill",
+    "hyper_connections",
     "gdn_decode",
     "gdn_prefill",
     "small_kernel",
@@ -499,6 +617,11 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "dsa_decode_fp8": dsa_decode_fp8,
     "dsa_prefill": dsa_prefill,
     "dsa_prefill_fp8": dsa_prefill_fp8,
+    "csa_decode": csa_decode,
+    "csa_prefill": csa_prefill,
+    "hca_decode": hca_decode,
+    "hca_prefill": hca_prefill,
+    "hyper_connections": hyper_connections,
     "gdn_decode": gdn_decode,
     "gdn_prefill": gdn_prefill,
     "small_kernel": small_kernel,
@@ -518,7 +641,8 @@ FROM_TABLES: frozenset[OpName] = frozenset(
     (
         "gemm_fp8", "gemm_nvfp4", "gemm_w8", "gemm_w4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4",
         "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
-        "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "gdn_decode", "gdn_prefill", "small_kernel", "all_reduce",
+        "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
+        "hyper_connections", "gdn_decode", "gdn_prefill", "small_kernel", "all_reduce",
     )
 )  # fmt: skip
 #: What a calibration may lack: its place is then taken by others, with a stated factor, or by ``step``.
@@ -546,6 +670,9 @@ AXES = {
     "mixed_attention": ("lanes", "length", "rows", "span"),
     **dict.fromkeys(("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8"), ("batch", "length", "heads")),
     **dict.fromkeys(("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8"), ("tokens", "keys", "heads")),
+    **dict.fromkeys(("csa_decode", "hca_decode"), ("batch", "length", "heads")),
+    **dict.fromkeys(("csa_prefill", "hca_prefill"), ("tokens", "span", "heads")),
+    "hyper_connections": ("tokens",),
     "gdn_decode": ("lanes", "heads"),
     "gdn_prefill": ("tokens", "length", "heads"),
     "elementwise": ("tokens",),

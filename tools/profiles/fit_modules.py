@@ -3,6 +3,8 @@
     gdn_perf        convolution, and recurrence or scan, of one layer: two rows of the same sizes are one point
     dsa_*           the module of one layer: projections, indexer, attention; one model for each model and KV format in the tables, with
                     the errors of the worst
+    dsv4_*          the module of one layer of DeepSeek V4 Flash and Pro, of each kind of layer, as dsa_*
+    mhc             both mixings of hidden states of one of its layers: the kernel before and that behind are one point
     gemm_perf       of TensorRT-LLM on the A100, where vLLM's table has 16 bits alone: weights of 8 and 4 bits
     small_kernel    the median over tables of their shortest calls
 
@@ -26,10 +28,14 @@ from .tables import OperationTables
 MOST_TOKENS = 32_768
 #: Operations of this module that a scaled profile takes over, with its own memory.
 MODULES: tuple[OpName, ...] = (
-    "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "gdn_decode", "gdn_prefill", "gemm_w8", "gemm_w4",
+    "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
+    "hyper_connections", "gdn_decode", "gdn_prefill", "gemm_w8", "gemm_w4",
 )  # fmt: skip
 _DSA_MODELS = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144}
 _DSA_FORMATS = {"": "bfloat16", "_fp8": "fp8_block"}
+#: Kinds of layers of DeepSeek V4, and the hidden sizes of its models, by a part of the names that tables of several copies have.
+_COMPRESSED = ("csa", "hca")
+_COMPRESSED_MODELS = {"V4-Flash": 4096, "V4-Pro": 7168}
 _UNPACKED: dict[OpName, str] = {"gemm_w8": "int8_wo", "gemm_w4": "int4_wo"}
 #: The engine of which tables have kernels that unpack weights.
 UNPACKING = "trtllm"
@@ -50,9 +56,9 @@ def fitted_modules(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -
     Raises:
         UserError: A row is wrong, or there are too few rows.
     """
-    found = (
-        dict(_delta_nets(tables, sheet, say)) | dict(_sparse(tables, sheet, say)) | dict(_unpacked(tables, sheet, say))
-    )
+    found: dict[str, _Entry] = {}
+    for fits in (_delta_nets, _sparse, _compressed, _unpacked):
+        found |= dict(fits(tables, sheet, say))
     return found | _smallest(tables)
 
 
@@ -114,7 +120,7 @@ def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple
                     ]
                     if not len(frame):
                         continue
-                    points = _dsa_points(operation, frame, hidden_size)
+                    points = _of_module(operation, frame, hidden_size)
                     say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}, {model}, {kv_dtype} KV")
                     within = lambda points: points.column("heads") >= 8  # noqa: E731
                     shapes[dsa_name(hidden_size, kv_dtype)] = _entry(
@@ -138,18 +144,47 @@ def _together(shapes: dict[str, _Entry]) -> _Entry:
     return {"coefficients": next(iter(shapes.values()))["coefficients"], "fit": fit, "shapes": without}
 
 
-def _dsa_points(operation: OpName, frame: pd.DataFrame, hidden_size: int) -> Points:
+def _of_module(operation: OpName, frame: pd.DataFrame, hidden_size: int) -> Points:
     us, sizes = (
         frame.latency.to_numpy(float) * 1e3,
         {"heads": frame.num_heads, "hidden_size": frame.num_heads * 0 + hidden_size},
     )
-    if operation.startswith("dsa_decode"):
+    if operation.endswith("_decode") or operation == "dsa_decode_fp8":
         held = frame.batch_size * (frame.step + 1)
         return Points(operation, _floats(batch=frame.batch_size, context_tokens=held, **sizes), us)
     tokens, before = frame.batch_size * frame.isl, frame.batch_size * frame.step
     pairs = tokens * (frame.isl + 1) / 2 + tokens * frame.step
     points = Points(operation, _floats(tokens=tokens, pairs=pairs, context_tokens=tokens + before, **sizes), us)
     return points.take(points.column("tokens") <= MOST_TOKENS)
+
+
+def _compressed(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
+    for kind in _COMPRESSED:
+        for phase, name in (("decode", "generation"), ("prefill", "context")):
+            table = tables.read(f"dsv4_{kind}_{name}_module_perf")
+            if table is None:
+                return
+            operation: Any = f"{kind}_{phase}"
+            shapes = {}
+            for model, hidden_size in _COMPRESSED_MODELS.items():
+                frame = table.frame[table.frame.model.str.contains(model)]
+                if not len(frame):
+                    continue
+                points = _of_module(operation, frame, hidden_size)
+                say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}, {model}")
+                shapes[str(hidden_size)] = _entry(points, table.path, len(frame), sheet, "8 to 128 heads", None, True)
+            if shapes:
+                yield operation, _together(shapes)
+    table = tables.read("mhc_module_perf")
+    if table is None:
+        return
+    sizes = ["num_tokens", "hidden_size"]
+    calls = table.frame.groupby([*sizes, "op_name"]).latency.mean().reset_index().groupby(sizes).latency
+    both = (calls.sum()[calls.count() == table.frame.op_name.nunique()] * 1e3).reset_index()
+    arguments = _floats(tokens=both.num_tokens, hidden_size=both.hidden_size)
+    points = Points("hyper_connections", arguments, both.latency.to_numpy(float))
+    say(f"{sheet.name}: hyper_connections, {len(points.us):,} rows of {table.path}")
+    yield "hyper_connections", _entry(points, table.path, len(table.frame), sheet, "any number of tokens", None)
 
 
 def _unpacked(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:

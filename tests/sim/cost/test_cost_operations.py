@@ -77,6 +77,33 @@ def test_the_work_of_latent_attention_by_hand():
     assert (prompt.at["keys"], chunk.at["keys"]) == (50.5, 50.5)
 
 
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_the_work_of_compressed_attention_by_hand(name, ranks):
+    """Parameters are those of the model's matrices, and attended vectors those that ``Compressed`` reads."""
+    spec = model(name)
+    shape, heads = spec.compressed, spec.num_heads // ranks
+    for ratio, kind in ((4, "csa"), (128, "hca")):
+        layer = shape.ratios.index(ratio)
+        held = mixer_matrices(spec, layer, ranks)
+        params = sum(each.params for each in held)
+        decode = OPERATIONS[f"{kind}_decode"](4, 400_000, heads, spec.hidden_size)
+        vectors = 4 * shape.top_k if ratio == 4 else 400_000 / 128
+        scored = 100_000 * shape.index_heads * 128 if ratio == 4 else 0
+        assert decode.flops == 2 * 4 * params + 4 * (4 * shape.window + vectors) * heads * 512 + 2 * scored
+        sixteen = sum(each.params for each in held if each.part == "indexer")
+        read = (4 * shape.window + 4 + vectors) * 584 + (100_000 * 132 if ratio == 4 else 0)
+        assert decode.bytes == params + sixteen + read + 2 * 4 * (spec.hidden_size + heads * 512) * 2
+        assert decode.at == {"batch": 4, "length": 100_000, "heads": heads}
+        # A prompt of 100 tokens is within the window, and its vectors are fewer than an indexer chooses.
+        prompt = OPERATIONS[f"{kind}_prefill"](100, 5050, 100, heads, spec.hidden_size)
+        scored = 5050 / 4 * shape.index_heads * 128 if ratio == 4 else 0
+        assert prompt.flops == 2 * 100 * params + 4 * 5050 * (1 + 1 / ratio) * heads * 512 + 2 * scored
+        assert prompt.at == {"tokens": 100, "span": 50.5, "heads": heads}
+    mixed = OPERATIONS["hyper_connections"](10, spec.hidden_size)
+    assert mixed.bytes == 10 * 2 * (5 + 9) * spec.hidden_size * 2
+
+
 def test_the_work_of_a_call_by_hand():
     gemm = OPERATIONS["gemm"](8, 300, 200)
     assert (gemm.flops, gemm.bytes) == (2 * 8 * 300 * 200, 2 * (300 * 200 + 8 * 300 + 8 * 200))
@@ -228,6 +255,7 @@ def test_a_file_that_is_not_there(tmp_path):
 #: What only a calibration measures.
 BY_CALIBRATIONS = {"prefill_step", "launches", "contiguous_attention"}
 SPARSE = {"dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8"}
+COMPRESSED = {"csa_decode", "csa_prefill", "hca_decode", "hca_prefill", "hyper_connections"}
 #: Of TensorRT-LLM's kernels, in the tables of the A100 alone.
 UNPACKED = {"gemm_w8", "gemm_w4"}
 
@@ -243,7 +271,7 @@ class TestProfiles:
         found = profile(name)
         assert found.kind == "profile"
         if name.startswith("rtx"):
-            added = FROM_TABLES - set(LATENT) - SPARSE - UNPACKED
+            added = FROM_TABLES - set(LATENT) - SPARSE - COMPRESSED - UNPACKED
             assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | BY_CALIBRATIONS == set(OPERATIONS)
             assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
@@ -254,7 +282,7 @@ class TestProfiles:
         has_fp8, has_fp4 = not name.startswith("a100"), gpu(name).fp4_flops_per_s is not None
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
-        of_formats -= UNPACKED | (SPARSE if name == "l40s" else set())
+        of_formats -= UNPACKED | (SPARSE | COMPRESSED if name == "l40s" else set())
         tabulated = {*fitted, "moe", "all_reduce", "small_kernel", *(of_formats if has_fp8 else UNPACKED)}
         assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *BY_CALIBRATIONS, *FROM_TABLES} | tabulated
         # The axes of the tables were chosen on A100, H100 and H200.
@@ -293,8 +321,14 @@ class TestProfiles:
     def test_errors_of_modules_are_as_stated(self, name):
         """Limits as docs/profiles.md has them, of columns; shapes beyond the largest are another matter, and stated there."""
         ops = profile(name).ops
-        for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *UNPACKED}):
-            median = 0.09 if operation == "gdn_prefill" else 0.10 if operation.startswith("dsa_prefill") else 0.07
+        for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *COMPRESSED, *UNPACKED}):
+            median = (
+                0.09
+                if operation == "gdn_prefill"
+                else 0.10
+                if operation.startswith(("dsa_prefill", "csa_prefill"))
+                else 0.07
+            )
             # All heads that ranks have are in the tables of sparse attention.
             held_out = {**ops[operation].fit["held_out"], **({"heads": None} if operation in SPARSE else {})}
             for errors in filter(None, held_out.values()):
@@ -302,6 +336,8 @@ class TestProfiles:
         assert 1 < ops["small_kernel"].coefficients.t0_us < 3
         for operation in set(ops) & SPARSE:
             assert set(ops[operation].shapes) == {"7168-auto", "7168-fp8", "6144-auto", "6144-fp8"}
+        for operation in set(ops) & COMPRESSED - {"hyper_connections"}:
+            assert set(ops[operation].shapes) == {"4096", "7168"}
 
     def test_that_of_the_a100_40gb_differs_by_the_memory_alone(self):
         small, large = profile("a100-40gb"), profile("a100-80gb")
