@@ -19,6 +19,7 @@ from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, pr
 from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
 from ...sim.cost.kernels import UNPACKING_TABLE, Kernels, experts_kernels, model_gemm_kernels
+from ...sim.cost.states import has_table
 from ...sim.engine.replica import deployment_of
 from ...sim.policy.api_times import MEASURED
 from ...sim.policy.options import VllmServeOptions
@@ -45,10 +46,10 @@ _INT4_GEMMS = "No table of vLLM has int4 GEMMs: those of these weights, in {}, t
 _UNPACKED_GEMMS = (
     "GEMMs of these weights run in {} on this GPU, and their tables are of 16-bit weights: its error is not known."
 )
-#: Measured and simulated throughput of Qwen3 14B with AWQ and FP8 weights against 16 bits, ShareGPT at once (docs/servers.md).
+#: Measured and simulated throughput of Qwen3 14B with AWQ and FP8 weights against 16 bits, ShareGPT at once (docs/gpu.md).
 _UNDECIDED = (
-    "Which number format is faster on this GPU is not known: servers on an A100 gave 5 and 15 % less with such weights than with 16 bits,"
-    " where the simulation has 13 and 15 % more."
+    "Which number format is faster on this GPU depends on the load: in a burst servers on an A100 gave 5 and 15 % less with such weights than with"
+    " 16 bits, where the simulation has 16 and 17 % less; with few sequences it has them faster, which no server shows."
 )
 _OTHER_KERNELS = "{} in {}, and {} tables are of {}"
 _OUTSIDE = {
@@ -56,6 +57,7 @@ _OUTSIDE = {
     "chat": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60 on other servers).",
 }
 _API_SERVER = "Requests and outputs wait for event loops of the API server, with {} times (--api-server)."
+_STATES = "No table of this GPU has the states of this model's layers: these take the data sheet."
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; those of (\S+), longer where")
 
@@ -106,6 +108,7 @@ class Evidence:
         gemms: Kernels of GEMMs by number format of their weights, and of the tables of their time; empty where the time is not of a profile of
             the package.
         expert_kernels: Those of experts; None without experts or a table of them.
+        states_from_sheet: Whether layers with states take the data sheet, as no table of the card has theirs.
     """
 
     cost: str
@@ -122,6 +125,7 @@ class Evidence:
     attention_table: str | None = None
     gemms: Mapping[str, Kernels] = field(default_factory=dict)
     expert_kernels: Kernels | None = None
+    states_from_sheet: bool = False
 
     def headline(self) -> str:
         """Simulated values with their intervals, such as "TPOT 12.3 ms (11.2 to 13.1 for 9 of 10 servers like this)"; empty without."""
@@ -143,6 +147,8 @@ class Evidence:
             parts.append(_fit_text(self.fit))
         else:
             parts.append("No measured run was simulated with them." if self.like is None else self.like.text())
+        if self.states_from_sheet:
+            parts.append(_STATES)
         if self.experts is not None:
             parts.append(self.experts.text())
         if self.attention_backend != self.attention_table:
@@ -230,7 +236,13 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
     if scaled:
         origin = f"kernel times of {scaled} from published tables, longer where the memory of {card.name} bounds them"
     experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
-    found = Evidence(name, basis_of(card), origin, load, servers_like(settings, served), experts)
+    like, from_sheet = (
+        servers_like(settings, served),
+        shape.mixer is not None and not has_table(profile(card.name), shape),
+    )
+    if from_sheet and not like.predicted:
+        like = data_sheet_like(settings, served)
+    found = Evidence(name, basis_of(card), origin, load, like, experts, states_from_sheet=from_sheet)
     if shape.has_vectors:
         return found
     backend = attention_backend(shape, card, deployment_of(settings, shape, card), settings.tensor_parallel_size)

@@ -1,8 +1,8 @@
 """The kernels of a simulated server (``spec.kernels``), and those of the tables that its step times are fitted to.
 
 A table of aiconfigurator-core times vLLM's own layers, with the kernels that its release chooses on the card: the same rule says which. GEMMs in
-16 bits are cuBLAS's on both sides. Weights that are unpacked to 16 bits have a table of TensorRT-LLM's kernels on the A100. Number formats without
-a table take the time of 16-bit GEMMs.
+16 bits are cuBLAS's on both sides. Weights that are unpacked to 16 bits have a table of TensorRT-LLM's kernels on the A100, and experts in 4 bits one
+of SGLang's. Number formats without a table take the time of 16-bit GEMMs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ from .operations import OpName
 _TABLE_MINOR = 24
 #: Operations of GEMMs by number format, and the compute capability from which vLLM multiplies in it.
 _GEMM_TABLES = {"fp8": ("gemm_fp8", 89), "nvfp4": ("gemm_nvfp4", 100)}
-#: TensorRT-LLM's plug-in for weights that are unpacked.
-UNPACKING_TABLE = "TRTLLM_WEIGHT_ONLY"
+#: SGLang's copy of Marlin's kernel for experts in 4 bits, in the tables of the A100.
+_OTHER_ENGINE_TABLE = "SGLANG_MARLIN"
+#: TensorRT-LLM's plug-in for weights that are unpacked, at most at the rate of these experts.
+UNPACKING_TABLE = f"TRTLLM_WEIGHT_ONLY/{_OTHER_ENGINE_TABLE}"
+_AMPERE = 80
 
 
 def unpacked_gemm(quantization: str) -> OpName:
@@ -100,7 +103,11 @@ def experts_kernels(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, tens
     need = experts_need(model, gpu, deployment.quantization, deployment.expert_ranks(tensor_parallel))
     if need is None:
         return None
-    return Kernels(deployed_experts(need, deployment), chosen_experts(_in_tables(need), _TABLE_MINOR))
+    table = chosen_experts(_in_tables(need), _TABLE_MINOR)
+    if need.capability == _AMPERE and need.form is not None:
+        # vLLM's table has 16 bits alone there.
+        table = _OTHER_ENGINE_TABLE
+    return Kernels(deployed_experts(need, deployment), table)
 
 
 def _gemm_table(capability: int, form: str, operations: Container[str]) -> str | None:

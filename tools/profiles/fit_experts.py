@@ -4,7 +4,9 @@ A row of ``moe_perf`` is one call of all experts of a layer on one GPU: ``moe_ep
 ``moe_tp_size`` the matrices of each. Kernels are tuned shape by shape, so every shape has a model of its own, beside one over all
 shapes for those without a table. A point is the geometric mean of two rows: tokens spread evenly over the experts
 ("balanced"), and skewed routing ("power_law_1.01"). A trained router lies between them. The A100's table has
-skewed rows alone.
+skewed rows alone, and of 16 bits. Its experts in int4 are those of SGLang's table, whose kernel is Marlin's as vLLM's is, and of GPUs that divide
+the matrices alone: where the experts are divided its calls are other ones. In bf16, of which both engines have the same calls there, SGLang's
+take 1.00 to 1.03 times as long as vLLM's, shape by shape in the median.
 """
 
 from __future__ import annotations
@@ -37,18 +39,23 @@ _GPT_OSS = "gptoss"
 #: Narrower slices of an expert occur in no deployment.
 _LEAST_WIDTH = 64
 _FOLDS = 3
+#: An engine with the same kernel of experts in int4, for cards of which vLLM's table has none.
+_OTHER_ENGINE = "sglang"
+OTHER_SOURCE = "fitted to aiconfigurator-core's table of SGLang's Marlin kernel for experts in 4 bits; vLLM runs its own there, of which no table is published"
 
 
-class _Experts(NamedTuple):
+class Experts(NamedTuple):
     """Points, the name of the shape of each, and how far the two routings are from their mean.
 
     Attributes:
         spread: e^(|ln(skewed / balanced)| / 2) - 1, the median; None if the table has one routing.
+        path: Of their table, where it is another engine's.
     """
 
     points: Points
     names: np.ndarray
     spread: float | None
+    path: str = ""
 
 
 def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -> dict[str, dict[str, Any]]:
@@ -78,10 +85,31 @@ def fitted_experts(tables: OperationTables, sheet: GpuSpec, say: Say = silent) -
         shapes = len(np.unique(experts.names))
         say(f"{sheet.name}: {operation}, {len(experts.names):,} rows of {path}, {shapes} shapes of experts")
         entries[operation] = _entry(experts, sheet, {"table": path, "format": chosen})
-    return entries
+    return entries | ({} if "moe_int4" in entries else _of_other_engine(tables, sheet, say))
 
 
-def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
+def marlin_experts(tables: OperationTables) -> Experts | None:
+    """Experts in int4 of SGLang's table; None if there is none."""
+    if tables.system is None:
+        return None
+    table = OperationTables(tables.place, tables.system, _OTHER_ENGINE).read("moe_perf")
+    if table is None:
+        return None
+    (form,) = FORMATS["moe_int4"]
+    found = _points("moe_int4", table.frame[(table.frame.moe_dtype == form) & (table.frame.moe_ep_size == 1)])
+    return found._replace(path=table.path) if len(found.names) else None
+
+
+def _of_other_engine(tables: OperationTables, sheet: GpuSpec, say: Say) -> dict[str, dict[str, Any]]:
+    experts = marlin_experts(tables)
+    if experts is None:
+        return {}
+    say(f"{sheet.name}: moe_int4, {len(experts.names):,} rows of {experts.path}")
+    about: dict[str, object] = {"table": experts.path, "format": FORMATS["moe_int4"][0]}
+    return {"moe_int4": _entry(experts, sheet, about) | {"source": OTHER_SOURCE}}
+
+
+def _points(operation: OpName, frame: pd.DataFrame) -> Experts:
     frame = frame[frame.distribution.isin(_ROUTINGS)]
     frame = frame[(frame.hidden_size != _UNGATED_HIDDEN) & (frame.topk != _UNGATED_USED)]
     if operation == "moe_mxfp4":
@@ -103,7 +131,7 @@ def _points(operation: OpName, frame: pd.DataFrame) -> _Experts:
     shapes = zip(rows.num_experts, rows.topk, rows.hidden_size, rows.inter_size, strict=True)
     names = np.array([experts_name(*shape) for shape in shapes])
     columns = {name: column.to_numpy(float) for name, column in arguments.items()}
-    return _Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names, spread)
+    return Experts(Points(operation, columns, np.exp(rows.log.to_numpy(float))), names, spread)
 
 
 def _limits(points: Points, sheet: GpuSpec) -> dict[str, float]:
@@ -111,8 +139,8 @@ def _limits(points: Points, sheet: GpuSpec) -> dict[str, float]:
     return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
 
 
-def _entry(experts: _Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
-    points, names, spread = experts
+def _entry(experts: Experts, sheet: GpuSpec, about: dict[str, object]) -> dict[str, Any]:
+    points, names, spread, _ = experts
     limits = _limits(points, sheet)
     possible = is_possible(points, limits)
     points, names = points.take(possible), names[possible]

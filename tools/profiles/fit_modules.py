@@ -5,7 +5,8 @@
                     the errors of the worst
     dsv4_*          the module of one layer of DeepSeek V4 Flash and Pro, of each kind of layer, as dsa_*
     mhc             both mixings of hidden states of one of its layers: the kernel before and that behind are one point
-    gemm_perf       of TensorRT-LLM on the A100, where vLLM's table has 16 bits alone: weights of 8 and 4 bits
+    gemm_perf       of TensorRT-LLM on the A100, where vLLM's table has 16 bits alone: weights of 8 and 4 bits. vLLM runs Marlin's kernels, which
+                    have a table of experts alone, SGLang's; a GEMM takes no less than at the highest rate of these
     small_kernel    the median over tables of their shortest calls
 
 Prefills of more than ``MOST_TOKENS`` tokens are left out: no step has them, and kernels change there.
@@ -23,6 +24,7 @@ from fragmeter.sim.cost.operations import GDN_DIM, OpName, dsa_name
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 
+from .fit_experts import marlin_experts
 from .tables import OperationTables
 
 MOST_TOKENS = 32_768
@@ -40,8 +42,8 @@ _UNPACKED: dict[OpName, str] = {"gemm_w8": "int8_wo", "gemm_w4": "int4_wo"}
 #: The engine of which tables have kernels that unpack weights.
 UNPACKING = "trtllm"
 UNPACKED_SOURCE = (
-    "fitted to aiconfigurator-core's table of TensorRT-LLM's kernels for weights of 8 and 4 bits; vLLM has Marlin's there, of which no table is"
-    " published"
+    "fitted to aiconfigurator-core's table of TensorRT-LLM's kernels for weights of 8 and 4 bits, no faster than the experts of SGLang's Marlin"
+    " kernel in its table, {:.0f} TFLOP/s; vLLM has Marlin's there, of which no table is published"
 )
 _Entry = dict[str, Any]
 _Which = Callable[[Points], np.ndarray]
@@ -190,19 +192,26 @@ def _compressed(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[t
 def _unpacked(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
     if tables.system is None:
         return
-    table = OperationTables(tables.place, tables.system, UNPACKING).read("gemm_perf")
-    if table is None:
+    table, most_flops = OperationTables(tables.place, tables.system, UNPACKING).read("gemm_perf"), marlin_flops(tables)
+    if table is None or most_flops is None:
         return
     for operation, form in _UNPACKED.items():
         frame = table.frame[table.frame.gemm_dtype == form]
         if not len(frame):
             continue
         points = Points(operation, _floats(m=frame.m, n=frame.n, k=frame.k), frame.latency.to_numpy(float) * 1e3)
+        points = points._replace(us=np.maximum(points.us, points.work.flops / most_flops * 1e6))
         points = points.take((points.column("n") >= 256) & (points.column("k") >= 256))
         say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}")
         within = lambda points: (points.column("n") >= 512) & (points.column("k") >= 512)  # noqa: E731
         entry = _entry(points, table.path, len(table.frame), sheet, "n and k from 512", within)
-        yield operation, entry | {"source": UNPACKED_SOURCE}
+        yield operation, entry | {"source": UNPACKED_SOURCE.format(most_flops / 1e12)}
+
+
+def marlin_flops(tables: OperationTables) -> float | None:
+    """Highest rate of experts in Marlin's kernel, in flops/s; None without a table of them."""
+    experts = marlin_experts(tables)
+    return None if experts is None else float(np.max(experts.points.work.flops / experts.points.us)) * 1e6
 
 
 def _smallest(tables: OperationTables) -> dict[str, _Entry]:

@@ -12,6 +12,7 @@ from fragmeter.experiments.measured.servers_like import Served, stored_rows
 from fragmeter.experiments.reproduce.servers import facts
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import cost, default_cost, profile
+from fragmeter.sim.cost.kernels import UNPACKING_TABLE
 from fragmeter.sim.spec import Deployment, gpu, model
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -148,12 +149,12 @@ def test_gemms_of_4_bits_have_no_table(fields, int4):
 
 
 def test_weights_that_are_unpacked_on_an_a100_name_both_kernels():
-    """And that the simulation does not know which format is faster."""
+    """And that the load decides which format is faster, with what servers showed."""
     for form, kernels in (("awq", "MARLIN"), ("fp8", "MARLIN")):
         found = of(gpu="a100-80gb", model="qwen3-14b", quantization=form, vllm_release="0.11")
-        assert found.gemms[form] == (kernels, "TRTLLM_WEIGHT_ONLY")
-        assert "their tables are of TRTLLM_WEIGHT_ONLY, as on the measured servers." in found.text()
-        assert "Which number format is faster on this GPU is not known" in found.text()
+        assert found.gemms[form] == (kernels, UNPACKING_TABLE)
+        assert "their tables are of TRTLLM_WEIGHT_ONLY/SGLANG_MARLIN, as on the measured servers." in found.text()
+        assert "Which number format is faster on this GPU depends on the load" in found.text()
     assert "Which number format" not in of(gpu="h100-80gb", model="qwen3-14b", quantization="awq").text()
 
 
@@ -185,6 +186,17 @@ def test_states_have_tables_and_errors_of_the_runs_like_them():
     hybrid = of(open_loop(), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8")
     assert (hybrid.cost, len(hybrid.like.predicted)) == ("fitted", 2)
     assert all(each.factors is None for each in hybrid.like.predicted)
+
+
+@pytest.mark.parametrize(("card", "shape"), [("h200", "nemotron-3-nano-30b-a3b"), ("a100-80gb", "qwen3-next-80b-a3b")])
+def test_states_without_a_table_say_so_and_have_the_interval_of_data_sheets(card, shape):
+    """Mamba 2, and gated delta nets of a card of which vLLM has no table."""
+    found = of(open_loop(), gpu=card, model=shape, tensor_parallel_size=4)
+    tpot = found.like.predicted[0]
+    assert found.cost == "fitted" and found.states_from_sheet and tpot.factors[1] > 1.5
+    assert tpot.server_class.startswith("NVIDIA cards, simulated from data sheets")
+    assert "No table of this GPU has the states of this model's layers: these take the data sheet." in found.text()
+    assert not of(open_loop(), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8").states_from_sheet
 
 
 def test_experts_of_an_unknown_shape_are_named():
@@ -272,7 +284,7 @@ def test_event_loops_of_the_api_server_are_stated(given, word):
 @pytest.mark.parametrize(
     ("card", "quantization", "kernels"),
     [
-        ("a100-80gb", "fp8", ("MARLIN", "TRTLLM_WEIGHT_ONLY")), ("a100-80gb", "awq", ("MARLIN", "TRTLLM_WEIGHT_ONLY")), ("a100-80gb", None, None),
+        ("a100-80gb", "fp8", ("MARLIN", UNPACKING_TABLE)), ("a100-80gb", "awq", ("MARLIN", UNPACKING_TABLE)), ("a100-80gb", None, None),
         ("h100-80gb", "fp8", ("CUTLASS", "CUTLASS")), ("h100-80gb", "gptq", ("MACHETE", None)), ("h100-80gb", "nvfp4", ("HUMMING", None)),
         ("b200", "nvfp4", ("FLASHINFER_CUTEDSL", "FLASHINFER_CUTEDSL")), ("l40s", "fp8", ("CUTLASS", "CUTLASS")),
         ("rtx-4090", "fp8", ("CUTLASS", None)),

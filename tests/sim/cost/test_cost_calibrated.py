@@ -554,16 +554,16 @@ class TestNumberFormatsOfGemms:
         assert described["gemm_fp8.flops_per_s"]["source"] == scaled.source
 
     def test_cards_without_such_units_unpack_to_16_bits(self):
-        """TensorRT-LLM's table on the A100; elsewhere the GEMMs of 16 bits, which read fewer bytes."""
+        """TensorRT-LLM's table on the A100, at most at Marlin's rate; elsewhere the GEMMs of 16 bits, which read fewer bytes."""
         card = gpu("a100-80gb")
         fit = profile(card.name)
         assert gemm_model(fit, card, "fp8") is fit.ops["gemm_w8"]
         assert all(gemm_model(fit, card, form) is fit.ops["gemm_w4"] for form in ("awq", "gptq", "w4a16", "nvfp4"))
         assert gemm_model(profile("h100-80gb"), gpu("h100-80gb"), "awq") is profile("h100-80gb").ops["gemm"]
-        # Few rows read a quarter of the bytes; many are multiplied in 16 bits as well.
+        # Few rows read a quarter of the bytes; many are multiplied in 16 bits as well, at half of the rate: Marlin's published 0.60 and less.
         sixteen, four = fit.ops["gemm"], fit.ops["gemm_w4"]
         few, many = ((gemm(m, 28_672, 4096), gemm_w4(m, 28_672, 4096)) for m in (4, 4096))
-        assert 0.25 < four.us(few[1]) / sixteen.us(few[0]) < 0.5 and 1 < four.us(many[1]) / sixteen.us(many[0]) < 1.2
+        assert 0.25 < four.us(few[1]) / sixteen.us(few[0]) < 0.5 and 1.4 < four.us(many[1]) / sixteen.us(many[0]) < 2
 
     @pytest.mark.parametrize(("m", "n", "k"), [(16, 28_672, 4096), (256, 4096, 14_336), (8192, 28_672, 4096)])
     def test_fp8_gemms_of_an_h100_take_no_longer_than_in_16_bits(self, m, n, k):

@@ -256,7 +256,7 @@ def test_a_file_that_is_not_there(tmp_path):
 BY_CALIBRATIONS = {"prefill_step", "launches", "contiguous_attention"}
 SPARSE = {"dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8"}
 COMPRESSED = {"csa_decode", "csa_prefill", "hca_decode", "hca_prefill", "hyper_connections"}
-#: Of TensorRT-LLM's kernels, in the tables of the A100 alone.
+#: Of TensorRT-LLM's kernels at most at Marlin's rate, in the tables of the A100 alone.
 UNPACKED = {"gemm_w8", "gemm_w4"}
 
 
@@ -283,7 +283,13 @@ class TestProfiles:
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
         of_formats -= UNPACKED | (SPARSE | COMPRESSED if name == "l40s" else set())
-        tabulated = {*fitted, "moe", "all_reduce", "small_kernel", *(of_formats if has_fp8 else UNPACKED)}
+        tabulated = {
+            *fitted,
+            "moe",
+            "all_reduce",
+            "small_kernel",
+            *(of_formats if has_fp8 else {*UNPACKED, "moe_int4"}),
+        }
         assert set(found.ops) == set(OPERATIONS) - {"mixed_attention", *BY_CALIBRATIONS, *FROM_TABLES} | tabulated
         # The axes of the tables were chosen on A100, H100 and H200.
         chosen = name.startswith(("a100", "h"))
@@ -316,6 +322,21 @@ class TestProfiles:
                     len(found.shapes) == 1 or own.coefficients != found.coefficients
                 )
         assert "8x2x4096x14336" in profile(name).ops["moe"].shapes
+
+    def test_no_unpacked_gemm_of_the_a100_is_faster_than_marlin_s_experts(self):
+        """SGLang's table has 156 TFLOP/s at most; and few rows are faster than in 16 bits, many slower."""
+        ops = profile("a100-80gb").ops
+        assert all("SGLang" in ops[name].source for name in ("gemm_w4", "gemm_w8", "moe_int4"))
+        for n, k in ((5120, 5120), (34_816, 5120), (5120, 17_408)):
+            rows = np.array([1, 16, 2048, 8192])
+            for name, element_bytes in (("gemm_w4", 0.52), ("gemm_w8", 1)):
+                sixteen, unpacked = (
+                    ops[op].us(OPERATIONS[op](rows, n, k, n * k * size))
+                    for op, size in (("gemm", 2), (name, element_bytes))
+                )
+                assert (2 * rows * n * k / unpacked * 1e-6 < 156 * 1.1).all()
+                assert (unpacked[2:] > sixteen[2:]).all()
+                assert unpacked[0] < sixteen[0] or n * k < 3e7
 
     @pytest.mark.parametrize("name", [*SYSTEMS, *ADDED])
     def test_errors_of_modules_are_as_stated(self, name):
