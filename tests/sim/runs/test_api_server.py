@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import replace
+from importlib import resources
 from itertools import product
 from typing import Any
 
@@ -19,7 +21,7 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.metrics.requests import end_of_answers, request_times
 from fragmeter.sim.policy.api_times import PARTS, api_server_us, measured_us
 from fragmeter.sim.policy.options import CHAT_OUTSIDE_MS, OUTSIDE_MS
-from fragmeter.sim.runs.api_server import ApiServer, Steps
+from fragmeter.sim.runs.api_server import FIRST_TURN, ApiServer, Steps, second_turns, served
 from fragmeter.sim.types import ticks
 from fragmeter.sim.types.errors import NotSimulated, SettingError, UserError
 from fragmeter.sim.workload.users import Users
@@ -42,15 +44,17 @@ def load(rate: float | None, count: int = 60, output: int = 40) -> Workload:
 
 class TestClosedForms:
     @pytest.mark.parametrize("loops", (1, 3))
-    def test_a_burst_is_taken_in_one_after_the_other(self, loops):
-        server = ApiServer(loops, request=700, prompt_token=3, step=0, token=0, chunk=0)
+    def test_a_burst_is_parsed_before_any_of_it_is_delivered(self, loops):
+        server = ApiServer(loops, request=1000, prompt_token=3, step=0, token=0, chunk=0)
         at = server.delivered(np.full(9, 50), np.full(9, 100))
-        assert at.tolist() == [50 + 1000 * (place // loops + 1) for place in range(9)]
+        parsed = 50 + 9 // loops * round(FIRST_TURN * 1000)
+        assert at.tolist() == [parsed + round(1300 - FIRST_TURN * 1000) * (place // loops + 1) for place in range(9)]
 
     def test_poisson_arrivals_wait_as_in_m_d_1(self):
+        """Where all work is in one turn."""
         service, share = 1000, 0.6
         arrivals = np.cumsum(np.random.default_rng(0).exponential(service / share, 400_000)).astype(np.int64)
-        waits = ApiServer(1, service, 0, 0, 0, 0).delivered(arrivals, arrivals * 0) - arrivals - service
+        waits = second_turns(arrivals, 0, np.full(len(arrivals), service)) - arrivals - service
         assert waits.mean() == pytest.approx(service * share / (2 * (1 - share)), rel=0.02)
 
     def test_a_loop_that_is_behind_takes_all_steps_that_are_over(self):
@@ -105,6 +109,48 @@ def by_units(server: ApiServer, loop: int, arrivals, prompts, steps) -> list[int
                 batch = 0
         now += 1
     return sent
+
+
+def turns_by_units(arrivals: list[int], first: int, second: list[int]) -> list[int]:
+    """When each job has had both turns: one queue, worked off unit by unit, in which a job stands twice, one time after the other."""
+    waiting, queue, done, now = deque(enumerate(arrivals)), deque[list[int]](), {}, 0
+    while len(done) < len(arrivals):
+        # Those that come at this moment stand before the second turn of a job whose first turn ends now.
+        ended = queue.popleft() if queue and not queue[0][1] else None
+        while waiting and waiting[0][1] <= now:
+            queue.append([waiting.popleft()[0], first, 1])
+        if ended:
+            job, _, turns_left = ended
+            if turns_left:
+                queue.append([job, second[job], 0])
+            else:
+                done[job] = now
+        if queue:
+            queue[0][1] -= 1
+        now += 1
+    return [done[job] for job in range(len(arrivals))]
+
+
+@hypothesis.given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), min_size=1, max_size=9), st.integers(1, 5))
+def test_jobs_take_turns_as_in_one_queue(jobs, first):
+    gaps, second = map(np.array, zip(*jobs, strict=True))
+    arrivals = np.cumsum(gaps)
+    found = second_turns(arrivals, first, second)
+    assert found.tolist() == turns_by_units(arrivals.tolist(), first, second.tolist())
+    # The loop is never idle while a job waits: its outputs have the same time as if each job took one turn.
+    assert found.max() == served(arrivals, first + second).max()
+
+
+def test_measured_bursts_leave_the_server_as_computed():
+    """CPU time until the engine has the first request over that until it has the last: of vLLM's own API server."""
+    rows = json.loads(resources.files("fragmeter.sim.policy").joinpath("api_server.json").read_text("utf-8"))["bursts"]
+    errors = []
+    for row in rows["loads"]:
+        server = ApiServer.of_us(1, measured_us()[row["endpoint"]])
+        at = server.delivered(np.zeros(row["requests"], np.int64), np.full(row["requests"], row["prompt_tokens"]))
+        errors.append(at[0] / at[-1] - row["first_us"] / row["last_us"])
+        assert row["first_us"] > 50 * row["last_us"] / row["requests"]
+    assert len(errors) == 8 and np.median(np.abs(errors)) < 0.06 and np.max(np.abs(errors)) < 0.15
 
 
 @hypothesis.given(scenes())
