@@ -51,8 +51,10 @@ _OBJECTS = (
     "limit-mm-per-prompt",
     "hf-overrides",
 )
-#: Last release that reads ``VLLM_ATTENTION_BACKEND``.
+_VARIABLE = "VLLM_ATTENTION_BACKEND"
+#: Last release that reads it.
 _LAST_BY_VARIABLE = (0, 14)
+_OF_OLDER = "releases up to 0.14 read it; paste the image of yours, or give --attention-backend"
 _KERNELS = "kernels are those that vLLM chooses"
 #: Flags without a simulated effect that decide whether a server starts (``graphs``).
 _DECIDE = frozenset(
@@ -452,8 +454,11 @@ class _Reader:
             "--attention-config.backend": others.pop("backend", None),
             "--attention-backend": self._flags.pop("attention-backend", None),
         }
+        by_variable = environment.get(_VARIABLE)
         if self._release is not None and self._release <= _LAST_BY_VARIABLE:
-            asked["VLLM_ATTENTION_BACKEND"] = environment.get("VLLM_ATTENTION_BACKEND")
+            asked[_VARIABLE] = by_variable
+        elif by_variable is not None:
+            self._leave_out(f"{_VARIABLE}={by_variable}", _OF_OLDER, changes_memory=False)
         for what, name in asked.items():
             try:
                 found = None if name is None else named_backend(str(name))
