@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
@@ -12,7 +12,7 @@ from ...sim.metrics.registry import headings
 from ..measured.evidence import Evidence, evidence
 from ..measured.server_class import Client
 from ..measured.server_metrics import ServerMetrics
-from ..measured.servers_like import Served
+from ..measured.servers_like import Served, ServersLike
 from ..runs.near_saturation import LONG_MS
 from ..runs.output import Report
 from ..runs.slo_check import Goal
@@ -315,7 +315,9 @@ def _evidence(found: Diagnosis) -> Evidence:
     client: Client = "closed loop" if load.max_concurrency else "at once" if load.rate == inf else "open loop"
     values = {"tpot": seen.mean_tpot_ms, "ttft": seen.mean_ttft_ms}
     served = Served("overload" if waited_ms > LONG_MS else "light", client, values)
-    return evidence(found.case.server.settings(), served)
+    known, asked = evidence(found.case.server.settings(), served), found.case.server.line.other_kernels
+    # The measured servers ran the kernels that vLLM chooses.
+    return replace(known, like=ServersLike(lacking=tuple(asked))) if asked and known.like else known
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:

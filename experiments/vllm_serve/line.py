@@ -133,6 +133,16 @@ class ServeLine:
         """The flags and variables of ``uncounted`` alone, each once."""
         return list(dict.fromkeys(text.split(" ")[0].split("=")[0] for text in self.uncounted))
 
+    @property
+    def other_kernels(self) -> list[str]:
+        """Flags and variables, as written, that ask for kernels which are not simulated, or may."""
+        reasons = (_KERNELS,) if self.version else (_KERNELS, _OF_OLDER)
+        return [
+            text.partition(" (")[0]
+            for text in self.not_simulated
+            if text.endswith(tuple(f"({why})" for why in reasons))
+        ]
+
     def text(self, name: str, default: str) -> str:
         """A flag's value as text, as the line has it; ``default`` if the line does not have the flag."""
         return str(self.flags.get(name, default))

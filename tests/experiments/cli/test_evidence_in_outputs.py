@@ -113,19 +113,22 @@ def test_plan_has_the_interval_in_its_recommendation(capsys):
     assert f"TPOT {value:.1f} ms ({low:.1f} to {high:.1f} for 9 of 10 servers like this)" in found["recommendation"]
 
 
-def test_diagnose_has_the_interval_below_its_answer(capsys):
-    asked = [
-        "--serve",
-        "vllm serve Qwen/Qwen3-14B",
-        "--gpu",
-        "h100-80gb",
-        "--request-rate",
-        "4",
-        "--num-prompts",
-        "50",
-        "--seeds",
-        "1",
-    ]
-    assert status(["diagnose", *asked]) == DONE
-    second = capsys.readouterr().out.splitlines()[1]
-    assert second.startswith("As served: TPOT ") and "for 9 of 10 servers" in second
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("vllm serve Qwen/Qwen3-14B", None),
+        ("vllm serve Qwen/Qwen3-14B --quantization fp8 --linear-backend marlin", "--linear-backend"),
+        ("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve Qwen/Qwen3-14B", "VLLM_ATTENTION_BACKEND=FLASHINFER"),
+    ],
+)
+def test_diagnose_has_the_interval_below_its_answer(line, asked, capsys):
+    """Not of a line that asks for kernels that are not simulated: it is said which."""
+    load = ["--gpu", "h100-80gb", "--request-rate", "4", "--num-prompts", "50", "--seeds", "1"]
+    assert status(["diagnose", "--serve", line, *load]) == DONE
+    shown = capsys.readouterr().out
+    if asked is None:
+        second = shown.splitlines()[1]
+        assert second.startswith("As served: TPOT ") and "for 9 of 10 servers" in second
+    else:
+        assert "9 of 10" not in shown
+        assert f"No interval: none of the measured servers of its class has {asked}." in " ".join(shown.split())
