@@ -16,7 +16,7 @@ test test-all test-vllm test-llama-cpp: export PYTHONDONTWRITEBYTECODE =
 # Workers take all cores: threads of libraries would wait for each other.
 test test-all test-vllm test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs step-costs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -36,7 +36,6 @@ help:
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make benchmark    measure the speed of the simulator on one core"
 	@echo "make docs         write docs/reproduction.md again, and its grades into README.md; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
-	@echo "make step-costs   compare step times over all figures, write docs/step-costs.md (half an hour); TRACE and ALPACA as for docs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # The modules with columns and numbers that the compiled core shares (core_header.py imports them).
@@ -183,11 +182,6 @@ docs: $(VENV)/.core
 	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
 	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
 	$(BIN)/python docs/readme.py
-
-step-costs: $(VENV)/.core
-	mkdir -p out
-	$(BIN)/fragmeter reproduce step-costs $(if $(TRACE),--trace $(TRACE) --alpaca-trace $(ALPACA)) --json out/step-costs.json
-	$(BIN)/python docs/step_costs.py out/step-costs.json
 
 screenshots: $(VENV)/.test
 	$(BIN)/fragmeter reproduce all --out out/reproduction

@@ -60,10 +60,8 @@ def reproduce(
             claims (claims about paged attention in four popular texts and of other systems, two minutes), anyscale
             (throughput of static and continuous batching by output cap), prefix-cache (hits of prefix caches on a
             trace with block hashes, beside an independent simulator), step-time (a decode step of OPT-13B as others
-            measured it, beside the cost models, none of which is fitted to it), step-costs (all figures under three step times), markers (Fig 14's
-            Orca (Max) read off straight lines between the artifact's rates), waste-today (today's models under three allocators, and
-            published figures of their waste), servers (runs of real servers beside their
-            simulation).
+            measured it, beside the cost models, none of which is fitted to it), waste-today (today's models under three
+            allocators, and published figures of their waste), servers (runs of real servers beside their simulation).
         trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
             drawn from a summary in the package. With a trace of your own, fig2, fig12a, fig13a, waste and all of these show
             it under the paper's systems, with its own arrivals. prefix-cache needs JSON lines with hash_ids.

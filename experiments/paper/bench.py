@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...sim import Run, Workload, simulate
+from ...sim.cost import PaperCost
 from ...sim.engine.run import simulate_window
 from ...sim.metrics.result import memory_table
 from ...sim.metrics.summary import waste
@@ -15,7 +16,7 @@ from ...sim.output import frames as pd
 from ...sim.types.ticks import PER_SECOND
 from ..runs.output import track
 from ..runs.parallel import in_parallel
-from .context_cost import ADOPTED, Terms, step_cost
+from .context_cost import ContextCost
 from .paper import Experiment, Source
 from .settings import paper_settings
 
@@ -29,7 +30,7 @@ class Case:
     """One run: a measurement under a policy, with a seed and a scale of the step time.
 
     Attributes:
-        terms: What the step time depends on.
+        by_context: Whether the step time depends on the context.
         to_the_end: Whether the run continues to the last request, for rates over the whole run.
     """
 
@@ -37,7 +38,7 @@ class Case:
     seed: int
     policy: str
     scale: float
-    terms: Terms = ADOPTED
+    by_context: bool = True
     to_the_end: bool = False
 
 
@@ -122,7 +123,8 @@ def _rates(run: Run) -> dict[str, float]:
 def _run(workload: Workload, case: Case) -> Run:
     chosen = paper_settings(policy=case.policy, step_scale=case.scale, window=case.experiment.window_s)
     serve = simulate if case.to_the_end else simulate_window
-    return serve(chosen, workload, step_cost(case.terms, case.scale))
+    cost = ContextCost(case.scale) if case.by_context else PaperCost(case.scale)
+    return serve(chosen, workload, cost)
 
 
 def _percentages(views: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -27,7 +27,7 @@ def compare(experiment: Experiment, bench: Bench, fit: Fit, scales: Sequence[flo
     """
     source = bench.source
     rows = compared_rows(experiment, bench, fit)
-    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.terms)], "pool")[0]
+    one = bench.measure([Case(experiment, source.seeds[0], SERIES[FITTED_ON], fit.scale, fit.by_context)], "pool")[0]
     sensitivity = {"sensitivity": _sensitivities(experiment, bench, scales)} if scales else {}
     return {
         "figure": experiment.figure,
@@ -80,7 +80,7 @@ def compared_rows(
     groups |= {change: (few, change) for change in STEP_CHANGES}
     cases = {
         (name, what): [
-            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.terms, to_the_end)
+            Case(experiment, seed, policy, round(fit.scale * change, _SCALE_DECIMALS), fit.by_context, to_the_end)
             for seed in chosen
         ]
         for name, policy in systems.items()

@@ -14,7 +14,6 @@ from ...sim.engine.replica import FITTED_STEP_SCALE
 from ...sim.types.optional import not_none
 from ..runs.crossing import scan
 from .bench import Bench, Case
-from .context_cost import ADOPTED, Terms
 from .paper import FIG13A, SERIES
 
 FITTED_ON = "vLLM"
@@ -37,13 +36,13 @@ class Fit:
         scale: s.
         published: The value that it is fitted on.
         scan: (s, value) of every scanned point, sorted by s; empty for a scale fitted beforehand.
-        terms: Terms of the step time that it is the scale of.
+        by_context: Whether it is the scale of a step time that depends on the context.
     """
 
     scale: float
     published: float
     scan: tuple[tuple[float, float], ...] = ()
-    terms: Terms = ADOPTED
+    by_context: bool = True
 
     def describe(self) -> dict[str, Any]:
         """As data."""
@@ -63,28 +62,27 @@ class Fit:
         return f"{start} published, {dict(self.scan)[self.scale]:.2f} simulated."
 
 
-def fitted_before(terms: Terms = ADOPTED) -> Fit:
+def fitted_before(by_context: bool = True) -> Fit:
     """The scale that was fitted beforehand, on the paper's own pairs of ShareGPT; the argument is that of ``fit``."""
     published = not_none(FIG13A.published()[FITTED_ON, METRIC])
-    scale = FITTED_STEP_SCALE if terms is Terms.NEITHER else CONTEXT_STEP_SCALE
-    return Fit(scale, published, terms=terms)
+    return Fit(CONTEXT_STEP_SCALE if by_context else FITTED_STEP_SCALE, published, by_context=by_context)
 
 
-def fit(bench: Bench, terms: Terms = ADOPTED) -> Fit:
+def fit(bench: Bench, by_context: bool = True) -> Fit:
     """The scale for the bench's source: scanned for a file of pairs, a constant for drawn pairs.
 
     Args:
-        terms: What the step time depends on.
+        by_context: Whether the step time depends on the context.
     """
     if bench.source.exact is None:
-        return fitted_before(terms)
+        return fitted_before(by_context)
     published = not_none(FIG13A.published()[FITTED_ON, METRIC])
-    best, values = scan(partial(_measure, bench, terms), published, _COARSE, _FINE_STEP)
-    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), terms)
+    best, values = scan(partial(_measure, bench, by_context), published, _COARSE, _FINE_STEP)
+    return Fit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()), by_context)
 
 
-def _measure(bench: Bench, terms: Terms, thousandths: range) -> dict[int, float]:
+def _measure(bench: Bench, by_context: bool, thousandths: range) -> dict[int, float]:
     seed = bench.source.seeds[0]
-    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000, terms) for at in thousandths]
+    cases = [Case(FIG13A, seed, SERIES[FITTED_ON], at / 1000, by_context) for at in thousandths]
     measured = bench.measure(cases, "fitting the step time")
     return {at: result.values[METRIC] for at, result in zip(thousandths, measured, strict=True)}

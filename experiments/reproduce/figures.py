@@ -32,8 +32,6 @@ from ..paper.figures.fig15 import compare_sharing
 from ..paper.figures.fig16 import fig16
 from ..paper.figures.fig17 import fig17
 from ..paper.figures.fig19a import fig19a
-from ..paper.figures.markers import compare_markers, print_markers
-from ..paper.figures.step_costs import compare_step_costs, print_step_costs
 from ..paper.figures.table1 import table1
 from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
@@ -164,8 +162,6 @@ FIGURES: dict[str, Figure] = {
         seconds=6,
         shares="block sizes",
     ),
-    "step-costs": Figure(compare_step_costs, print=print_step_costs, seeds=1, alpaca=True, in_all=False),
-    "markers": Figure(compare_markers, print=print_markers, seeds=1, traced=False, alpaca=True, in_all=False),
     "step-time": _fixed(compare_step_times, print=print_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),

@@ -23,14 +23,13 @@ from functools import lru_cache
 from typing import Any
 
 from ....sim import Workload, simulate
-from ....sim.cost import PaperCost, StepCost
 from ....sim.metrics.requests import request_times
 from ...runs.output import track
 from ...runs.parallel import in_parallel
 from ..bench import Bench
 from ..comparison import Payload
 from ..constants import STEP, SWAPS, Constant, constant, scale
-from ..context_cost import ADOPTED, ContextCost, Server, Terms, reading_ms
+from ..context_cost import ContextCost, reading_ms
 from ..fit import CONTEXT_STEP_SCALE, ON
 from ..paper import FIG2, SERIES, Experiment, Source
 from ..published import paper_figures
@@ -116,7 +115,6 @@ class SizeCase:
         load: The requests, by the name in the figure.
         change: Factor on the load's scale of the step time.
         extra_ms: Kernel time per token of context in place of ``EXTRA_MS``.
-        terms: What the step time depends on; without the context, ``extra_ms`` has no effect.
     """
 
     load: str
@@ -126,7 +124,6 @@ class SizeCase:
     change: float = 1.0
     duration_s: float = FIG2.duration_s
     extra_ms: float | None = None
-    terms: Terms = ADOPTED
 
     @property
     def experiment(self) -> Experiment:
@@ -147,12 +144,8 @@ def measure(workload: Workload, case: SizeCase, of_load: float) -> float:
         of_load: Scale of the step time of the load.
     """
     scale = round(of_load * case.change, 6)
-    if case.terms is Terms.NEITHER:
-        cost: StepCost = PaperCost(scale, Server().block_bytes(case.block_size), block_size=case.block_size)
-    else:
-        extra_ms = EXTRA_MS.get(case.block_size, 0.0) if case.extra_ms is None else case.extra_ms
-        large = case.terms is Terms.CONTEXT_AND_BATCH
-        cost = ContextCost(scale, case.block_size, extra_ms, large_batches=large)
+    extra_ms = EXTRA_MS.get(case.block_size, 0.0) if case.extra_ms is None else case.extra_ms
+    cost = ContextCost(scale, case.block_size, extra_ms)
     chosen = paper_settings(policy=SERIES["vLLM"], block_size=case.block_size, preemption_mode=case.preemption_mode)
     return float(request_times(simulate(chosen, workload, cost)).normalized_latency_s.mean())
 

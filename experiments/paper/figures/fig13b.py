@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from ....sim.types.optional import not_none
 from ..bench import Bench, Case
 from ..comparison import Payload, compare
-from ..context_cost import Terms
 from ..fit import FITTED_ON, METRIC, fitted_before
 from ..paper import FIG13B, SERIES
 from ..rows import accuracy, ordered
@@ -28,9 +27,9 @@ def fig13b(bench: Bench) -> Payload:
 
 
 def _without_context(alpaca: Bench) -> Iterator[str]:
-    plain = fitted_before(Terms.NEITHER)
+    plain = fitted_before(by_context=False)
     seed = alpaca.source.seeds[0]
-    case = Case(FIG13B, seed, SERIES[FITTED_ON], plain.scale, plain.terms)
+    case = Case(FIG13B, seed, SERIES[FITTED_ON], plain.scale, plain.by_context)
     found = alpaca.measure([case], "without context")[0].values[METRIC]
     published = not_none(FIG13B.published()[FITTED_ON, METRIC])
     yield (

@@ -35,7 +35,7 @@ def _single_seeds(bench: Bench, fitted: Fit) -> Iterator[str]:
     if len(seeds) == 1:
         return
     cases = {
-        (seed, name): [Case(FIG2, seed, policy, fitted.scale, fitted.terms)]
+        (seed, name): [Case(FIG2, seed, policy, fitted.scale, fitted.by_context)]
         for seed in seeds
         for name, policy in SERIES.items()
     }

@@ -47,7 +47,7 @@ def waste_table(bench: Bench, fit: Fit) -> Payload:
     seeds = bench.source.seeds
     systems = {name: policy for policy, name in NAMES.items()}
     rows = compared_rows(FIG2, bench, fit, systems, METRICS, to_the_end=True)
-    one = bench.measure([Case(FIG2, seeds[0], systems[VLLM], fit.scale, fit.terms, to_the_end=True)], "pool")[0]
+    one = bench.measure([Case(FIG2, seeds[0], systems[VLLM], fit.scale, fit.by_context, to_the_end=True)], "pool")[0]
     return {
         "figure": "waste",
         "workload": bench.source.description(FIG2),

@@ -15,7 +15,7 @@ from functools import cache
 from ....sim.cost import PaperCost, StepCost, cost
 from ....sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
 from ....sim.spec import gpu, model
-from ..context_cost import ADOPTED, ContextCost, Server, Terms
+from ..context_cost import ContextCost, Server
 from ..published import usual_length
 
 _MEASURED = ("opt-13b", "a100-40gb", 1)
@@ -30,41 +30,27 @@ class Steps:
     Attributes:
         model, gpu, tensor_parallel: The server.
         roofline: Take the roofline itself, in place of the paper's step.
-        terms: What the step time depends on; only ``step-costs`` asks for others than those of all figures.
         sequence_slope: Share of the time per sequence, without the reading of its keys and values, that each sequence
             of a load takes.
-        copy_slowdown: How many times as long copies take as the data sheet's bandwidth allows; only ``markers`` asks for more.
     """
 
     model: str = "opt-13b"
     gpu: str = "a100-40gb"
     tensor_parallel: int = 1
     roofline: bool = False
-    terms: Terms = ADOPTED
     sequence_slope: float = 1.0
-    copy_slowdown: float = 1.0
 
     def cost(self) -> StepCost:
         """The cost, at scale 1."""
         if self.roofline:
             return _roofline(self.model, self.gpu, self.tensor_parallel)
         step, decode, prefill = self.ratios()
-        server = Server(self.model, self.gpu, self.tensor_parallel)
-        if self.terms is Terms.NEITHER:
-            return PaperCost(
-                block_bytes=server.block_bytes(),
-                step_ms=step * STEP_MS,
-                ms_per_decode=decode * MS_PER_DECODE * self.sequence_slope,
-                ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
-            )
         return ContextCost(
-            server=server,
+            server=Server(self.model, self.gpu, self.tensor_parallel),
             step_ms=step * STEP_MS,
             ms_per_decode=decode * MS_PER_DECODE,
             ms_per_prefill_token=prefill * MS_PER_PREFILL_TOKEN,
             sequence_slope=self.sequence_slope,
-            large_batches=self.terms is Terms.CONTEXT_AND_BATCH,
-            copy_slowdown=self.copy_slowdown,
         )
 
     def ratios(self) -> tuple[float, float, float]:

@@ -170,16 +170,6 @@ def find_rates(searches: Sequence[Search], subject: str) -> dict[tuple[Any, ...]
     return _done(find_rate, jobs, subject, [search.key for search in searches])
 
 
-def crossings(searches: Sequence[Search], subject: str) -> dict[tuple[Any, ...], float]:
-    """Every search's crossing in requests/s, without further points."""
-    jobs = sorted(((search,) for search in searches), key=lambda job: len(job[0].load.workload), reverse=True)
-    return _done(_crossing_at, jobs, subject, [search.key for search in searches])
-
-
-def _crossing_at(search: Search) -> tuple[tuple[Any, ...], float]:
-    return search.key, crossing_of(search).at
-
-
 def fit_scale(system: System, load: Load) -> Crossing:
     """The scale of the step time at which the system crosses the target at the rate of its load."""
     curve = partial(latency_s, system, load, load.rate)

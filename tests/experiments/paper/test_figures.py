@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.paper.bench import Bench, Case, Measured
-from fragmeter.experiments.paper.context_cost import Terms
 from fragmeter.experiments.paper.figures import fig1, fig3, fig11, fig13b, fig19a, table1
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.grades import POINTS
@@ -237,7 +236,7 @@ class TestFig13b:
 
     def test_steps_depend_on_the_context_but_for_the_one_reported_beside(self, document):
         payload = document(1.0)
-        plain = [case for case in document.tried if case.terms is Terms.NEITHER]
+        plain = [case for case in document.tried if not case.by_context]
         assert [(case.policy, case.scale) for case in plain] == [("vllm-sosp23", 1.125)]
-        assert {case.scale for case in document.tried if case.terms is Terms.CONTEXT} == {1.07, 1.0593, 1.0807}
+        assert {case.scale for case in document.tried if case.by_context} == {1.07, 1.0593, 1.0807}
         assert "With steps that know no context (s = 1.125, seed 0), vLLM would batch 139.2" in payload["remarks"][0]

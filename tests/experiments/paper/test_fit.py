@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fragmeter.experiments.paper.context_cost import Terms
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE, SCALES, fit
 from fragmeter.experiments.paper.paper import Source
 from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
@@ -71,5 +70,5 @@ def test_drawn_lengths_are_not_fitted_on():
     bench.source = Source((0,))
     found = fit(bench)
     assert (found.scale, found.scan) == (CONTEXT_STEP_SCALE, ())
-    assert fit(bench, Terms.NEITHER).scale == FITTED_STEP_SCALE
+    assert fit(bench, by_context=False).scale == FITTED_STEP_SCALE
     assert "These lengths took no part in the fit." in found.description()

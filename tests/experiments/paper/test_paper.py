@@ -9,7 +9,6 @@ import pytest
 
 from fragmeter.experiments.paper.bench import Bench, Case, Measured
 from fragmeter.experiments.paper.comparison import compared_rows, lengths_lines, row
-from fragmeter.experiments.paper.context_cost import Terms
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE, Fit, fit
 from fragmeter.experiments.paper.paper import FIG2, FIG13A, SERIES, source
 from fragmeter.experiments.paper.published import (
@@ -120,7 +119,7 @@ class TestOnTheExactPairs:
         assert exact_fit.scale == CONTEXT_STEP_SCALE
 
     def test_the_scale_without_the_context_is_the_one_that_comes_with_the_simulator(self, exact_bench):
-        assert fit(exact_bench, Terms.NEITHER).scale == FITTED_STEP_SCALE
+        assert fit(exact_bench, by_context=False).scale == FITTED_STEP_SCALE
 
     def test_the_mean_batch_rises_with_the_step_time_and_so_is_fit_to_be_fitted_on(self, exact_fit):
         values = [value for scale, value in exact_fit.scan if scale <= 1.2]

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fragmeter.experiments.paper.context_cost import ContextCost, Terms
+from fragmeter.experiments.paper.context_cost import ContextCost
 from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
 from fragmeter.experiments.paper.paper import ALPACA_SET, Source
 from fragmeter.experiments.paper.paper import source as paper_source
 from fragmeter.experiments.paper.rate_sweep.costs import Steps
 from fragmeter.experiments.paper.rate_sweep.panels import ALPACA, ORACLE, VLLM, lengths_of
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import TARGET_S, latency_s
-from fragmeter.sim.cost import PaperCost, cost
+from fragmeter.sim.cost import cost
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.spec import gpu, model
@@ -32,9 +32,6 @@ class TestSteps:
     def test_opt_13b_s_are_the_paper_s(self):
         assert Steps().ratios() == Steps("llama-13b").ratios() == (1, 1, 1)
         assert Steps().cost().step_ticks(10, 5000, 200, 0) == ContextCost().step_ticks(10, 5000, 200, 0)
-        assert Steps(terms=Terms.NEITHER).cost().step_ticks(10, 5000, 200, 0) == PaperCost().step_ticks(
-            10, 5000, 200, 0
-        )
 
     def test_others_are_the_paper_s_times_what_the_roofline_says(self):
         ranks = {"opt-66b": 4, "opt-13b": 1}
