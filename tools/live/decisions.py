@@ -19,11 +19,11 @@ import numpy as np
 from fragmeter.sim import Settings, Workload, simulate
 from fragmeter.sim.cost.steps import FittedSteps, StepCoefficients
 from fragmeter.sim.recording.blocks import BlockMap, BlockRecording
-from fragmeter.sim.recording.blocks.probed import probed_blocks
 from fragmeter.sim.recording.probe import ProbedRun, ProbedStep, read_probe
 from fragmeter.sim.types import ticks
 from fragmeter.sim.types.errors import UserError
 
+from .probed import probed_blocks
 from .step_log import Difference, Served, Step, StepLog, first_difference
 
 #: More steps than a block map has: the map has a column for each.

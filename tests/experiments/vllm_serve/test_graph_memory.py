@@ -6,7 +6,6 @@ from statistics import median
 
 import pytest
 
-from fragmeter.experiments.vllm_serve.graph_memory import fit, logs
 from fragmeter.experiments.vllm_serve.graphs import graph_settings
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
@@ -14,6 +13,7 @@ from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.releases import LATEST, release
 from fragmeter.sim.spec.startup.cuda_graphs import FITTED
 from fragmeter.sim.types.errors import SettingError
+from tools.profiles.graph_memory import fit, logs
 
 
 @pytest.mark.parametrize(("kind", "number"), [("captured", 42), ("estimated", 30)])

@@ -11,7 +11,6 @@ import pytest
 from fragmeter.sim import Settings
 from fragmeter.sim.recording.blocks import GIVEN_UP, record
 from fragmeter.sim.recording.blocks.occupancy import CODES
-from fragmeter.sim.recording.blocks.probed import probed_blocks
 from fragmeter.sim.recording.probe import read_probe
 from fragmeter.sim.types.errors import UserError
 from paths import ROOT
@@ -22,6 +21,7 @@ from tools.live.decisions import compare_blocks
 from tools.live.figures import OverTime, kv_use, measured_over_time, simulated_over_time
 from tools.live.loads import Load, Session
 from tools.live.prediction import settings_of
+from tools.live.probed import probed_blocks
 from tools.live.results import results
 
 PROBE = ROOT / "tests" / "data" / "probe" / "turns.jsonl"

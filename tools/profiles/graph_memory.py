@@ -1,7 +1,8 @@
 """The logged memory of CUDA graphs beside what ``sim.spec.startup.cuda_graphs`` computes, and the fit of its constants.
 
-    python -m fragmeter.experiments.vllm_serve.graph_memory      prints each log, the fitted constants, and the errors of each card's
-                                                                 logs by the constants that all other cards give
+    python -m tools.profiles.graph_memory
+
+prints each log, the fitted constants, and the errors of each card's logs by the constants that all other cards give.
 
 The constants minimise the sum of the logs' relative errors, on a logarithmic scale: each is multiplied or divided by ever smaller steps
 while that lowers the sum.
@@ -16,8 +17,8 @@ from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...sim.spec.gpu import GIB
-from ...sim.spec.startup.cuda_graphs import (
+from fragmeter.sim.spec.gpu import GIB
+from fragmeter.sim.spec.startup.cuda_graphs import (
     BOTH,
     FITTED,
     FULL,
@@ -30,9 +31,9 @@ from ...sim.spec.startup.cuda_graphs import (
     captured_bytes,
     estimated_bytes,
 )
-from ...sim.spec.startup.estimate import Estimate
+from fragmeter.sim.spec.startup.estimate import Estimate
 
-FILE = Path(__file__).with_name("facts") / "graphs.json"
+FILE = Path(__file__).with_name("graphs.json")
 #: Logs have two decimals.
 _ROUNDING = GIB // 200
 _FIRST_STEP, _LAST_STEP = 0.1, 0.01
@@ -65,7 +66,7 @@ class Logged(NamedTuple):
 
 @cache
 def logs(kind: str) -> tuple[Logged, ...]:
-    """All logs of ``facts/graphs.json`` of a kind: "captured" or "estimated"."""
+    """All logs of ``graphs.json`` of a kind: "captured" or "estimated"."""
     cases = json.loads(FILE.read_text("utf-8"))["cases"]
     return tuple(
         Logged(

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...types.errors import UserError
-from ..probe import ProbedRun, ProbedTables, read_probe
-from .occupancy import NO_SEQUENCE
-from .recorded import SCHEMA_VERSION, BlockMap
-from .recording import MOST_ROWS, Column, assembled, spread
-from .tables import Tables
+from fragmeter.sim.recording.blocks.occupancy import NO_SEQUENCE
+from fragmeter.sim.recording.blocks.recorded import SCHEMA_VERSION, BlockMap
+from fragmeter.sim.recording.blocks.recording import MOST_ROWS, Column, assembled, spread
+from fragmeter.sim.recording.blocks.tables import Tables
+from fragmeter.sim.recording.probe import ProbedRun, ProbedTables, read_probe
+from fragmeter.sim.types.errors import UserError
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 #: What a step shows: tables of the requests that hold blocks, and cached blocks.
