@@ -8,7 +8,7 @@ from ...sim.cost.shares import PUBLISHED_SHARES, SHARES
 from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.spec.families import read_config
 from ..paper.paper import SYNTHETIC_SET
-from .claim import NOT_TESTABLE, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, at_once
 from .throughput import ROUNDED
 
@@ -111,30 +111,8 @@ def judge_gpt2(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        18,
-        "arithmetic: data sheet",
-        "reading takes ten times as long as computing, or more",
-        _one_token,
-        judge_one_token,
-    ),
-    Probe(
-        26,
-        "arithmetic over published measurements; closed form on ShareGPT's lengths",
-        "a gain of 2, from 95 % on",
-        _bandwidth,
-        judge_bandwidth,
-        "padded_over_useful",
-        stretches=False,
-        experiment="paged beside contiguous kernel: `python -m fragmeter.gpu.bench`, part of the GPU runbook",
-    ),
-    Probe(
-        27,
-        "arithmetic",
-        "1.8, from 95 % on, with attention at all of the bandwidth",
-        _gpt2,
-        judge_gpt2,
-        expected=NOT_TESTABLE,
-    ),
-)
+PROBES: Code = {
+    18: (_one_token, judge_one_token),
+    26: (_bandwidth, judge_bandwidth),
+    27: (_gpt2, judge_gpt2),
+}

@@ -12,10 +12,9 @@ import numpy as np
 from ...sim.types.ticks import PER_SECOND
 from ...traces import stream
 from ..paper.stories import all_stories
-from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, few, story
 
-STORY = "simulated: a story of a few requests, one second a step"
 _DRAWS, _BATCH = 20, 4
 
 
@@ -167,48 +166,10 @@ def judge_pauses(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        2,
-        STORY,
-        "each of the three has at least one slot",
-        _three_sources,
-        judge_three_sources,
-        expected_values=(Expected("reserved", 3, 3), Expected("over_estimate", 2545, 2545)),
-        expected=PASS,
-    ),
-    Probe(
-        15,
-        STORY,
-        "S3 ends after two iterations, S2 after six, places in the batch are idle",
-        _static_of_four,
-        judge_static_of_four,
-        expected=PASS,
-    ),
-    Probe(
-        16,
-        STORY,
-        "finished sequences hold no slots where lengths are equal, and some where they are not",
-        _equal_lengths,
-        judge_equal_lengths,
-        "least_unequal",
-        stretches=False,
-        expected=PASS,
-    ),
-    Probe(
-        17,
-        STORY,
-        "each sequence starts one iteration after the end of the one that it replaces",
-        _seven_in_turn,
-        judge_seven_in_turn,
-        expected=PASS,
-    ),
-    Probe(
-        19,
-        STORY,
-        "decoding pauses where waiting / running exceeds 1.3, and only there",
-        _pauses,
-        judge_pauses,
-        expected=PARTIAL,
-    ),
-)
+PROBES: Code = {
+    2: (_three_sources, judge_three_sources),
+    15: (_static_of_four, judge_static_of_four),
+    16: (_equal_lengths, judge_equal_lengths),
+    17: (_seven_in_turn, judge_seven_in_turn),
+    19: (_pauses, judge_pauses),
+}

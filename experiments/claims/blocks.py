@@ -21,12 +21,10 @@ from ...sim.types.ticks import PER_SECOND
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.settings import paper_settings
 from ..paper.sharing import blocks_up_to
-from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, at_once
 from .waste import held_waste
 
-BURST = "simulated: requests of synthetic ShareGPT lengths that arrive at once"
-ARITHMETIC = "arithmetic"
 #: Requests of a burst; fewer where the pool holds a few blocks.
 _REQUESTS, _FEW = 200, 80
 #: Bytes of a block table's entry.
@@ -197,52 +195,10 @@ def judge_sixteen_chunks(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        7,
-        BURST,
-        "a tenth of the share empty, or less",
-        _thirty_two,
-        judge_thirty_two,
-        "blocks_of_64_pct",
-        stretches=False,
-    ),
-    Probe(
-        14,
-        "simulated: 200 requests where memory decides nothing, and as many at once",
-        "no finish and no bucket differs; no slot is empty",
-        _token_attention,
-        judge_token_attention,
-        "held_and_empty_pct",
-        stretches=False,
-        expected=PASS,
-    ),
-    Probe(
-        21,
-        "simulated: Fig 2's load; arithmetic",
-        "tables take 1 % of the KV; pages leave no more empty, within a point",
-        _pages,
-        judge_pages,
-        "pages_of_2048_kib_pct",
-        experiment="kernel time, paged beside contiguous: `python -m fragmeter.gpu.bench`, part of the GPU runbook",
-    ),
-    Probe(
-        22,
-        ARITHMETIC,
-        "exponents of n are 2 and 1/2 within 0.05",
-        _square_root,
-        judge_square_root,
-        expected_values=(Expected("kv_exponent", 1, 1), Expected("table_and_tail_exponent", 0.5, 0.5)),
-        expected=PARTIAL,
-    ),
-    Probe(
-        23,
-        BURST,
-        "16 chunks; 4 % empty at most",
-        _sixteen_chunks,
-        judge_sixteen_chunks,
-        "chat_1024_pct",
-        stretches=False,
-        expected_values=(Expected("chat_512_pct", 37, 42),),
-    ),
-)
+PROBES: Code = {
+    7: (_thirty_two, judge_thirty_two),
+    14: (_token_attention, judge_token_attention),
+    21: (_pages, judge_pages),
+    22: (_square_root, judge_square_root),
+    23: (_sixteen_chunks, judge_sixteen_chunks),
+}

@@ -29,6 +29,10 @@ OUTCOMES = (PASS, PARTIAL, FAIL, NOT_TESTABLE)
 AT_HAND = ("simulation", "arithmetic", "published measurements")
 
 Values = dict[str, float]
+Measure = Callable[["Trial"], Values]
+Rule = Callable[[Mapping[str, float]], "Judged"]
+#: The code of claims, by number.
+Code = Mapping[int, tuple[Measure, Rule]]
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Probe:
-    """How a claim is tested.
+    """How a claim is tested: a row of the facts, and its code.
 
     Attributes:
-        number: Its place in ``facts/claims.json``, from 1.
+        number: Its place in the facts, from 1.
         how: Source of the numbers.
         rule: Condition of a pass, in words.
         measure: The numbers of one trial.
@@ -129,8 +133,8 @@ class Probe:
     number: int
     how: str
     rule: str
-    measure: Callable[[Trial], Values]
-    judge: Callable[[Mapping[str, float]], Judged]
+    measure: Measure
+    judge: Rule
     decides: str | None = None
     stretches: bool = True
     needs: Sequence[str] = ()

@@ -1,18 +1,22 @@
 """Tests of the claims that four popular texts and other systems make about paged attention.
 
-The claims are those of ``facts/claims.json``, with the letters of their texts. Each has a probe (``claim``) in one of
-the modules named here. Requests are drawn for several seeds, and the rule of a probe reads the means. The deciding
-number is reported with its range over the seeds and with its change where all steps take 1 % longer.
+A claim is a row: those of the texts in ``facts/claims.json``, with the letters of the texts, those of other systems in
+``facts/systems.json``. A row has what is said, how it is tested, the rule in words and what was known beforehand; the
+modules named here have the code of its numbers and of its rule. A row without code has its result.
+
+Requests are drawn for several seeds, and the rule of a probe reads the means. The deciding number is reported with its
+range over the seeds and with its change where all steps take 1 % longer.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from statistics import fmean
+from types import ModuleType
 from typing import Any
 
 from ...sim.metrics.views import PAPER_VIEW
@@ -20,37 +24,26 @@ from ..paper.comparison import Payload
 from ..runs.kept import Kept, key
 from ..runs.output import track
 from . import (
-    bandwidth as claims_bandwidth,
+    bandwidth,
+    batching,
+    blocks,
+    overhead,
+    room,
+    sharing,
+    systems_goodput,
+    systems_latency,
+    systems_memory,
+    systems_throughput,
+    throughput,
+    waste,
 )
-from . import (
-    batching as claims_batching,
-)
-from . import (
-    beyond as claims_beyond,
-)
-from . import (
-    blocks as claims_blocks,
-)
-from . import (
-    overhead as claims_overhead,
-)
-from . import (
-    room as claims_room,
-)
-from . import sharing as claims_sharing
-from . import systems_goodput, systems_latency, systems_memory, systems_throughput
-from . import throughput as claims_throughput
-from . import waste as claims_waste
-from .claim import OUTCOMES, Measured, Probe, Source, table_row
+from .claim import OUTCOMES, Code, Expected, Judged, Measure, Measured, Probe, Rule, Source, table_row
 from .runs import Trial
 
 FIGURE = "claims"
 SEEDS = 3
 _LONGER = 1.01
-_CLAIMS = (
-    *(claims_waste, claims_batching, claims_throughput, claims_sharing, claims_blocks),
-    *(claims_overhead, claims_bandwidth, claims_room, claims_beyond),
-)
+_CLAIMS = (waste, batching, throughput, sharing, blocks, overhead, bandwidth, room)
 _SYSTEMS = (systems_throughput, systems_latency, systems_goodput, systems_memory)
 
 
@@ -76,20 +69,32 @@ class Table:
 @cache
 def claims() -> Table:
     """The claims of the four texts."""
-    facts = json.loads(resources.files(__package__).joinpath("facts/claims.json").read_text("utf-8"))
-    sources = {number: Source(**fact) for number, fact in enumerate(facts["claims"], start=1)}
-    return Table("claim", sources, _in_order(_CLAIMS))
+    return _table("claim", "claims.json", _CLAIMS)
 
 
 @cache
 def systems() -> Table:
     """What other systems' own texts say of themselves."""
-    sources = {number: source for module in _SYSTEMS for number, source in module.SOURCES.items()}
-    return Table("system", dict(sorted(sources.items())), _in_order(_SYSTEMS))
+    return _table("system", "systems.json", _SYSTEMS)
 
 
-def _in_order(modules: Iterable[Any]) -> list[Probe]:
-    return sorted((probe for module in modules for probe in module.PROBES), key=lambda probe: probe.number)
+def _table(name: str, file: str, modules: Iterable[ModuleType]) -> Table:
+    rows = json.loads(resources.files(__package__).joinpath("facts", file).read_text("utf-8"))["claims"]
+    code: Code = {number: found for module in modules for number, found in module.PROBES.items()}
+    sources = {at: Source(*(row.pop(field.name) for field in fields(Source))) for at, row in enumerate(rows, start=1)}
+    return Table(name, sources, [_probe(number, row, code) for number, row in enumerate(rows, start=1)])
+
+
+def _probe(number: int, row: dict[str, Any], code: Code) -> Probe:
+    known = [Expected(name, *bounds) for name, bounds in row.pop("expected_values", {}).items()]
+    expected = row.pop("expected_outcome", None)
+    measure, judge = code[number] if number in code else _of_result(row.pop("gives"), row.pop("why"))
+    return Probe(number, measure=measure, judge=judge, expected_values=known, expected=expected, **row)
+
+
+def _of_result(gives: str, why: str) -> tuple[Measure, Rule]:
+    """Of a row without code: no numbers, and no part that could pass."""
+    return (lambda _: {}), (lambda _: Judged((), gives, why))
 
 
 def measured(probe: Probe, seeds: Sequence[int]) -> Measured:

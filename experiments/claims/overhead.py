@@ -14,7 +14,7 @@ from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
 from ..paper.published import published_fig13a, published_mean_tokens
 from .blocks import tail_waste_pct
-from .claim import Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, at_once
 from .throughput import ROUNDED
 from .waste import EARLIER
@@ -110,29 +110,7 @@ def judge_under_512(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        32,
-        "simulated: Fig 2's load, a burst; closed form; roofline",
-        "22 % at blocks up to 128; 68 % within the baselines; ratios from 95 % on",
-        _twenty_two,
-        judge_twenty_two,
-        "blocks_of_128_pct",
-        stretches=False,
-        expected_values=(
-            Expected("block_size_of_22_pct", 233, 257),
-            Expected("blocks_of_16_pct", 1.57, 1.73),
-            Expected("blocks_of_128_pct", 12.0, 13.2),
-        ),
-        experiment="start of a 16K prompt on a card: `fragmeter calibrate` times prefills, part of the GPU runbook",
-    ),
-    Probe(
-        33,
-        "arithmetic over published measurements (Figs 1, 13a, 18a and 19a)",
-        "an upper bound reaches 15 %",
-        _under_512,
-        judge_under_512,
-        "blocks_of_16_pct",
-        experiment="kernel time by block size: `python -m fragmeter.gpu.bench`, part of the GPU runbook",
-    ),
-)
+PROBES: Code = {
+    32: (_twenty_two, judge_twenty_two),
+    33: (_under_512, judge_under_512),
+}

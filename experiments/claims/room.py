@@ -13,11 +13,10 @@ from ...sim.spec.families import read_config
 from ...sim.spec.gpu import GIB
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
-from .claim import FAIL, Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial
 from .throughput import ROUNDED
 
-ARITHMETIC = "arithmetic"
 _KI, _GB = 1024, 10**9
 #: Hugging Face's configuration, of which no preset is made.
 LLAMA_65B = {
@@ -157,17 +156,9 @@ def judge_parameters(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(24, ARITHMETIC, "the pool holds one sequence of 256K tokens", _contexts, judge_contexts),
-    Probe(28, ARITHMETIC, "76 % less crosses, from 95 % of that on", _pipeline, judge_pipeline, expected=FAIL),
-    Probe(
-        30,
-        "arithmetic and roofline",
-        "weights fit; 820 tokens/s, from 95 % on",
-        _sixty_five,
-        judge_sixty_five,
-        expected_values=(Expected("fp16_weights_gb", 129, 131),),
-        expected=FAIL,
-    ),
-    Probe(31, ARITHMETIC, "2.5 times, from 95 % on; 20B fit a V100", _parameters, judge_parameters, expected=FAIL),
-)
+PROBES: Code = {
+    24: (_contexts, judge_contexts),
+    28: (_pipeline, judge_pipeline),
+    30: (_sixty_five, judge_sixty_five),
+    31: (_parameters, judge_parameters),
+}

@@ -24,7 +24,7 @@ from ..paper.rate_sweep.rate_sweep import Search, crossing_of, stretched
 from ..paper.settings import paper_settings
 from ..paper.sharing import SAVED, SharingCase, measure
 from ..runs.crossing import Crossing
-from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, few
 from .throughput import ROUNDED
 from .waste import EARLIER
@@ -55,13 +55,8 @@ def wrong_rows(plan: Plan, skipped_copy: int | None = None) -> int:
     return wrong
 
 
-STORY = "simulated: block tables of a few requests"
 _PANEL, _SAMPLES, _BLOCK = "f", 4, 4
 _BEAMS, _REQUESTS = fig14.PANELS[_PANEL][1], fig14.MOST_REQUESTS[fig14.BEAMS]
-BEAMS = (
-    f"simulated: Fig 14{_PANEL} ({_BEAMS} beams, Alpaca's lengths, up to {_REQUESTS:,} requests), requests/s at a mean"
-    " normalised latency of 0.5 s/token"
-)
 #: Fig 14's step time is fitted with it, whatever seed its requests are of.
 _FIRST_SEED = 0
 _SAVING = replace(FIG15, duration_s=200, window_s=(100, 200))
@@ -245,36 +240,10 @@ def judge_saving(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        5,
-        BEAMS,
-        "ten times the rate of a baseline, or more; rates are found within 2 %",
-        _beams,
-        judge_beams,
-        "over Orca (Max)",
-        expected_values=(Expected("over Orca (Max)", 13, 26), Expected("over Orca (Oracle)", 1.8, 2.2)),
-        expected=PARTIAL,
-    ),
-    Probe(6, STORY, "full blocks once; n - 1 copies of a half-full block, else none", _one_prompt, judge_one_prompt),
-    Probe(9, STORY, "contiguous copies 1,000 slots, paged 16 at most", _branches, judge_branches),
-    Probe(
-        10,
-        STORY,
-        "no table holds another's token; one does where a copy is left out",
-        _race,
-        judge_race,
-        expected=PASS,
-        experiment="the same tables on a card: `fragmeter validate --plan plan.npz --check`, part of the GPU runbook",
-    ),
-    Probe(
-        13,
-        "simulated: Fig 15's load on Alpaca, 200 s; rates of beams as for claim 5",
-        "55 % within 5 points; 2.2x, from 95 % on; rates are found within 2 %",
-        saving,
-        judge_saving,
-        "beams_over_oracle",
-        expected_values=(Expected("beams_saved_pct", 53, 57), Expected("samples_saved_pct", 6, 10)),
-        expected=PARTIAL,
-    ),
-)
+PROBES: Code = {
+    5: (_beams, judge_beams),
+    6: (_one_prompt, judge_one_prompt),
+    9: (_branches, judge_branches),
+    10: (_race, judge_race),
+    13: (saving, judge_saving),
+}

@@ -32,7 +32,7 @@ from ...sim.workload.users import Users
 from ...traces import stream
 from ..paper.settings import paper_settings
 from ..runs.crossing import crossing
-from .claim import Judged, Part, Probe, Source, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial
 from .systems_throughput import published
 from .throughput import ROUNDED
@@ -159,18 +159,6 @@ def judge_fastgen(values: Mapping[str, float]) -> Judged:
     )
 
 
-SOURCES = {10: Source("DeepSpeed-FastGen", "2.3 times vLLM's effective throughput", "simulate", "2.3")}
-PROBES = (
-    Probe(
-        10,
-        "simulated: roofline, FastGen's benchmark: 1 to 32 clients, 512 requests, limits on the first token and on the"
-        " moving average of gaps",
-        "2.3, from 95 % on; less is a lower bound, as only the schedules are modelled",
-        _fastgen,
-        judge_fastgen,
-        "times_fitted",
-        stretches=False,
-        experiment="both servers of November 2023 on four A100-80GB by the benchmark's scripts, each step's time beside"
-        " what it computed",
-    ),
-)
+PROBES: Code = {
+    10: (_fastgen, judge_fastgen),
+}

@@ -36,7 +36,7 @@ from ...traces import poisson, stream
 from ..paper.settings import paper_settings
 from ..paper.static_batches import fastertransformer_ticks, finishes
 from ..runs.slo_check import compiled_cost
-from .claim import Judged, Part, Probe, Source, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, highest_rate
 from .systems_throughput import published
 from .throughput import ROUNDED
@@ -205,32 +205,7 @@ def judge_sarathi(values: Mapping[str, float]) -> Judged:
     )
 
 
-SOURCES = {
-    9: Source("Orca, OSDI'22", "36.9 times FasterTransformer's throughput at the same latency", "simulate", "36.9"),
-    11: Source("Sarathi-Serve, OSDI'24", "2.6, 3.7 and 5.6 times the rate of vLLM", "simulate", "2.6, 3.7, 5.6"),
+PROBES: Code = {
+    9: (_orca, judge_orca),
+    11: (_sarathi, judge_sarathi),
 }
-_ROOFLINE = "simulated: roofline, 300 requests, the highest rate within the limit"
-PROBES = (
-    Probe(
-        9,
-        _ROOFLINE,
-        "36.9 over the better batch, from 95 % on; what is found is a lower bound, of which twice as much is possible",
-        _orca,
-        judge_orca,
-        "over_the_better",
-        stretches=False,
-        experiment="a batch in each stage beside one in both, on 16 A100-40GB in two machines: req/s at twice the"
-        " median normalised latency without load",
-    ),
-    Probe(
-        11,
-        _ROOFLINE,
-        "each, from 95 % on; less is a lower bound for Falcon-180B, in two stages",
-        _sarathi,
-        judge_sarathi,
-        "Yi-34B",
-        stretches=False,
-        experiment="Falcon-180B in two stages on eight A100-80GB: osdi-experiments/figure-5-6 of Sarathi-Serve's"
-        " repository, with the time each stage idles",
-    ),
-)

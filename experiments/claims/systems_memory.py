@@ -9,9 +9,9 @@ import numpy as np
 from ...sim.workload.content import PromptContent
 from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
-from .claim import Judged, Part, Probe, Source, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, at_once
-from .systems_throughput import BURST, REQUESTS, published, tokens_per_s
+from .systems_throughput import REQUESTS, published, tokens_per_s
 from .throughput import ROUNDED
 
 _SHARING_REQUESTS = 300
@@ -71,27 +71,7 @@ def judge_virtual(values: Mapping[str, float]) -> Judged:
     )
 
 
-SOURCES = {
-    12: Source("SGLang", "up to 6.4 times the throughput", "simulate", "6.4"),
-    13: Source("vAttention", "up to 1.23 times the throughput of paged kernels", "measurement", "1.23"),
+PROBES: Code = {
+    12: (_prefixes, judge_prefixes),
+    13: (_virtual, judge_virtual),
 }
-PROBES = (
-    Probe(
-        12,
-        "simulated: LLaMA-2-7B on an A100-80GB, 300 requests at once",
-        "6.4, from 95 % on",
-        _prefixes,
-        judge_prefixes,
-    ),
-    Probe(
-        13,
-        BURST,
-        "1.23, from 95 % on",
-        _virtual,
-        judge_virtual,
-        "pages_of_2048_kib",
-        stretches=False,
-        needs=("simulation", "a GPU"),
-        experiment="paged beside contiguous kernel: `python -m fragmeter.gpu.bench`, part of the GPU runbook",
-    ),
-)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from math import inf
 from typing import Any
@@ -23,14 +23,12 @@ from ..paper.settings import paper_settings
 from ..paper.sharing import BLOCK_SIZE
 from ..paper.static_batches import GENERATE_TOKENS, generate_ticks
 from ..runs.slo_check import compiled_cost
-from .claim import Judged, Part, Probe, Source, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, at_once
 from .sharing import saving
-from .throughput import ANYSCALE, ROUNDED, widest_ratios
+from .throughput import ROUNDED, widest_ratios
 from .waste import EARLIER
 
-BLOG = "vLLM's blog, June 2023"
-BURST = "simulated: LLaMA-13B on an A100-40GB, 400 requests of synthetic ShareGPT lengths at once"
 MODEL, REQUESTS, _POINTS = "llama-13b", 400, 2.0
 
 
@@ -192,64 +190,13 @@ def judge_anyscale(values: Mapping[str, float]) -> Judged:
     )
 
 
-SOURCES = {
-    1: Source(BLOG, "existing systems waste 60 to 80 % of the KV memory", "simulate", "60 to 80 %"),
-    2: Source(BLOG, "vLLM wastes less than 4 %", "simulate", "below 4 %"),
-    3: Source(BLOG, "14 to 24 times the throughput of Hugging Face Transformers", "simulate", "14 to 24"),
-    4: Source(BLOG, "2.2 to 2.5 times the throughput of TGI", "simulate", "2.2 to 2.5"),
-    5: Source(BLOG, "three samples: 8.5 to 15 times Hugging Face Transformers", "simulate", "8.5 to 15"),
-    6: Source(BLOG, "three samples: 3.3 to 3.5 times TGI", "simulate", "3.3 to 3.5"),
-    7: Source(BLOG, "memory down by up to 55 %, throughput up to 2.2 times", "simulate", "55 %, 2.2"),
-    8: Source("Anyscale, 2023", "continuous batching 8 and vLLM 23 times naive static", "simulate", "8, 23"),
+PROBES: Code = {
+    1: (_waste, judge_waste_before),
+    2: (_waste, judge_waste_after),
+    3: (partial(_against_hf, n=1), _judge_hf("vs_hf_x")),
+    4: (partial(_against, n=1), _judge_tgi("vs_tgi_x")),
+    5: (partial(_against_hf, n=3), _judge_hf("parallel3_vs_hf_x")),
+    6: (partial(_against, n=3), _judge_tgi("parallel3_vs_tgi_x")),
+    7: (saving, judge_sharing),
+    8: (_anyscale, judge_anyscale),
 }
-_SHARE, _FROM = "simulated: Fig 2's load", "from 95 % of the lower end on"
-_THREE = f"{BURST}, three samples each"
-_HF_RULE = f"{_FROM}; less decides nothing, as both take vLLM's step time"
-_HF_EXPERIMENT = (
-    "step time of Transformers' and vLLM's code of June 2023 at equal batches on an A100-40GB:"
-    " benchmarks/benchmark_throughput.py of vLLM with each backend"
-)
-
-
-def _hf_probe(number: int, how: str, n: int, said: str) -> Probe:
-    return Probe(
-        number,
-        how,
-        _HF_RULE,
-        lambda trial: _against_hf(trial, n),
-        _judge_hf(said),
-        "hf",
-        stretches=False,
-        experiment=_HF_EXPERIMENT,
-    )
-
-
-def _tgi_probe(number: int, how: str, n: int, said: str) -> Probe:
-    return Probe(
-        number,
-        how,
-        _FROM,
-        lambda trial: _against(trial, n),
-        _judge_tgi(said),
-        "tgi_without_max_tokens",
-        stretches=False,
-    )
-
-
-PROBES = (
-    Probe(1, _SHARE, "each end within two points", _waste, judge_waste_before, "most_pct"),
-    Probe(2, _SHARE, "under 4 %", _waste, judge_waste_after, "vllm_pct"),
-    _hf_probe(3, BURST, 1, "vs_hf_x"),
-    _tgi_probe(4, BURST, 1, "vs_tgi_x"),
-    _hf_probe(5, _THREE, 3, "parallel3_vs_hf_x"),
-    _tgi_probe(6, _THREE, 3, "parallel3_vs_tgi_x"),
-    Probe(
-        7,
-        "as claim 13",
-        "55 % within 5 points; 2.2, from 95 % on; rates are found within 2 %",
-        saving,
-        judge_sharing,
-        "beams_over_oracle",
-    ),
-    Probe(8, ANYSCALE, "within 25 %", _anyscale, judge_anyscale, "cap_reserved_fitted", stretches=False),
-)

@@ -14,10 +14,9 @@ from ...traces import poisson, stream
 from ..paper.figures import anyscale
 from ..paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from ..paper.settings import paper_settings
-from .claim import Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial, median_latency_s
 
-ANYSCALE = f"simulated: {anyscale.facts()['what'].split(';')[0]}, Anyscale's workload at its widest output cap"
 #: Claims give round numbers: one is reached from 95 % of it on.
 ROUNDED = 0.95
 #: Requests/s that FasterTransformer serves of Anyscale's workload without falling behind.
@@ -94,25 +93,7 @@ def judge_twenty_three(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        4,
-        ANYSCALE,
-        "3 and 6 times the throughput, from 95 % of the number on",
-        widest_ratios,
-        judge_three_and_six,
-        "vllm_over_fastertransformer",
-        expected_values=(
-            Expected("vllm_over_cap_reserved", 2.73, 3.02),
-            Expected("vllm_over_fastertransformer", 5.46, 6.04),
-        ),
-    ),
-    Probe(
-        20,
-        ANYSCALE,
-        "23 times naive static, from 95 % on; a median latency lower by 5 %",
-        _twenty_three,
-        judge_twenty_three,
-        "vllm",
-    ),
-)
+PROBES: Code = {
+    4: (widest_ratios, judge_three_and_six),
+    20: (_twenty_three, judge_twenty_three),
+}

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...sim.metrics.views import WASTE, amount
-from .claim import PARTIAL, PASS, Expected, Judged, Part, Probe, Values
+from .claim import Code, Judged, Part, Values
 from .runs import Trial
 
-SIMULATED = "simulated: Fig 2's load (OPT-13B, A100-40GB, 4 req/s of synthetic ShareGPT lengths)"
 #: The paper's baselines, used where a text says "earlier systems" without a name.
 EARLIER = {"Orca (Max)": "orca-max", "Orca (Pow2)": "orca-pow2", "Orca (Oracle)": "orca-oracle"}
 #: A share of the pool, in percent, from which a kind of waste is there.
@@ -158,60 +157,11 @@ def judge_less(values: Mapping[str, float]) -> Judged:
     )
 
 
-PROBES = (
-    Probe(
-        1,
-        SIMULATED,
-        "live slots under Orca (Max) are 20.4 % of the pool within 2 points",
-        _effective,
-        judge_effective,
-        "orca_max_live_pct",
-        expected_values=(Expected("orca_max_live_pct", 18.4, 21.5),),
-        expected=PASS,
-    ),
-    Probe(
-        3,
-        SIMULATED,
-        "a kind is there above 1 % of the pool; paging leaves under 4 % of all three",
-        _three_kinds,
-        judge_three_kinds,
-        "all_three_vllm_pct",
-    ),
-    Probe(
-        8,
-        SIMULATED,
-        "each of the paper's baselines wastes 40 to 60 %; vLLM 3 to 5 %",
-        _kinds_of_waste,
-        judge_traditional,
-        "Orca (Oracle)",
-        expected_values=(Expected("Orca (Oracle)", 60, 64), Expected("Orca (Max)", 78, 82), Expected("vLLM", 3.2, 4.2)),
-        expected=PARTIAL,
-    ),
-    Probe(
-        11,
-        SIMULATED,
-        "what is held and empty is at least 1 % of the pool less than with memory taken ahead",
-        _on_demand,
-        judge_on_demand,
-        "on_demand_pct",
-    ),
-    Probe(
-        12,
-        SIMULATED,
-        "waste is under 4 % of the pool; 95 % of it lies in last blocks",
-        _last_block,
-        judge_last_block,
-        "waste_pct",
-        expected_values=(Expected("last_block_pct", 1.5, 1.8),),
-        expected=PARTIAL,
-    ),
-    Probe(
-        25,
-        SIMULATED,
-        "waste is down by 50 % or more against each way of preallocating",
-        _less,
-        judge_less,
-        "vLLM",
-        expected=PASS,
-    ),
-)
+PROBES: Code = {
+    1: (_effective, judge_effective),
+    3: (_three_kinds, judge_three_kinds),
+    8: (_kinds_of_waste, judge_traditional),
+    11: (_on_demand, judge_on_demand),
+    12: (_last_block, judge_last_block),
+    25: (_less, judge_less),
+}

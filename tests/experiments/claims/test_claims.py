@@ -67,7 +67,10 @@ class TestTheClaims:
         facts = json.loads((FACTS / "claims.json").read_text("utf-8"))["claims"]
         assert len(facts) == 35
         assert [found.number for found in claims().probes] == list(range(1, 36))
-        assert [vars(source) for source in claims().sources.values()] == facts
+        said = ("text", "claim", "test", "expected")
+        assert [vars(source) for source in claims().sources.values()] == [
+            {key: fact[key] for key in said} for fact in facts
+        ]
 
     def test_every_number_of_another_system_is_tested(self):
         facts = json.loads((FACTS / "other_systems.json").read_text("utf-8"))

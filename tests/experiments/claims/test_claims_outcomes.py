@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from claim_cases import CLAIMS
+from fragmeter.experiments.claims import claims as claims_module
+from fragmeter.experiments.claims import systems_throughput
 from fragmeter.experiments.claims.claim import (
     FAIL,
     NOT_TESTABLE,
@@ -26,6 +28,7 @@ from fragmeter.experiments.claims.claim import (
     table_row,
 )
 from fragmeter.experiments.claims.claims import claims, systems
+from fragmeter.experiments.paper.figures import anyscale, fig14
 from system_cases import OPEN, SYSTEMS
 
 TABLES = {"claim": (claims(), CLAIMS), "system": (systems(), SYSTEMS)}
@@ -118,3 +121,23 @@ def test_differences_from_the_expected_values_are_listed(value, outcome, lines):
         1, "", "", lambda _: {}, lambda _: Judged((), "", ""), expected_values=(Expected("a_b", 2, 3),), expected=PASS
     )
     assert differences(probe, {"a_b": value}, outcome) == lines
+
+
+@pytest.mark.parametrize("table", [claims(), systems()], ids=["claims", "systems"])
+def test_a_row_without_code_needs_what_is_not_here(table):
+    """And every piece of code has a row: no number of it is beyond the rows."""
+    assert [probe.number for probe in table.probes] == list(range(1, len(table.sources) + 1))
+    modules = claims_module._CLAIMS if table is claims() else claims_module._SYSTEMS
+    coded = [number for module in modules for number in module.PROBES]
+    assert len(coded) == len(set(coded)) and set(coded) <= set(table.sources)
+    assert all(probe.missing for probe in table.probes if probe.number not in coded)
+
+
+def test_rows_name_the_loads_that_the_code_serves():
+    """A row's text and the constants of its code are apart: those that a row repeats are the same."""
+    of_texts, of_systems = claims().probes, systems().probes
+    assert f"up to {fig14.MOST_REQUESTS[fig14.BEAMS]:,} requests" in of_texts[4].how
+    assert fig14.PANELS["f"] == (fig14.BEAMS, 6) and "Fig 14f (6 beams" in of_texts[4].how
+    served = anyscale.facts()["what"].split(";")[0]
+    assert all(served in probe.how for probe in (of_texts[3], of_texts[19], of_systems[7]))
+    assert f"{systems_throughput.REQUESTS} requests" in of_systems[2].how and "A100-40GB" in of_systems[2].how
