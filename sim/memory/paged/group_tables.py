@@ -141,15 +141,16 @@ class GroupTables:
         tables: tuple[Table, ...],
         tokens: int,
         slots: int,
+        computed: int,
         most: int = 0,
-        loaded: int | None = None,
     ) -> int:
         """Blocks that ``take`` would take beside those in ``tables``.
 
         Args:
             tokens, slots: See ``take``.
+            computed: Tokens that it has before, those that it loads included: a prefill that goes on within a block exports no
+                state.
             most: Blocks that an admission asks for in a sliding group at the most; 0 for all.
-            loaded: Blocks with KV once a load has ended that takes some of them; None for those in ``tables``.
         """
         groups, lacked = self._groups, 0
         for kind, size, table in zip(groups.kinds, self._sizes, tables, strict=True):
@@ -159,10 +160,9 @@ class GroupTables:
             elif kind == SLIDING and most:
                 blocks = min(blocks, most)
             elif kind == STATE:
-                ends = -(-tokens // self._size) if groups.states_by_block else 1
-                before = len(table) - self._scratch(sequence) if loaded is None else loaded
-                entered = ends - before
-                new = 1 + groups.drafts - self._scratch(sequence) + self._exports(sequence, entered, tokens)
+                ends, scratch = -(-tokens // self._size) if groups.states_by_block else 1, self._scratch(sequence)
+                exports = groups.exports(computed, tokens, sequence.prefill_end, self._size)
+                new = 1 + groups.drafts - scratch + (exports and ends - len(table) + scratch > 1)
                 blocks = min(ends + groups.drafts, len(table) + new)
             lacked += max(0, blocks - len(table))
         return lacked

@@ -77,16 +77,16 @@ class OffloadTransaction(PagedTransaction):
         assert cache is not None and tables is not None
         if cache.computes_now(found):
             return False
-        kept, start, loaded = tables.passed(found.tables, tokens), sequence.start_tokens, -(-tokens // self.block_size)
+        kept, start = tables.passed(found.tables, tokens), sequence.start_tokens
         # A state that was found counts, although the load has a later one.
         kinds = zip(memory.groups.kinds, found.tables, kept, strict=True)
         hits = cache.to_take(Found(tuple(whole if kind == STATE else own for kind, whole, own in kinds), found.blocks))
         free = self.free - hits - memory.watermark_blocks * memory.any_running
         if memory.reserves_whole:
             most = memory.groups.most_prompt_blocks
-            if tables.lacked(sequence, kept, start, start, most, loaded) > free:
+            if tables.lacked(sequence, kept, start, start, tokens, most) > free:
                 return False
-        return tables.lacked(sequence, kept, tokens, tokens, 0, loaded) <= free - memory.blocks_to_come()
+        return tables.lacked(sequence, kept, tokens, tokens, tokens) <= free - memory.blocks_to_come()
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
@@ -110,7 +110,7 @@ class OffloadTransaction(PagedTransaction):
         """Blocks that a sequence takes after its load for its first ``tokens``."""
         tables = self.memory.group_tables
         assert tables is not None
-        return tables.lacked(sequence, tables.tables[sequence], tokens, tokens)
+        return tables.lacked(sequence, tables.tables[sequence], tokens, tokens, sequence.computed_tokens)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
@@ -226,7 +226,8 @@ class OffloadedMemory(PagedMemory):
         """Blocks that a sequence takes before all its known tokens are computed."""
         tables, start = self.group_tables, sequence.start_tokens
         assert tables is not None
-        return tables.lacked(sequence, tables.tables[sequence], start, start, self.groups.most_prompt_blocks)
+        computed = self.tier.loaded.get(sequence, sequence.computed_tokens)
+        return tables.lacked(sequence, tables.tables[sequence], start, start, computed, self.groups.most_prompt_blocks)
 
     def blocks_to_come(self) -> int:
         """The same of all sequences with blocks: prefills in progress, and loads."""

@@ -94,7 +94,8 @@ class SpeculativeTransaction(PagedTransaction):
             # The state at the end of the prefix is only available after this step.
             return self.memory.num_blocks + 1
         most = self.memory.groups.most_prompt_blocks
-        whole = self.memory.kept.lacked(sequence, self.group_found.tables, known, known, most) + self._hits()
+        found = self.group_found.blocks * self.block_size
+        whole = self.memory.kept.lacked(sequence, self.group_found.tables, known, known, found, most) + self._hits()
         return max(whole, self._at_once(sequence, tokens))
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
@@ -106,9 +107,9 @@ class SpeculativeTransaction(PagedTransaction):
 
     def _at_once(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that must be free to compute ``tokens`` after those that were found."""
-        until = self.group_found.blocks * self.block_size + tokens
-        slots = self.memory.slots_with_lookahead(until)
-        return self.memory.kept.lacked(sequence, self.group_found.tables, until, slots) + self._hits()
+        known = self.group_found.blocks * self.block_size
+        slots = self.memory.slots_with_lookahead(known + tokens)
+        return self.memory.kept.lacked(sequence, self.group_found.tables, known + tokens, slots, known) + self._hits()
 
     def _hits(self) -> int:
         """Found blocks in no table."""
@@ -130,7 +131,8 @@ class SpeculativeTransaction(PagedTransaction):
         memory.kept.skip(sequence, processed)
         self.free = memory.free = memory.kept.pool.num_free
         until = computed + tokens
-        return memory.kept.lacked(sequence, memory.kept.tables[sequence], until, memory.slots_with_lookahead(until))
+        slots = memory.slots_with_lookahead(until)
+        return memory.kept.lacked(sequence, memory.kept.tables[sequence], until, slots, computed)
 
     def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
