@@ -569,7 +569,6 @@ class VllmV1Options(VllmServeOptions):
                 "--cost paper": replica.cost == "paper",
                 "an allocator": replica.allocator is not None,
                 **of_a_server,
-                "kv_offloading_size": offloads,
             }
         if self.decode_context_parallel_size > 1:
             others["decode_context_parallel_size"] = {
@@ -579,6 +578,9 @@ class VllmV1Options(VllmServeOptions):
             }
         if offloads:
             others["kv_offloading_size"] = {
+                # With a connector vLLM's hashes do not look ahead; look-ups drop the last block of the drafter's group instead.
+                "drafts of eagle or mtp": drafts and bool(self.speculative and self.speculative.hash_lookahead_tokens),
+                "drafts over several KV groups": drafts and layout is not None,
                 "blocks of several sizes": layout is not None and layout.has_block_sizes,
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **parallel,

@@ -13,14 +13,13 @@ from ..memory import Memory
 from ..memory.accounting.drafts import Speculation
 from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
-from ..memory.paged.counts import BlockCounts
 from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.paged.speculative import SpeculativeMemory, SpeculativeTransaction
+from ..memory.paged.speculative_offload import SpeculativeOffloadedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..memory.prefix import FREE_QUEUES, Chains, FreeKVCacheBlockQueue
 from ..spec.releases import LAST_ORDERED, free_queue, release
-from ..spec.speculative import SpeculativeConfig
 from ..spec.startup.capacity import capacity, capture_blocks, fits, longest_model_len
 from ..spec.startup.launch import Launch, batch_defaults
 from ..types.errors import SettingError
@@ -172,7 +171,7 @@ class VllmV1(TokenBudget):
         """
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         if self._speculative is not None:
-            return self._speculative_memory(self._speculative, pool, usable)
+            return self._speculative_memory(Speculation(self._speculative, pool.seed), pool, usable)
         chains = None if pool.token_runs is None else Chains(pool.token_runs, self.groups.hash_block_size(size))
         if chains is not None and pool.host_blocks:
             return OffloadedMemory(
@@ -197,17 +196,14 @@ class VllmV1(TokenBudget):
             order=self._order(chains is not None),
         )
 
-    def _speculative_memory(self, config: SpeculativeConfig, pool: Pool, usable: int) -> SpeculativeMemory:
-        runs, size = pool.token_runs, pool.block_size
-        return SpeculativeMemory(
-            usable,
-            size,
-            Speculation(config, pool.seed),
-            None if runs is None else Chains(runs, size, config.hash_lookahead_tokens),
-            max_model_len=self.limits.max_model_len,
-            order=self._order(runs is not None),
-            groups=self.groups,
-        )
+    def _speculative_memory(self, drafts: Speculation, pool: Pool, usable: int) -> SpeculativeMemory:
+        runs, size, config = pool.token_runs, pool.block_size, drafts.config
+        chains = None if runs is None else Chains(runs, size, config.hash_lookahead_tokens)
+        length, order = self.limits.max_model_len, self._order(runs is not None)
+        if chains is None or not pool.host_blocks:
+            return SpeculativeMemory(usable, size, drafts, chains, length, order, self.groups)
+        host = pool.host_blocks, self.limits.watermark_blocks, self.reserves_whole
+        return SpeculativeOffloadedMemory(usable, size, drafts, chains, *host, length, order, self.groups)
 
     def longest_tokens(self, workload: Workload) -> np.ndarray:
         """See ``Policy``; drafts, and the slots that a drafter looks ahead, are reserved up to ``max_model_len``."""
@@ -309,7 +305,7 @@ class VllmV1(TokenBudget):
                 given_back += transaction.free
                 while transaction.free < needed and sequence in kept[place : place + 1]:
                     victim = self._victim(kept)
-                    if self._offloads and self.schedules_ahead and _in_flight(victim, state, transaction.memory):
+                    if self._offloads and self.schedules_ahead and _in_flight(victim, state, transaction):
                         break
                     if victim in scheduled:
                         more, taken = scheduled.pop(victim)
@@ -473,12 +469,11 @@ def _computed(state: State, plan: StepPlan) -> set[Sequence]:
     return computed.difference(stalls, plan.preempted)
 
 
-def _in_flight(sequence: Sequence, state: State, memory: BlockCounts) -> bool:
+def _in_flight(sequence: Sequence, state: State, transaction: PagedTransaction) -> bool:
     """Whether the step that runs while the next one is decided computes a sequence. With a connector vLLM preempts none of these,
     as a load could then write blocks that the step still writes (``Scheduler._request_blocks_can_be_freed``)."""
     if sequence in state.prefilling:
-        held = memory.partial[sequence]
-        return held.known_tokens < held.computed_tokens
+        return transaction.is_in_flight(sequence)
     return sequence not in state.stalled
 
 

@@ -22,9 +22,11 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.real_vllm.core import vllm_config
 from fragmeter.sim.spec import model
 from fragmeter.sim.spec.pool import block_bytes
+from fragmeter.sim.spec.speculative import parse_speculative
 from tools.live.step_log import Served, Step, StepLog
 
-from . import ours, server
+from . import ours, server, speculation
+from .drafts import beside_drafts
 from .workloads import Case
 
 #: Bytes of a page of the host.
@@ -73,9 +75,9 @@ class _Result(server.Result):
 class OffloadingRecorder(server.Recorder):
     """As ``Recorder``, with a link in each direction."""
 
-    def __init__(self, copies: Copies, setup: server.Setup, config: VllmConfig) -> None:
+    def __init__(self, copies: Copies, *given: Any) -> None:
         self.copies = copies
-        super().__init__(setup, config)
+        super().__init__(*given)
 
     def _init_executor(self) -> None:
         super()._init_executor()
@@ -136,10 +138,22 @@ class OffloadingRecorder(server.Recorder):
         return KVConnectorOutput(finished_recving=received or None, kv_connector_worker_meta=meta)
 
 
+class DraftingRecorder(OffloadingRecorder, speculation.SpeculativeRecorder):
+    """As ``OffloadingRecorder``, with drafts."""
+
+
 def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Served, OffloadingRecorder]:
-    """What the installed vLLM does with a case."""
+    """What the installed vLLM does with a case, with or without drafts."""
+    options, layers = dict(case.options), case.layers
+    drafts = options.pop("speculative_config", None)
+    recorder_of, config_from, start = partial(OffloadingRecorder, copies), vllm_config, server.start
+    if drafts is not None:
+        config = parse_speculative(drafts)
+        layers = beside_drafts(layers, config.method, config.num_speculative_tokens)
+        recorder_of, config_from = partial(DraftingRecorder, copies, case), speculation.config_with(config)
+        start = speculation.starting(start)
     setup = server.Setup(
-        layers=case.layers,
+        layers=layers,
         block_size=case.block_size,
         max_model_len=case.max_model_len,
         max_num_seqs=case.max_num_seqs,
@@ -147,19 +161,19 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         prefix_caching=True,
         asynchronous=asynchronous,
         num_blocks=case.num_blocks,
-        options={server._CONFIG_NAMES.get(name, name): value for name, value in case.options.items()},
+        options={server._CONFIG_NAMES.get(name, name): value for name, value in options.items()},
     )
     gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
     offloading = {"kv_offloading_size": gib}
 
     def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
-        return vllm_config(max_model_len, cache | offloading, scheduler, **others)
+        return config_from(max_model_len, cache | offloading, scheduler, **others)
 
     with (
         mock.patch.object(server, "vllm_config", config_of),
-        mock.patch.object(server, "Recorder", partial(OffloadingRecorder, copies)),
+        mock.patch.object(server, "Recorder", recorder_of),
     ):
-        engine = server.start(setup)
+        engine = start(setup)
     connector = engine.scheduler.connector.connector_scheduler
     assert connector.manager._num_chunks == copies.host_blocks
     build = connector._build_connector_meta

@@ -7,6 +7,7 @@ In place of a model, ``SpeculativeRecorder`` answers each step with the next tok
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -72,13 +73,10 @@ def serve(case: Case, asynchronous: bool = False) -> tuple[Served, SpeculativeRe
     ours_config = parse_speculative(case.options["speculative_config"])
     options = {name: value for name, value in case.options.items() if name != "speculative_config"}
 
-    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
-        return vllm_config(max_model_len, cache, scheduler, _vllms(ours_config, max_model_len), **others)
-
     with (
-        mock.patch.object(server, "vllm_config", config_of),
+        mock.patch.object(server, "vllm_config", config_with(ours_config)),
         mock.patch.object(server, "Recorder", partial(SpeculativeRecorder, case)),
-        mock.patch.object(server, "start", _starting(server.start)),
+        mock.patch.object(server, "start", starting(server.start, _STARTED)),
     ):
         layers = beside_drafts(case.layers, ours_config.method, ours_config.num_speculative_tokens)
         served = server.serve(replace(case, options=options, layers=layers), asynchronous)
@@ -88,10 +86,22 @@ def serve(case: Case, asynchronous: bool = False) -> tuple[Served, SpeculativeRe
 _STARTED: list[SpeculativeRecorder] = []
 
 
-def _starting(start: Any) -> Any:
+def config_with(drafts: Any) -> Callable[..., VllmConfig]:
+    """``vllm_config`` with drafts as in our configuration."""
+
+    def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
+        return vllm_config(max_model_len, cache, scheduler, _vllms(drafts, max_model_len), **others)
+
+    return config_of
+
+
+def starting(start: Any, started_engines: list[Any] | None = None) -> Any:
+    """``start`` of an engine that takes drafts after each step, noted in ``started_engines``."""
+
     def started(setup: server.Setup) -> Any:
         engine = start(setup)
-        _STARTED.append(engine.model_executor)
+        if started_engines is not None:
+            started_engines.append(engine.model_executor)
         step = engine.step_fn
 
         def step_and_take_drafts() -> Any:

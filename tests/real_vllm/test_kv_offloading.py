@@ -11,12 +11,13 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_o
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from fragmeter.sim.memory.paged.group_tables import GroupTables
-from fragmeter.sim.memory.paged.offload import OffloadedMemory
+from fragmeter.sim.memory.paged.offload import HostTierMemory, OffloadedMemory
 from fragmeter.sim.memory.prefix.host_cache import HostCache
 from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import offloading
+from .drafts import drawn
 from .workloads import KINDS, OPTIONS
 
 #: Kinds of workloads over several KV groups.
@@ -174,6 +175,34 @@ def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_c
         _compare(kind, range(first, first + 10), option, asynchronous, record_property)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("kind", ["prefixes", "turns"])
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_every_step_with_drafts_is_that_of_the_scheduler_with_the_connector(
+    first: int, kind: str, method: str, asynchronous: bool, record_property
+):
+    _compare(kind, range(first, first + 6), None, asynchronous, record_property, method)
+
+
+def test_a_load_that_leaves_no_room_for_a_step_with_drafts_is_noticed(monkeypatch):
+    """Beside a load the next step of a sequence with drafts must fit."""
+    connect = HostTierMemory._connect
+
+    def without(memory: HostTierMemory, *given: int) -> None:
+        connect(memory, *given)
+        monkeypatch.setattr(type(memory), "step_blocks", property(lambda _: 0, lambda *_: None), raising=False)
+
+    monkeypatch.setattr(HostTierMemory, "_connect", without)
+    copies, differing = offloading.Copies(200, 30, 30), 0
+    for seed in range(24):
+        case = replace(drawn("prefixes", seed, "ngram"), prefix_caching=True)
+        real, _ = offloading.serve(case, copies)
+        ours = offloading.serve_ours(case, copies)
+        differing += first_difference(offloading.comparable(real), offloading.comparable(ours)) is not None
+    assert differing
+
+
 def _differing(kind: str, seeds: range) -> int:
     copies, differing = offloading.Copies(200, 30, 30), 0
     for seed in seeds:
@@ -203,13 +232,19 @@ def test_windows_that_keep_their_blocks_until_a_sequence_leaves_are_noticed(monk
 
 
 def _compare(
-    kind: str, seeds: range, option: str | None, asynchronous: bool, record_property: Callable[[str, object], None]
+    kind: str,
+    seeds: range,
+    option: str | None,
+    asynchronous: bool,
+    record_property: Callable[[str, object], None],
+    method: str | None = None,
 ) -> None:
     """With hosts of few blocks and of many, and copies that are short and long beside a step."""
     differing: dict[str, object] = {}
     steps = loaded = 0
     for seed in seeds:
-        case, draw = replace(KINDS[kind](seed), prefix_caching=True), random.Random(seed)
+        case, draw = KINDS[kind](seed) if method is None else drawn(kind, seed, method), random.Random(seed)
+        case = replace(case, prefix_caching=True)
         if option is not None:
             case = OPTIONS[option](case)
         if case.block_size == 1 and 1 in case.workload.prompt_tokens:
@@ -223,7 +258,7 @@ def _compare(
         loaded += recorder.loaded
         if difference := first_difference(offloading.comparable(real), offloading.comparable(ours)):
             differing[case.name] = difference
-    name = " ".join(dict.fromkeys((kind if kind in HYBRIDS else option or kind, option or kind)))
+    name = " ".join(dict.fromkeys((kind if kind in HYBRIDS else option or kind, option or kind, method or "")))
     label = f"offloading {name} {'async' if asynchronous else 'sync'}"
     record_property(f"compared/{label}", [len(seeds), steps, len(differing)])
     assert not differing

@@ -90,31 +90,35 @@ class GroupTables:
                 table[places] = [NULL_BLOCK] * len(table[places])
         self._skipped[sequence] = until
 
-    def take(self, sequence: Sequence, tokens: int, published: int, slots: int = 0) -> None:
+    def take(self, sequence: Sequence, tokens: int, published: int, slots: int = 0, loads: bool = False) -> None:
         """Extend the tables of a sequence to ``tokens``, the tokens computed after the step.
 
         Args:
             published: How many of them look-ups can find from now on.
             slots: Tokens that groups of attention have blocks for, where those are more: a drafter looks ahead.
+            loads: Whether a load fills the blocks: those for states of drafts are then taken after those of all groups.
         """
-        tables = self._tables_of(sequence)
+        tables, drafts = self._tables_of(sequence), self._groups.drafts
         for kind, size, table in zip(self._groups.kinds, self._sizes, tables, strict=True):
             if kind == STATE:
-                self._take_states(sequence, table, tokens)
+                self._take_states(sequence, table, tokens, 0 if loads else drafts)
                 continue
             missing = (1 if kind == RING else -(-max(tokens, slots) // size)) - len(table)
             if missing > 0:
                 table += self.pool.get_new_blocks(missing)
-        if self._groups.drafts:
+        if drafts:
+            for kind, table in zip(self._groups.kinds, tables, strict=True):
+                if loads and kind == STATE:
+                    table += self.pool.get_new_blocks(drafts)
             self._drafting.add(sequence)
         if self._cache:
             self._cache.publish(sequence, tables, published)
 
-    def _take_states(self, sequence: Sequence, table: Table, tokens: int) -> None:
+    def _take_states(self, sequence: Sequence, table: Table, tokens: int, drafts: int) -> None:
         """Only the state at the end of the step is kept, and one that a prefill exports; the blocks before it within the step get
         null entries. States of drafts come last: where the step enters another block they move behind it."""
         groups, before, ends = self._groups, len(table), -(-tokens // self._size)
-        missing = (ends if groups.states_by_block else 1) + groups.drafts - before
+        missing = (ends if groups.states_by_block else 1) + drafts - before
         if missing <= 0:
             return
         if groups.states_by_block:
@@ -124,7 +128,7 @@ class GroupTables:
             for place in range(before - scratch, min(before, kept_from)):
                 table.append(table[place])
                 table[place] = NULL_BLOCK
-            missing = ends + groups.drafts - len(table)
+            missing = ends + drafts - len(table)
         table += self.pool.get_new_blocks(missing)
 
     def _scratch(self, sequence: Sequence) -> int:

@@ -46,7 +46,7 @@ class OffloadTransaction(PagedTransaction):
     """As ``PagedTransaction`` over a prefix cache, with look-ups on the host."""
 
     __slots__ = ("lacks_all",)
-    memory: OffloadedMemory
+    memory: HostTierMemory
     #: Whether the sequence that was looked up last found too few blocks for its load.
     lacks_all: bool
 
@@ -58,7 +58,7 @@ class OffloadTransaction(PagedTransaction):
             return None
         if sequence in tier.loaded:
             return memory.end_load(sequence)
-        known = PagedTransaction.look_up(self, sequence)
+        known = super().look_up(sequence)
         assert memory.cache is not None and known is not None
         tokens = None if tier.starts_anew(sequence) else memory.on_host(sequence, known)
         if not tokens:
@@ -86,16 +86,16 @@ class OffloadTransaction(PagedTransaction):
             most = memory.groups.most_prompt_blocks
             if tables.lacked(sequence, kept, start, start, tokens, most) > free:
                 return False
-        return tables.lacked(sequence, kept, tokens, tokens, tokens) <= free - memory.blocks_to_come()
+        at_once = tables.lacked(sequence, kept, tokens, tokens, tokens)
+        return at_once <= free - memory.blocks_to_come() - memory.step_blocks
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
         if self.lacks_all:
             return self.memory.num_blocks + 1
         if sequence in self.memory.tier.loaded:
-            return max(
-                self.memory.blocks_to_come_of(sequence), self._at_once(sequence, sequence.computed_tokens + tokens)
-            )
+            computed = sequence.computed_tokens
+            return max(self.memory.blocks_to_come_of(sequence), self._after_load(sequence, computed + tokens))
         return super().lacking(sequence, tokens)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
@@ -103,14 +103,15 @@ class OffloadTransaction(PagedTransaction):
         if self.lacks_all:
             return 0
         if sequence in self.memory.tier.loaded:
-            return self.lacking(sequence, tokens - sequence.computed_tokens) - self._at_once(sequence, tokens)
+            return self.lacking(sequence, tokens - sequence.computed_tokens) - self._after_load(sequence, tokens)
         return super().beyond(sequence, tokens)
 
-    def _at_once(self, sequence: Sequence, tokens: int) -> int:
+    def _after_load(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that a sequence takes after its load for its first ``tokens``."""
-        tables = self.memory.group_tables
+        memory, computed = self.memory, sequence.computed_tokens
+        tables = memory.group_tables
         assert tables is not None
-        return tables.lacked(sequence, tables.tables[sequence], tokens, tokens, sequence.computed_tokens)
+        return tables.lacked(sequence, tables.tables[sequence], tokens, memory.slots_of(tokens), computed)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
@@ -119,8 +120,7 @@ class OffloadTransaction(PagedTransaction):
         if sequence in memory.tier.loaded:
             del memory.tier.loaded[sequence]
             memory.tier.offering[sequence] = None
-            known = sequence.computed_tokens
-            memory.group_tables.reach(sequence, known, known + tokens, known + tokens)
+            self._continue(sequence, tokens)
             # vLLM takes all blocks of an admitted request for allocated, those that it has loaded, too (``update_state_after_alloc``).
             tables = memory.group_tables.tables[sequence]
             memory.taken.update(block for table in tables for block in table if block is not NULL_BLOCK)
@@ -129,6 +129,12 @@ class OffloadTransaction(PagedTransaction):
         super().enter(sequence, tokens, blocks)
         memory.tier.offering[sequence] = None
         memory.tier.look_ups.append((sequence.index, sequence.start_tokens - sequence.computed_tokens, 0))
+
+    def _continue(self, sequence: Sequence, tokens: int) -> None:
+        """Grant a sequence that has loaded its blocks those to compute ``tokens``."""
+        tables, known = self.memory.group_tables, sequence.computed_tokens
+        assert tables is not None
+        tables.reach(sequence, known, known + tokens, known + tokens)
 
     def preempt(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
@@ -161,35 +167,24 @@ class _Seeker(NamedTuple):
         return max(self.needed, -(-before // block_size)) if self.window_tokens else self.needed
 
 
-class OffloadedMemory(PagedMemory):
+class HostTierMemory(PagedMemory):
     """As ``PagedMemory`` with a prefix cache and blocks of one size, with a second tier of that cache in host memory.
-
-    Args:
-        num_blocks, block_size, groups, chains, order: See ``PagedMemory``.
-        offloaded_blocks: Blocks of the host memory.
-        watermark_blocks: Blocks that an admission leaves free beside running sequences.
-        reserves_whole: Whether a load needs the blocks of all tokens of its sequence to be free.
 
     Attributes:
         tier: The blocks on the host, and the copies.
+        watermark_blocks: Blocks that an admission leaves free beside running sequences.
+        reserves_whole: Whether a load needs the blocks of all tokens of its sequence to be free.
+        step_blocks: Blocks that a load leaves free beside those that prefills in progress still need.
         deferred: Finished sequences that the running step computes in vain, with their blocks, which come free after it.
         taken: Ids of blocks that the decision has taken or hit, or that an admitted sequence has.
     """
 
-    _transaction: OffloadTransaction
+    tier: HostTier
+    step_blocks = 0
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        groups: PageGroups,
-        chains: Chains,
-        offloaded_blocks: int,
-        order: type[FreeKVCacheBlockQueue],
-        watermark_blocks: int,
-        reserves_whole: bool,
-    ) -> None:
-        super().__init__(num_blocks, block_size, groups=groups, chains=chains, in_turn=True, order=order)
+    def _connect(self, offloaded_blocks: int, watermark_blocks: int, reserves_whole: bool) -> None:
+        """Join a host of ``offloaded_blocks`` to the memory."""
+        groups, block_size = self.groups, self.block_size
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
         self.tier = self.transfers = HostTier(offloaded_blocks, block_size, groups.number)
         assert self.cache is not None
@@ -202,8 +197,6 @@ class OffloadedMemory(PagedMemory):
         #: Of each group that look-ups find, in their order, and in that of a look-up on the host.
         self._seekers = seekers
         self._growing = next(place for place, kind in enumerate(groups.kinds) if kind != RING)
-        #: Kinds of the groups that give blocks back while their sequences run, as in ``giving``.
-        self._passing = tuple(groups.windows())
         self._seeking = sorted(seekers, key=lambda seeker: (seeker.needed > 0, -seeker.needed))
         # Ids in the tables of windows of sequences with blocks to offer, as they were allocated: a window may have passed some.
         self._in_windows: dict[Sequence, dict[int, list[int | None]]] = {}
@@ -212,9 +205,6 @@ class OffloadedMemory(PagedMemory):
         self.deferred: dict[Sequence, tuple[GroupTable, ...]] = {}
         # Whether blocks came free after the last decision.
         self._has_freed = False
-        # Sequences that the last decision stalled while a step ran, with the tokens that they have after it.
-        self._stalled: dict[Sequence, int] = {}
-        self._transaction = OffloadTransaction(self)
 
     @property
     def any_running(self) -> bool:
@@ -295,13 +285,8 @@ class OffloadedMemory(PagedMemory):
         first = {seeker.place: max(found.blocks, len(kept[seeker.place])) for seeker in self._seekers}
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
-        tables.take(sequence, tokens, known)
-        skipped = tuple(kind.in_chunk(tokens, tokens, tokens, sequence.prefill_end) for kind in self.giving)
-        self._hold(stop, skipped)
-        self.free -= self.fixed
-        # Tokens that a window has passed count in every group as if they were there: no group has fewer than it has given back.
-        passed = max((back for kind, back in zip(self._passing, skipped, strict=False) if kind == SLIDING), default=0)
-        self.partial[sequence] = Partial(stop, skipped, max(known, passed * size), known)
+        tables.take(sequence, tokens, known, loads=True)
+        self._hold_load(sequence, tokens, known)
         self.tier.look_ups.append((sequence.index, sequence.start_tokens - known, tokens - known))
         blocks: list[tuple[int, int]] = []
         for place, at in first.items():
@@ -315,8 +300,7 @@ class OffloadedMemory(PagedMemory):
         tokens = self.tier.loaded[sequence]
         cache.publish(sequence, tables.tables[sequence], tokens)
         computed = sequence.computed_tokens = min(tokens, sequence.start_tokens - 1)
-        held = self.partial[sequence]
-        self.partial[sequence] = held._replace(computed_tokens=computed, known_tokens=computed)
+        self._loaded(sequence)
         return computed
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
@@ -411,6 +395,78 @@ class OffloadedMemory(PagedMemory):
                         passing.add(block)
         return Offer(sequence, full, blocks, passing)
 
+    def _finish(self, sequence: Sequence) -> None:
+        """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""
+        tables = self.group_tables
+        assert tables is not None
+        if sequence not in tables.tables:
+            return
+        self.tier.finish(self._offer_of(sequence))
+        self.forget(sequence)
+        tables.skip(sequence, sequence.target_tokens - 1)
+
+    def slots_of(self, tokens: int) -> int:
+        """Slots that a step takes which computes the first ``tokens`` of a sequence."""
+        return tokens
+
+    def _free_deferred(self) -> None:
+        """The step that computed finished sequences in vain is over."""
+        raise NotImplementedError
+
+    def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
+        """Count the blocks of a sequence that loads ``tokens``, of which the GPU had ``known``."""
+        raise NotImplementedError
+
+    def _loaded(self, sequence: Sequence) -> None:
+        """Count the tokens that a sequence has loaded."""
+        raise NotImplementedError
+
+
+class OffloadedMemory(HostTierMemory):
+    """As ``HostTierMemory``, where sequences grow in lockstep.
+
+    Args:
+        num_blocks, block_size, groups, chains, order: See ``PagedMemory``.
+        offloaded_blocks: Blocks of the host memory.
+        watermark_blocks, reserves_whole: See ``HostTierMemory``.
+    """
+
+    _transaction: OffloadTransaction
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        groups: PageGroups,
+        chains: Chains,
+        offloaded_blocks: int,
+        order: type[FreeKVCacheBlockQueue],
+        watermark_blocks: int,
+        reserves_whole: bool,
+    ) -> None:
+        super().__init__(num_blocks, block_size, groups=groups, chains=chains, in_turn=True, order=order)
+        self._connect(offloaded_blocks, watermark_blocks, reserves_whole)
+        #: Kinds of the groups that give blocks back while their sequences run, as in ``giving``.
+        self._passing = tuple(groups.windows())
+        # Sequences that the last decision stalled while a step ran, with the tokens that they have after it.
+        self._stalled: dict[Sequence, int] = {}
+        self._transaction = OffloadTransaction(self)
+
+    def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
+        """See ``HostTierMemory``."""
+        size, stop = self.block_size, -(-tokens // self.block_size)
+        skipped = tuple(kind.in_chunk(tokens, tokens, tokens, sequence.prefill_end) for kind in self.giving)
+        self._hold(stop, skipped)
+        self.free -= self.fixed
+        # Tokens that a window has passed count in every group as if they were there: no group has fewer than it has given back.
+        passed = max((back for kind, back in zip(self._passing, skipped, strict=False) if kind == SLIDING), default=0)
+        self.partial[sequence] = Partial(stop, skipped, max(known, passed * size), known)
+
+    def _loaded(self, sequence: Sequence) -> None:
+        """See ``HostTierMemory``."""
+        held, computed = self.partial[sequence], sequence.computed_tokens
+        self.partial[sequence] = held._replace(computed_tokens=computed, known_tokens=computed)
+
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[GroupTable, ...]]:
         """See ``PagedMemory``; sequences that were computed in vain keep their blocks for another step."""
         return super()._idle_tables(admitted) + [*self.deferred.values()]
@@ -429,16 +485,6 @@ class OffloadedMemory(PagedMemory):
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         self._finish(sequence)
         super()._release_partial(sequence, decode_step)
-
-    def _finish(self, sequence: Sequence) -> None:
-        """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""
-        tables = self.group_tables
-        assert tables is not None
-        if sequence not in tables.tables:
-            return
-        self.tier.finish(self._offer_of(sequence))
-        self.forget(sequence)
-        tables.skip(sequence, sequence.target_tokens - 1)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
@@ -491,7 +537,7 @@ class OffloadedMemory(PagedMemory):
         self.deferred[sequence] = tables.detach(sequence)
 
     def _free_deferred(self) -> None:
-        """The step that computed finished sequences in vain is over."""
+        """See ``HostTierMemory``."""
         self._has_freed = bool(self.deferred)
         if not self.deferred:
             return

@@ -80,7 +80,7 @@ class SpeculativeTransaction(PagedTransaction):
         pads = (memory.drafts or computed) and computed + length < memory.max_model_len
         return length if pads else tokens
 
-    def look_up(self, sequence: Sequence) -> int:
+    def look_up(self, sequence: Sequence) -> int | None:
         """See ``PagedTransaction``."""
         cache = self.memory.cache
         nothing = Found(tuple([] for _ in self.memory.groups.kinds), 0)
@@ -119,6 +119,10 @@ class SpeculativeTransaction(PagedTransaction):
         """See ``PagedTransaction``."""
         sequence.computed_tokens = known = self.group_found.blocks * self.block_size
         self.memory.enter(sequence, self.group_found)
+        self._enter_with(sequence, known, tokens)
+
+    def _enter_with(self, sequence: Sequence, known: int, tokens: int) -> None:
+        """A sequence that has ``known`` tokens takes the blocks to compute ``tokens``."""
         drafts = known + tokens - sequence.start_tokens
         if drafts > 0:
             self.memory.padding[sequence] = drafts
@@ -162,6 +166,11 @@ class SpeculativeTransaction(PagedTransaction):
             prefill_tokens=plan.prefill_tokens - sum(padding.values()),
             valid_until_horizon=False,
         )
+
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        """See ``PagedTransaction``."""
+        computed, processed = self.memory.prefilling[sequence]
+        return processed < computed
 
     def pass_over(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``."""
@@ -269,6 +278,21 @@ class SpeculativeMemory(PagedMemory):
         computed = found.blocks * self.block_size
         self.prefilling[sequence] = computed, computed
 
+    def resume(self, sequence: Sequence, computed: int) -> None:
+        """A sequence that stands computes again, after its first ``computed`` tokens."""
+        self._standing.pop(sequence, None)
+        self.kept.skip(sequence, computed)
+        self.prefilling[sequence] = computed, computed
+
+    def stand(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence has blocks, and its first ``tokens``, but computes nothing."""
+        self._standing[sequence] = tokens
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has no blocks any more."""
+        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight):
+            noted.pop(sequence, None)
+
     def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
         """A sequence takes the blocks of ``tokens``, of ``known`` ones, and of the slots after them that it lacks."""
         published = min(tokens, known - self.speculation.config.hash_lookahead_tokens)
@@ -286,8 +310,7 @@ class SpeculativeMemory(PagedMemory):
         if sequence not in self.kept.tables:
             return
         self.kept.drop(sequence)
-        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight):
-            noted.pop(sequence, None)
+        self.leave(sequence)
         self.free = self.kept.pool.num_free
 
     # --- Steps ---
@@ -339,14 +362,18 @@ class SpeculativeMemory(PagedMemory):
             self._publish(sequence, tokens)
         self._to_publish, self.in_flight = {}, {}
 
+    def _held_tables(self) -> list[tuple[Sequence, tuple[Table, ...]]]:
+        """The tables of all sequences with blocks."""
+        return [*self.kept.tables.items()]
+
     def _meter(self, state: State, verified: dict[Sequence, Verified]) -> Meter:
         """Slots of the step by the columns of ``meter``: those of a full group, and what groups of another kind have less of."""
-        size, groups, tables = self.block_size, self.groups, self.kept.tables
+        size, groups = self.block_size, self.groups
         # Of a group of each kind; all that grow have as many entries, those without a block included.
         sliding, state_group = (groups.kinds.index(kind) if kind in groups.kinds else None for kind in (SLIDING, STATE))
         growing = next((place for place, kind in enumerate(groups.kinds) if kind not in (STATE, RING)), 0)
         sums = dict.fromkeys(self.meter, 0)
-        for sequence, own in tables.items():
+        for sequence, own in self._held_tables():
             slots, last = len(own[growing]) * size, verified.get(sequence)
             if last is not None:
                 tokens, refused = state.decode_step + sequence.lag, last.drafts - last.kept
@@ -365,7 +392,7 @@ class SpeculativeMemory(PagedMemory):
                 sums["skipped_states"] += slots - blocks * size
         if self.fixed:
             # Of a state also those of its drafts.
-            sums["states"] = size * len(tables) * (1 if groups.states_by_block else 1 + groups.drafts)
+            sums["states"] = size * len(self._held_tables()) * (1 if groups.states_by_block else 1 + groups.drafts)
         if self.cache is not None:
             names = ("shared", "shared_in_windows", "shared_states")
             sums |= {name: entries * size for name, entries in zip(names, self.cache.shared_by_kind(), strict=True)}
@@ -383,7 +410,7 @@ class SpeculativeMemory(PagedMemory):
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``."""
-        self._standing[sequence] = sequence.held_tokens(decode_step)
+        self.stand(sequence, sequence.held_tokens(decode_step))
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""

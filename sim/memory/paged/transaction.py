@@ -218,6 +218,11 @@ class PagedTransaction:
             memory.tables.append(sequence)
         self._freed(-blocks)
 
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        """Whether the step that runs while this one is decided computes a part of a chunked prefill."""
+        held = self.memory.partial[sequence]
+        return held.known_tokens < held.computed_tokens
+
     def pass_over(self, sequence: Sequence) -> None:
         """A sequence in a chunked prefill computes nothing in this step."""
         held = self.memory.partial[sequence]

@@ -1,0 +1,151 @@
+"""Offloading of blocks to the host under speculative decoding: the parts of ``offload`` and of ``speculative`` together.
+
+What vLLM 0.33 does beside both (vllm/v1/core/sched/scheduler.py):
+
+    a load             takes no slots for the drafter's look-ahead, which its admission takes
+    room for a load    beside it the next step of a sequence with drafts must fit (``_spec_decode_step_blocks``), and prefills in
+                       progress, other loads included, still need their tokens, and those of such a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...types.sequence import Sequence
+from ..accounting.drafts import Speculation
+from ..accounting.kv_groups import SLIDING, STATE, PageGroups
+from ..prefix import Chains, FreeKVCacheBlockQueue
+from .group_cache import NULL_BLOCK, Table
+from .offload import HostTierMemory, OffloadTransaction
+from .speculative import SpeculativeMemory, SpeculativeTransaction
+
+
+class SpeculativeOffloadTransaction(OffloadTransaction, SpeculativeTransaction):
+    """As ``OffloadTransaction``; every grant takes effect at once."""
+
+    __slots__ = ()
+    memory: SpeculativeOffloadedMemory
+
+    def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
+        """See ``PagedTransaction``."""
+        super().enter(sequence, tokens, blocks)
+        if sequence.computed_tokens + tokens < sequence.start_tokens:
+            self.memory.in_progress[sequence] = None
+
+    def _continue(self, sequence: Sequence, tokens: int) -> None:
+        """See ``OffloadTransaction``."""
+        known = sequence.computed_tokens
+        self.memory.resume(sequence, known)
+        self._enter_with(sequence, known, tokens)
+
+
+class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
+    """As ``SpeculativeMemory`` with a second tier of the prefix cache in host memory.
+
+    Args:
+        num_blocks, block_size, speculation, chains, max_model_len, order, groups: See ``SpeculativeMemory``.
+        offloaded_blocks: Blocks of the host memory.
+        watermark_blocks, reserves_whole: See ``HostTierMemory``.
+
+    Attributes:
+        in_progress: Sequences that load their blocks, or prefill in chunks.
+    """
+
+    _transaction: SpeculativeOffloadTransaction
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        speculation: Speculation,
+        chains: Chains,
+        offloaded_blocks: int,
+        watermark_blocks: int,
+        reserves_whole: bool,
+        max_model_len: int,
+        order: type[FreeKVCacheBlockQueue],
+        groups: PageGroups,
+    ) -> None:
+        SpeculativeMemory.__init__(self, num_blocks, block_size, speculation, chains, max_model_len, order, groups)
+        self._connect(offloaded_blocks, watermark_blocks, reserves_whole)
+        config = speculation.config
+        self._step_tokens = 1 + config.num_speculative_tokens + config.lookahead_tokens
+        growing = sum(kind != STATE for kind in groups.kinds)
+        self.step_blocks = growing * -(-self._step_tokens // block_size)
+        self.in_progress: dict[Sequence, None] = {}
+        self._transaction = SpeculativeOffloadTransaction(self)
+
+    # --- Loads ---
+
+    def slots_of(self, tokens: int) -> int:
+        """See ``HostTierMemory``."""
+        return self.slots_with_lookahead(tokens)
+
+    def blocks_to_come(self) -> int:
+        """See ``HostTierMemory``."""
+        tables, most, blocks = self.kept, self.groups.most_prompt_blocks, 0
+        for sequence in self.in_progress:
+            start = sequence.start_tokens
+            computed = self.tier.loaded.get(sequence, sequence.computed_tokens)
+            slots = start + self._step_tokens
+            blocks += tables.lacked(sequence, tables.tables[sequence], start, slots, computed, most)
+        return blocks
+
+    def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
+        """See ``HostTierMemory``."""
+        self.free = self.kept.pool.num_free
+        self.in_progress[sequence] = None
+        # Tokens that a window has passed count in every group as if they were there.
+        tables, passed = self.kept.tables[sequence], 0
+        if SLIDING in self.groups.kinds:
+            passed = tables[self.groups.kinds.index(SLIDING)].count(NULL_BLOCK) * self.block_size
+        self.stand(sequence, max(known, passed))
+
+    def _loaded(self, sequence: Sequence) -> None:
+        """See ``HostTierMemory``."""
+        self.stand(sequence, sequence.computed_tokens)
+
+    # --- Steps ---
+
+    def _held_tables(self) -> list[tuple[Sequence, tuple[Table, ...]]]:
+        return [*super()._held_tables(), *self.deferred.items()]
+
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        """See ``Memory``."""
+        super().admit(sequence, decode_step, padded_tokens, past)
+        self.in_progress.pop(sequence, None)
+
+    def drop_table(self, sequence: Sequence) -> None:
+        """See ``SpeculativeMemory``."""
+        super().drop_table(sequence)
+        self.in_progress.pop(sequence, None)
+
+    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``."""
+        leaving = [*leaving]
+        for sequence in leaving:
+            self._finish(sequence)
+        super().release(leaving, decode_step)
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
+        for sequence in leaving:
+            self._publish(sequence, sequence.held_tokens(decode_step))
+            self._finish(sequence)
+            if sequence in self.drafts:
+                self.deferred[sequence] = self.kept.detach(sequence)
+                self.leave(sequence)
+                self.stand(sequence, sequence.held_tokens(decode_step))
+            else:
+                self.drop_table(sequence)
+            self.speculation.forget(sequence)
+        self._end_row()
+
+    def _free_deferred(self) -> None:
+        """See ``HostTierMemory``."""
+        self._has_freed = bool(self.deferred)
+        for sequence, tables in self.deferred.items():
+            self.kept.give_back_all(tables)
+            self.leave(sequence)
+        self.deferred = {}
+        self.free = self.kept.pool.num_free
