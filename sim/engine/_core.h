@@ -163,6 +163,7 @@ struct cache {
     int64_t seen_room;
     int64_t grown_until;
     struct table *tables; /* of each slot */
+    int32_t *taken;              /* blocks that the sequences of a phase take */
     int32_t *first_of, *last_of; /* of each phase: the running sequences that take a block in its steps, in order */
     int32_t *found;              /* blocks of the last look-up */
     int64_t num_found, found_room;
@@ -378,6 +379,7 @@ int64_t found_in_tables(const struct cache *c);
 void extend_table(struct cache *c, struct table *table, int64_t count, int64_t now);
 void cache_full_blocks(struct cache *c, struct table *table, int64_t full);
 void take_block(struct cache *c, struct table *table, int64_t now);
+void take_blocks(struct cache *c, int64_t phase, int64_t count, int64_t now);
 void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now);
 void name_blocks(struct cache *c, struct table *table);
 void drop_cache(struct cache *c, int64_t slots);

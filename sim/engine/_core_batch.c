@@ -123,8 +123,7 @@ void grow_until(struct replica *r, int64_t decode_step)
     for (; c->grown_until < decode_step; c->grown_until++) {
         if (c->first_of[phase] != NONE) {
             int64_t evicted = c->pool.evicted, now = ticks_before(r, c->grown_until);
-            for (int32_t slot = c->first_of[phase]; slot != NONE; slot = c->tables[slot].after)
-                take_block(c, &c->tables[slot], now);
+            take_blocks(c, phase, r->phases[phase], now);
             log_change(&c->pool, MOMENT_KINDS * c->grown_until + AFTER_STEP, evicted - c->pool.evicted);
         }
         phase = phase + 1 == r->block_size ? 0 : phase + 1;

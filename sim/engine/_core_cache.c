@@ -88,8 +88,10 @@ void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
     if (!c->keeps)
         return;
     full = least(full, table->count);
-    if (!has_hashes(&table->path))
+    if (!has_hashes(&table->path)) {
         table->cached = most(table->cached, full);
+        return;
+    }
     while (table->cached < full && !c->pool.failed) {
         int64_t end, hash = hash_at(c, &table->path, table->cached, &table->link, &end);
         end = least(end, full);
@@ -98,11 +100,32 @@ void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
     }
 }
 
-/* ``CachedTables._take``: a decoding sequence with full blocks takes one more; the tokens of the last full one are known. */
+/* A decoding sequence with full blocks has taken one more: the tokens of the last full one are known. */
+static void cache_last_full(struct cache *c, struct table *table)
+{
+    cache_full_blocks(c, table, least(table->cached + 1, table->count - 1));
+}
+
+/* ``CachedTables._take``. */
 void take_block(struct cache *c, struct table *table, int64_t now)
 {
     extend_table(c, table, 1, now);
-    cache_full_blocks(c, table, least(table->cached + 1, table->count - 1));
+    cache_last_full(c, table);
+}
+
+/* As ``take_block``, for each of the ``count`` running sequences of a phase, in order: their blocks come from the queue at once. */
+void take_blocks(struct cache *c, int64_t phase, int64_t count, int64_t now)
+{
+    const int32_t *taken = c->taken;
+    if (!get_new_blocks(&c->pool, c->taken, count, now))
+        return;
+    for (int32_t slot = c->first_of[phase]; slot != NONE; slot = c->tables[slot].after) {
+        struct table *table = &c->tables[slot];
+        if (!make_room(c, table, table->count + 1))
+            return;
+        table->blocks[table->count++] = *taken++;
+        cache_last_full(c, table);
+    }
 }
 
 /* ``CachedTables.enter``, with the blocks of the last look-up. */
@@ -137,6 +160,7 @@ void drop_cache(struct cache *c, int64_t slots)
     free(c->tables);
     free(c->first_of);
     free(c->last_of);
+    free(c->taken);
     free(c->found);
     free(c->seen);
     free(p->blocks);
@@ -164,9 +188,10 @@ struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots, b
     c->pool.lives.fields = 1, c->pool.hit_lives.fields = HIT_LIFE_FIELDS, c->pool.gaps.fields = HIT_GAP_FIELDS;
     c->pool.changes.fields = CHANGE_FIELDS, c->pool.look_ups.fields = LOOK_UP_FIELDS;
     c->tables = calloc((size_t)slots, sizeof *c->tables);
+    c->taken = malloc((size_t)slots * sizeof *c->taken);
     c->first_of = malloc((size_t)block_size * sizeof *c->first_of);
     c->last_of = malloc((size_t)block_size * sizeof *c->last_of);
-    if (c->tables == NULL || c->first_of == NULL || c->last_of == NULL) {
+    if (c->tables == NULL || c->taken == NULL || c->first_of == NULL || c->last_of == NULL) {
         drop_cache(c, slots);
         PyErr_NoMemory();
         return NULL;

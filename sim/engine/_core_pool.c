@@ -18,14 +18,15 @@ void log_change(struct pool *p, int64_t moment, int64_t blocks)
 }
 
 /* Lives of so many blocks without a hit have ended: ticks, and if they are several, below 0 how many more there are. */
-static void log_lives(struct pool *p)
+static inline void log_lives(struct pool *p)
 {
     struct lives *ended = &p->ended;
-    int64_t *record = ended->blocks ? new_record(p, &p->lives, 1) : NULL;
-    if (record != NULL)
-        *record = ended->ticks;
-    if (ended->blocks > 1 && (record = new_record(p, &p->lives, 1)) != NULL)
-        *record = 1 - ended->blocks;
+    struct log *log = &p->lives;
+    if (ended->blocks && widen(p, (void **)&log->items, log->count + 1, &log->room, sizeof *log->items)) {
+        log->items[log->count++] = ended->ticks;
+        if (ended->blocks > 1)
+            log->items[log->count++] = 1 - ended->blocks;
+    }
     ended->blocks = 0;
 }
 
@@ -213,23 +214,41 @@ void settle_logs(struct pool *p)
 
 enum { FIRST_RING = 64, PREFETCHED = 8 };
 
+/* Twice as much room for blocks. Aligned, none has parts in two cache lines: what is read of it is one wait for memory. */
+static bool widen_blocks(struct pool *p)
+{
+    enum { FIRST_BLOCKS = 64, LINE = 64 };
+    int64_t room = p->block_room ? 2 * p->block_room : FIRST_BLOCKS;
+    struct block *blocks = p->failed ? NULL : aligned_alloc(LINE, (size_t)room * sizeof *blocks);
+    if (blocks == NULL) {
+        p->failed = true;
+        return false;
+    }
+    if (p->num_touched)
+        memcpy(blocks, p->blocks, (size_t)p->num_touched * sizeof *blocks);
+    free(p->blocks);
+    p->blocks = blocks, p->block_room = room;
+    return true;
+}
+
 /* A block that was never taken; NONE if no memory is left. */
 static int32_t untouched(struct pool *p)
 {
-    if (!widen(p, (void **)&p->blocks, p->num_touched, &p->block_room, sizeof *p->blocks))
+    if (p->num_touched == p->block_room && !widen_blocks(p))
         return NONE;
     p->blocks[p->num_touched] = (struct block){.hash = NO_HASH, .born = NEVER, .touched = NONE};
     return (int32_t)p->num_touched++;
 }
 
-/* The oldest block of the ring. Those that follow it are far from one another in memory: one of them is asked for in advance. */
-static int32_t pop_oldest(struct pool *p)
+/* The oldest block of the ring, which begins at ``*first``. Those that follow it are far from one another in memory: one of them is
+   asked for in advance. */
+static inline int32_t pop_oldest(const struct pool *p, int64_t *first)
 {
-    int32_t id, coming = p->ring[(p->first + PREFETCHED) & p->ring_mask];
+    int32_t id, coming = p->ring[(*first + PREFETCHED) & p->ring_mask];
     if (coming != NONE)
         __builtin_prefetch(&p->blocks[coming], 1);
     do
-        id = p->ring[p->first++ & p->ring_mask];
+        id = p->ring[(*first)++ & p->ring_mask];
     while (id == NONE);
     return id;
 }
@@ -277,10 +296,11 @@ bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
         p->overdrawn = !p->failed;
         return false;
     }
+    int64_t first = p->first, evicted = 0;
     for (int64_t at = 0; at < count; at++) {
         int32_t id = p->num_front                      ? p->front[--p->num_front]
                      : p->num_touched < p->num_blocks ? untouched(p)
-                                                       : pop_oldest(p);
+                                                       : pop_oldest(p, &first);
         if (id == NONE)
             return false;
         struct block *block = &p->blocks[id];
@@ -288,13 +308,15 @@ bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
             if (block->hash != UNSHARED)
                 remove_hash(p, id);
             block->hash = NO_HASH;
-            p->num_cached--;
-            p->evicted++;
+            evicted++;
         }
         begin_life(p, block, now);
         block->ref_cnt = 1;
         blocks[at] = id;
     }
+    p->first = first;
+    p->num_cached -= evicted;
+    p->evicted += evicted;
     p->num_free -= count;
     p->num_entries += count;
     return true;
@@ -317,7 +339,7 @@ bool set_order(struct pool *p, const char *name)
    table has the others. */
 void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment)
 {
-    int64_t before = p->num_cached;
+    int64_t came_free = 0;
     for (int64_t place = cached; p->order == UNHASHED_FIRST && place < count; place++)
         if (widen(p, (void **)&p->front, p->num_front, &p->front_room, sizeof *p->front))
             p->front[p->num_front++] = table[place];
@@ -329,16 +351,19 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
     p->num_free += count - cached;
     for (int64_t place = cached - 1; place >= 0; place--) {
         struct block *block = &p->blocks[table[place]];
+        if (place >= PREFETCHED)
+            __builtin_prefetch(&p->blocks[table[place - PREFETCHED]], 1);
         if (unshared)
-            block->hash = UNSHARED;
-        if (--block->ref_cnt)
+            block->hash = UNSHARED, block->ref_cnt = 0;
+        else if (--block->ref_cnt)
             continue;
         append_free(p, table[place]);
-        p->num_free++;
-        p->num_cached++;
+        came_free++;
     }
+    p->num_free += came_free;
+    p->num_cached += came_free;
     p->num_entries -= count;
-    log_change(p, moment, p->num_cached - before);
+    log_change(p, moment, came_free);
 }
 
 /* One table more has blocks that were found by their hashes. */
