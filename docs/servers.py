@@ -195,6 +195,8 @@ NOTES = """\
   35B A3B), throughput +172 and +147 % (DeepSeek V3.2), +41 % (AWQ) and +49 % (FP8 on an A100). The small kernels of layers with experts and states are counted from vLLM's models, for the time of the shortest calls in
   the tables. Seen beforehand was that steps of hybrids and of MoE with few users were too short; that dense layers keep their four kernels was decided as their runs show none missing. After the first result (E2E -19 %) one
   thing was added: the four kernels that gated delta nets launch before vLLM 0.18, by pull request 36596, which took it to -16 %.
+- Weights of 4 and 8 bits on an A100 take no less than the rate of Marlin's experts, 156 TFLOP/s in SGLang's table. The rate is of the table; that dense GEMMs take it, too, was decided with the two bursts of Qwen3 14B at hand
+  ([docs/gpu.md](gpu.md#gemms-of-weights-that-are-unpacked)).
 - H100 runs: prompts repeat, so nearly all of a prompt is found in the prefix cache. These runs test decode steps and short prefills, not
   long prompts. The release is 0.15.1 by the design document of sim-to-real-accuracy-validation for 16 experiments, and taken for its later ones; runs of InferenceX of
   2025-10-29 are taken for 0.11, by their date.
@@ -216,12 +218,13 @@ NOTES = """\
   several sequences share were read once, the five models with grouped heads are -2 to +3 %, but Llama 2 7B -24 %; k = 1 in mixed steps takes 2 to 5 points. No table has reads of shared KV.
 - **ShareGPT bursts on an A100**: a time before the first step is missing, not time of steps. Of bf16, measured less simulated is the same at median, mean and p99 of TTFT and in the duration
   of the run: 11.0, 12.1, 12.2 and 12.4 s. The lengths are substitutes, as neither the data set nor its tokens in Qwen's tokenizer are here; over six draws of them a line through
-  these four is 11.1 to 12.9 s plus 0.98 to 1.02 times the simulated time. Of AWQ it is 12.6 to 14.3 s plus 1.06 to 1.09 times, of FP8 13.8 to 15.9 s plus 1.20 to 1.24 times: the same wait in three servers, and steps of
-  bf16 within 2 %. By such a line 500 prompts of 4,096 tokens had 7 s, 100 of 32,768 none. With 12 s in front of the engine throughput is +0, +8 and +22 % in place of +13, +22 and +39 %.
+  these four is 11.1 to 12.9 s plus 0.98 to 1.02 times the simulated time. Of AWQ it is 12.6 to 14.3 s plus 1.06 to 1.09 times, of FP8 13.8 to 15.9 s plus 1.20 to 1.24 times (both without Marlin's rate, see the end): about the same wait
+  in three servers, and steps of bf16 within 2 %. By such a line 500 prompts of 4,096 tokens had 7 s, 100 of 32,768 none. With 12 s in front of the engine throughput of bf16 is +0 % in place of +13 %.
   What takes the time is not published. An API server parses a burst whole before the engine gets any of it ([event loops](measured-server.md#event-loops-of-the-api-server)), in 1 s by the measured
   times. Ten and twenty times as much gives throughput of bf16 +7 and +2 %, but a median TPOT of -5 and -13 %, which is +2 % without. No default has it: it would be a constant of this server. Other causes move throughput
   of bf16 by 2 points at most: no CUDA graphs, budgets of 2,048 and 8,192 tokens or no prefix cache +13 %, 128 places +15 %, another sampler +12 %; lengths of another cut of ShareGPT, in Llama 2's tokens, gave +26 and +25 %.
-  FP8 and AWQ are multiplied by Marlin, of which no table is: they take the time of TensorRT-LLM's kernels, and the sign of their difference from bf16 is wrong.
+  FP8 and AWQ are multiplied by Marlin, whose dense GEMMs have no table: they take the time of TensorRT-LLM's kernels, at most at the rate of Marlin's experts. Without that rate their throughput was +39 and +22 %, with it +10 and -1 %.
+  As the wait in front is missing for them, too, -1 % means that steps with AWQ are simulated too long.
 
 ## What other simulators publish
 
