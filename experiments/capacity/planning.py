@@ -132,6 +132,8 @@ class Planner:
         self._shares: dict[Service, float] = {}
         #: The fewest replicas that may serve the wanted rate, by the data sheet.
         self._least: dict[Service, int] = {}
+        #: Whether a fleet that a plan simulates may be enough, of members of a contest.
+        self._simulated: dict[Service, bool] = {}
 
     def answers(self, groups: Sequence[Sequence[Candidate]], prices: Prices, say: Say) -> list[Answer]:
         """The answer of each candidate that may be the cheapest of its group, in their order; of candidates with equal settings and
@@ -178,11 +180,16 @@ class Planner:
             answers |= self._sized(answers, begun)
         return answers | self._detailed(answers)
 
-    def bounds(self, services: Mapping[Service, Candidate]) -> dict[Service, tuple[float, int | None]]:
+    def least(self, services: Mapping[Service, Candidate]) -> dict[Service, tuple[float, int | None]]:
+        """As ``limits``, by the data sheet alone: no rate is known, and no run is made."""
+        for each, candidate in services.items():
+            self._simulated[each] = self._is_simulated(each, candidate)
+        return {each: (inf, None if self.wanted is None else self._fewest_at(each, inf)) for each in services}
+
+    def limits(self, services: Sequence[Service]) -> dict[Service, tuple[float, int | None]]:
         """The most that a replica serves, requests/s, and the fewest replicas for the wanted rate, if there is one; a rate of 0 if
         requests served alone miss the goal. A candidate that cannot be simulated has no bound: its answer says why."""
-        simulated = {each: self._is_simulated(each, candidate) for each, candidate in services.items()}
-        jobs = {each: Job(each.settings, self._seeds[0]) for each in services if simulated[each]}
+        jobs = {each: Job(each.settings, self._seeds[0]) for each in services if self._simulated[each]}
         found: dict[Service, tuple[float, int | None]] = {}
         for each, outcome in self._run("limits", jobs).items():
             limits = outcome.summary or {"meets_alone": True, "saturated": None}

@@ -44,6 +44,7 @@ from .prices import Prices, prices
 from .text import (
     EVERY_RATE,
     candidates_table,
+    cheaper_text,
     details,
     flags_text,
     headline,
@@ -238,7 +239,7 @@ class _Progress:
             name, cost, confirmed = best
             by = "confirmed" if confirmed else "by one seed, not confirmed"
             so_far = f"Best so far: {name}, {cost:,.2f} {self._unit} ({by})."
-        return f"{so_far} May be cheaper: {', '.join(left)}." if left else so_far
+        return f"{so_far} Open: {', '.join(left)}." if left else so_far
 
 
 def _day(inputs: Inputs, choices: Choices, aims: Aims) -> tuple[Day | None, Inputs]:
@@ -361,7 +362,8 @@ class _SearchOutput:
         beside = f"Of {', '.join(unpriced)} {EVERY_RATE}. For a price give more requests a run (--num-prompts)."
         if self._ranks:
             text = headline(*self._ranks[0], self._wanted, self._priced.currency)
-            return f"{text} {beside}" if unpriced else text
+            cheaper = "" if self._wanted is None else cheaper_text(self._ranks, self._priced.currency)
+            return " ".join(filter(None, (text, cheaper, beside if unpriced else "")))
         if unpriced:
             return beside
         if bounds := [answer for answer in self._answers if answer.is_too_large]:

@@ -246,7 +246,6 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
         *_neighbour(ranks, wanted, currency),
-        *([] if wanted is None else _cheaper(ranks, currency)),
         *_sensitivity_text(answer),
     ]
 
@@ -373,24 +372,22 @@ def _hourly(bill: Bill, currency: str) -> str:
     return high if bill.fewest_replicas == bill.replicas else low + high
 
 
-def _cheaper(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> list[str]:
-    """The other candidate with the lowest bill of the fewest replicas that may be enough, and the one with the lowest bound of a bill,
-    if that of the recommendation is higher."""
+def cheaper_text(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> str:
+    """The other candidates that may be cheaper than the recommended one, for the first line; empty where there are none: the one
+    with the lowest bill of the fewest replicas that may be enough, and the one with the lowest bound of a bill."""
     _, cheapest = ranks[0]
     lower = [each for each in ranks if each[1].fewest_per_hour < cheapest.fewest_per_hour]
-    lines = []
+    found = []
     for bursts in (False, True):
-        some = [each for each in lower if each[0].is_burst is bursts]
-        if some:
+        if some := [each for each in lower if each[0].is_burst is bursts]:
             answer, bill = min(some, key=lambda each: each[1].fewest_per_hour)
             why = (
                 f"at least {_hourly(bill, currency)}, {_BOUND}"
                 if bursts
-                else f"{_hourly(bill, currency)}, of which the seeds confirm only the higher end, as"
-                f" {replicas_text(bill.fewest_replicas)} may be enough"
+                else f"{_hourly(bill, currency)}, as {replicas_text(bill.fewest_replicas)} may be enough"
             )
-            lines.append(f"{answer.candidate.name} may be cheaper: {why}.")
-    return lines
+            found.append(f"{answer.candidate.name} ({why})")
+    return f"A cheaper one is open: {'; '.join(found)}." if found else ""
 
 
 def _more_money(price: float, what: str = "money") -> str:

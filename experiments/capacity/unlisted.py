@@ -4,10 +4,11 @@
                4 and 8 ranks, where no card is listed or a listed one does not start with one; combinations that do not start are
                left out
     group      candidates with the same listed values. Each listed combination is answered, and within its group one candidate wins
-    bound      of the cost, without a fleet: the replicas by the data sheet (``least``) and by the rate of a replica that always has
-               requests waiting; infinite if requests served alone miss the goal
+    bound      of the cost, without a fleet: the replicas by the data sheet (``least``), in closed form; then also by the rate of a replica
+               that always has requests waiting, by two runs; infinite if requests served alone miss the goal
     estimate   of the cost: as many replicas as take the wanted rate at the first seed's highest rate of one
-    1. the candidates with the lowest bounds go ahead, until no bound is below the lowest estimate
+    1. best first: the lowest bound in closed form gets its runs, and the lowest that has had them its estimate, until no bound is below
+       the lowest estimate; the first estimate is made as soon as a candidate has had its runs, because it is printed
     2. the whole test answers the one with the lowest estimate
     3. every other candidate of which the bound is below that cost is tested at the largest fleet that costs less, with the first seeds: if
        they call it too few, the candidate is closed; else the whole test answers it, too
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
@@ -79,18 +81,18 @@ class Contest:
     bounds: dict[Service, float] = field(default_factory=dict)
     estimates: dict[Service, float] = field(default_factory=dict)
     answers: dict[Service, Answer] = field(default_factory=dict)
-    #: Sizes of fleets that the first seeds call too few.
-    _too_few: dict[Service, int] = field(default_factory=dict)
+    #: Members of which the bound is by runs, too.
+    _limited: set[Service] = field(default_factory=set)
 
     def search(self) -> None:
         """Find the cheapest member."""
-        self.bounds = {
-            each: self._cost(each, rate, replicas)
-            for each, (rate, replicas) in self.planner.bounds(self.members).items()
-        }
-        self._go_ahead()
-        while open_ones := [each for each in self._by(self.estimates) if self._is_open(each)]:
-            first, *_ = open_ones
+        self._bound(self.planner.least(self.members))
+        while True:
+            # Again after each answer: it may cost more than its estimate, which closed others.
+            self._go_ahead()
+            first = next((each for each in self._by(self.estimates) if self._is_open(each)), None)
+            if first is None:
+                break
             if self.answers and self._is_too_few(first):
                 continue
             self.answers |= self.planner.answered({first: self.members[first]})
@@ -113,16 +115,30 @@ class Contest:
         replicas = None if self.planner.wanted is None else round(bound / self._hour(service))
         return Closed(name, bound, replicas)
 
+    def _bound(self, found: Mapping[Service, tuple[float, int | None]]) -> None:
+        self.bounds |= {each: self._cost(each, rate, replicas) for each, (rate, replicas) in found.items()}
+
     def _go_ahead(self) -> None:
         while True:
-            best = min(self.estimates.values(), default=inf)
+            unanswered = (cost for each, cost in self.estimates.items() if each not in self.answers)
+            best = min((*map(self.cost_of, self.answers), *unanswered), default=inf)
             left = [each for each in self._by(self.bounds) if each not in self.estimates and self.bounds[each] < best]
             if not left:
                 return
-            for each, rate in self.planner.first_rates(left[:_ROUND]).items():
-                replicas = self.planner.first_size(rate)
-                self.estimates[each] = max(self.bounds[each], self._cost(each, rate, replicas))
-            self._say()
+            ready = [each for each in left if each in self._limited]
+            lowest = ready if not self.estimates else [*takewhile(self._limited.__contains__, left)]
+            if lowest:
+                self._estimate(lowest[:_ROUND])
+            else:
+                some = [each for each in left if each not in self._limited][:_ROUND]
+                self._limited.update(some)
+                self._bound(self.planner.limits(some))
+
+    def _estimate(self, services: Sequence[Service]) -> None:
+        for each, rate in self.planner.first_rates(services).items():
+            replicas = self.planner.first_size(rate)
+            self.estimates[each] = max(self.bounds[each], self._cost(each, rate, replicas))
+        self._say()
 
     def _is_open(self, service: Service) -> bool:
         costs = [self.cost_of(each) for each in self.answers]
@@ -139,6 +155,7 @@ class Contest:
         if not self.planner.is_too_few(service, size):
             return False
         self.bounds[service] = (size + engines) * hour
+        self.estimates[service] = max(self.estimates[service], self.bounds[service])
         return True
 
     def cost_of(self, service: Service) -> float:
@@ -173,12 +190,11 @@ class Contest:
         return self.members[first].name, known[first], bool(confirmed)
 
     def open_names(self) -> list[str]:
-        """Members that may still be cheaper than the best one."""
+        """The other members that may still be cheaper than the best one."""
         best, bounds = self.best(), dict.fromkeys(self.members, 0.0) | self.bounds
         cost = inf if best is None else best[1]
-        return [
-            self.members[each].name for each in self._by(bounds) if each not in self.answers and bounds[each] < cost
-        ]
+        left = (each for each in self._by(bounds) if each not in self.answers and bounds[each] < cost)
+        return [name for each in left if (name := self.members[each].name) != (best and best[0])]
 
     def _say(self) -> None:
         if (best := self.best()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -117,6 +118,25 @@ class TestCommand:
         assert status([*tokens, "--jobs", "2"]) == DONE
         for name in ("plan.json", "plan.html", "plan.parquet"):
             assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+
+    def test_an_interrupted_search_prints_the_best_so_far_and_what_is_open(self, tmp_path, capsys, monkeypatch):
+        """The whole test of the first candidate is interrupted: an L4 is so cheap that its bound is below."""
+        listed = tmp_path / "prices.json"
+        listed.write_text(json.dumps({"per_gpu_hour": {"a100-80gb": 2.0, "h200": 3.0, "l4": 0.5}}))
+        real = planning.Planner.answered
+
+        def interrupted(planner, services):
+            if services:
+                raise KeyboardInterrupt
+            return real(planner, services)
+
+        monkeypatch.setattr(planning.Planner, "answered", interrupted)
+        assert status(["plan", *LLAMA, *WANTED, "--prices", str(listed)]) == INTERRUPTED
+        printed = capsys.readouterr()
+        best = re.search(r"Best so far: (.*?), ([0-9.]+) USD/h \(by one seed, not confirmed\)", printed.out)
+        assert best is not None and f"best so far, by one seed: {best[1]}, {best[2]} USD/h" in printed.err
+        left = printed.out.split(" Open: ")[1]
+        assert "l4" in left and best[1] not in left.split(", ")
 
     def test_a_pasted_line_is_where_candidates_begin(self, capsys):
         line = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"

@@ -23,8 +23,13 @@ class MadeUp:
     def __init__(self, rates: Mapping[str, tuple[float, float, float]], wanted: float | None) -> None:
         self.rates, self.wanted, self.bursts = rates, wanted, False
         self.answered_names: list[str] = []
+        self.limited_names: list[str] = []
 
-    def bounds(self, services: Iterable[str]) -> dict[str, tuple[float, int | None]]:
+    def least(self, services: Iterable[str]) -> dict[str, tuple[float, int | None]]:
+        return dict.fromkeys(services, (inf, None if self.wanted is None else 1))
+
+    def limits(self, services: Sequence[str]) -> dict[str, tuple[float, int | None]]:
+        self.limited_names += services
         return {each: (self.rates[each][1], self._size(self.rates[each][1])) for each in services}
 
     def first_rates(self, services: Sequence[str]) -> dict[str, float]:
