@@ -43,7 +43,7 @@ _NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas")
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Choices:
-    """Flags in which candidates differ: values separated by commas, or FIRST:LAST:STEP; none is vLLM's default.
+    """Flags in which candidates differ: values separated by commas or spaces, or FIRST:LAST:STEP; none is vLLM's default.
 
     Attributes:
         tensor_parallel_size: GPUs that share each layer.
@@ -94,7 +94,9 @@ class Choices:
         return {name: values_of(name, texts) for name, texts in choices.items() if texts}
 
 
-CHOICES = Annotated[Choices, Parameter(name="*", negative_iterable="", group=Group("Candidates", sort_key=0))]
+CHOICES = Annotated[
+    Choices, Parameter(name="*", consume_multiple=True, negative_iterable="", group=Group("Candidates", sort_key=0))
+]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ _LINE = Parameter(group=_LINE_GROUP)
 def plan(
     *,
     serve: Annotated[str | None, _LINE] = None,
-    gpu: Annotated[list[str] | None, Parameter(group=_LINE_GROUP, negative_iterable="")] = None,
+    gpu: Annotated[list[str] | None, Parameter(group=_LINE_GROUP, consume_multiple=True, negative_iterable="")] = None,
     model: Annotated[str | None, _LINE] = None,
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
@@ -63,7 +63,7 @@ def plan(
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
             vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ..., of which the
             memory is reported. With --goodput: the base line of all candidates.
-        gpu: Presets, or FILE.json of GPUs of your own, separated by commas or repeated: the card of every rank, or with --goodput
+        gpu: Presets, or FILE.json of GPUs of your own, separated by commas or spaces: the card of every rank, or with --goodput
             candidates; by default every preset with a price.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
             line names a model by another name.

@@ -32,7 +32,7 @@ from ..sweep.searching import search as searched
 from .replica_flags import SETTINGS, SettingsFlags
 
 SWEEP = Group("Sweep", sort_key=-1)
-GOODPUT = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
+LISTED = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
 WORKERS = Annotated[Workers, Parameter(name="*", group=Group("Workers", sort_key=8))]
 #: Results in the terminal table, and their labels.
 _SHOWN = headings("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")
@@ -49,13 +49,13 @@ def sweep(
     requests: REQUESTS = Requests(),
     workers: WORKERS = Workers(),
     *,
-    grid: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
-    search: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
+    grid: Annotated[list[str] | None, LISTED] = None,
+    search: Annotated[list[str] | None, LISTED] = None,
     trials: Annotated[int, Parameter(group=SWEEP)] = DEFAULT_TRIALS,
     maximize: Annotated[str | None, Parameter(group=SWEEP)] = None,
     minimize: Annotated[str | None, Parameter(group=SWEEP)] = None,
-    at_most: Annotated[list[str] | None, Parameter(group=SWEEP, negative_iterable="")] = None,
-    goodput: Annotated[list[str] | None, GOODPUT] = None,
+    at_most: Annotated[list[str] | None, LISTED] = None,
+    goodput: Annotated[list[str] | None, LISTED] = None,
     out: Annotated[Path, RESULTS],
     json: JsonTarget = None,
 ) -> None:

@@ -65,13 +65,13 @@ class Objectives:
 
 
 def objectives(texts: Sequence[str]) -> Objectives:
-    """Read ``--goodput ttft:500 tpot:50``, in ms as in ``vllm bench serve``.
+    """Read ``--goodput ttft:500 tpot:50``, in ms as in ``vllm bench serve``; or with commas, or repeated.
 
     Raises:
         SettingError: None, an unknown one, one given twice, or a limit that is no positive number.
     """
     found: dict[str, float] = {}
-    for text in texts:
+    for text in (each for given in texts for each in given.split(",")):
         name, colon, value = text.partition(":")
         if name not in NAMES or not colon:
             raise SettingError("goodput", text, _EXAMPLE)
