@@ -14,7 +14,7 @@ from .fleet import MOST_REPLICAS, Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
-from .sensitivity import PRICE, Effect, Influence
+from .sensitivity import PRICE, Influence
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Answer:
         prefill_replicas: Replicas of the fleet that only prefill; None if every replica does both.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
         verified: Results of other seeds.
-        longer_steps: The effect of steps that take a tenth longer on the fleet of the recommendation; None for other candidates.
-        influences: The inputs that the bill of the recommendation depends on most, largest first.
+        influences: The inputs that the bill of the recommendation depends on most, largest first; empty unless asked for.
         least_replicas: The fewest replicas that may serve the wanted rate, without a run (``least``); None without a wanted rate. If they
             are more than a plan simulates, ``error`` says so.
         equal: Names of the other candidates with the same settings and the same fleet for the wanted rate.
@@ -55,7 +54,6 @@ class Answer:
     prefill_replicas: int | None = None
     detail: dict[str, Any] | None = None
     verified: tuple[Verified, ...] = ()
-    longer_steps: Effect | None = None
     influences: tuple[Influence, ...] = ()
     least_replicas: int | None = None
     equal: tuple[str, ...] = ()
@@ -82,6 +80,11 @@ class Answer:
         if self.known_rates is None:
             return False
         return self.fleet is None or min(self.known_rates) < not_none(self.wanted)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether no fleet is enough with the confidence that is asked for."""
+        return self.fleet is not None and self.fleet.is_unsure
 
     @property
     def fleet_rate(self) -> float:
@@ -180,7 +183,8 @@ def without_price(answer: Answer, prices: Prices) -> Answer:
 def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
     """Candidates with a rate and a price, with their bills, the recommended one first.
 
-    With a wanted rate those of which only bursts are known come last: a load that lasts may need more of them. Without one all
+    With a wanted rate those of which only bursts are known come last: a load that lasts may need more of them; before them those of
+    which no size is enough with the confidence that is asked for. Without one all
     come by their price, though it is a lower bound for those: else a candidate would win because fewer requests fill it.
     """
     able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
@@ -191,7 +195,7 @@ def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float 
     return sorted(
         billed,
         key=lambda each: (
-            each[0].is_burst, each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy,
+            each[0].is_burst, each[0].is_unsure, each[1].per_hour, each[1].gpus, each[0].candidate.num_lossy,
             each[1].full_per_million or 0.0,
         ),
     )  # fmt: skip

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     SHARE = "share"
     RATE = "rate"
     MEETS = "meets"
+    CASE = "case"
 
 
 class Decision(StrEnum):

@@ -1,7 +1,8 @@
 """A load that changes over a day: the fleet hour by hour, its start-up times, its cost, and its attainment over the whole day.
 
     busiest step   the constant fleet: the plan for its rate, as without a curve
-    other steps    the smallest fleet that takes their rate; fleets take what 90 % of seeds do, with 95 % confidence
+    other steps    the smallest fleet that takes their rate; fleets take what 90 % of seeds do, with 95 % confidence, divided by the
+                   step time that decides whether the constant fleet is enough (``chance``)
     schedule       at any time the largest fleet that is wanted within the next start-up time, so that replicas take requests
                    when a busier step begins; they are paid for from their order until they have drained
     attainment     one simulated day, from the first request to the last, with the schedule and with the constant fleet

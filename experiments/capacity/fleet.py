@@ -22,7 +22,7 @@ a burst, and not a load. ``known_rate`` is the rate up to which their runs are a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil, inf, log
 from typing import Any, NamedTuple
@@ -35,10 +35,14 @@ from ...sim.cluster.sent import part_of
 from ...sim.engine.grouping import is_grouped
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
+from ...sim.types.errors import UserError
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
+from .chance import Chance
 from .confidence import NUM_SEEDS, Decision, Kind, Limit, decide, lower_limit, mean_rate
 from .load import TURNOVERS, Load
-from .max_rate import MOST, highest
+from .max_rate import ALONE, MOST, highest
+from .max_rate import rate as rate_of_power
+from .trials import Case, Results, Trial
 
 #: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
 MOST_REPLICAS, _TIMES_FIRST = 1024, 8
@@ -50,15 +54,6 @@ PRECISION = 0.025
 FINE, _FINE_STRIDE, _NEAR_STRIDE = 1.005, 8, 2
 #: Tolerance by which a quotient of rates may exceed a whole number of replicas, for the rounding of floats.
 _ROUNDING = 1e-9
-
-
-class Trial(NamedTuple):
-    """What is to be found of a fleet with a seed; ``near`` is where to seek its rate, or the rate that it may meet."""
-
-    kind: Kind
-    replicas: int
-    seed: int
-    near: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +103,8 @@ class Fleet:
         sure_rate: The rate that other seeds take with it (``lower_limit``), requests/s; that of the seed if there is one.
         seeds: Seeds that confirm the recommended fleet; without one, the most of any.
         misses: Seeds of these that miss the goal at the wanted rate.
+        chances: The probability that it is enough, of each size of which it was found (``chance``), by size; empty where it was not.
+        is_unsure: Whether no size that was tried is enough with the confidence that is asked for.
     """
 
     replicas: int | None
@@ -117,6 +114,13 @@ class Fleet:
     sure_rate: float = 0.0
     seeds: int = field(kw_only=True)
     misses: int = 0
+    chances: tuple[Chance, ...] = ()
+    is_unsure: bool = False
+
+    @property
+    def chance(self) -> Chance | None:
+        """That of the recommended size; None where it was not found."""
+        return next((each for each in self.chances if each.replicas == self.replicas), None)
 
     @property
     def mean_rate(self) -> float:
@@ -129,7 +133,6 @@ def first_fleet(wanted: float, of_one: float) -> int:
     return max(1, ceil(wanted / of_one - _ROUNDING))
 
 
-Results = Mapping[Trial, float]
 Steps = Generator[list[Trial], Results, Fleet]
 
 
@@ -402,6 +405,34 @@ def takes_rate(
 ) -> bool:
     """Whether a fleet meets the goal with a seed at a rate, requests/s; the other arguments are those of ``highest_rate``."""
     return _meets(settings, load, goal, seed, cluster, most)(rate)
+
+
+def meets_case(
+    settings: Settings,
+    load: Load,
+    goal: Goal,
+    seed: int,
+    cluster: Cluster | None,
+    wanted: float,
+    most: float | None,
+    case: Case,
+) -> bool:
+    """Whether a fleet meets the goal with a seed at the wanted rate in a case (``chance``).
+
+    Args:
+        cluster: The fleet; None for one replica whose requests are served alone.
+        most: The saturated rate of the fleet with the predicted step times, requests/s; None if it has none.
+    """
+    (blocks, longest), scale = case.memory, getattr(compiled_cost(settings), "scale", 1.0)
+    chosen = replace(settings, step_scale=scale * case.scale, num_gpu_blocks_override=blocks, max_model_len=longest)
+    most = None if most is None else most / case.scale
+    try:
+        if cluster is None:
+            return check_fleet(chosen, load.draw(seed).at(rate_of_power(ALONE)), Cluster(), goal).meets
+        return takes_rate(chosen, load, goal, seed, cluster, most, wanted)
+    except UserError:
+        # So small a KV cache does not hold the longest request.
+        return False
 
 
 def _meets(

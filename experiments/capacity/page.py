@@ -215,8 +215,7 @@ def _sensitivity(answer: Answer) -> list[go.Figure]:
     if not answer.influences:
         return []
     rows = [
-        {"input": each.label, "higher_pct": each.higher.percent}
-        | ({} if each.lower is None else {"lower_pct": each.lower.percent})
+        {"input": each.label, "higher_pct": each.higher.percent, "lower_pct": each.lower.percent}
         for each in answer.influences
     ]
     return [figures.tornado(rows, billed(answer), CHANGE)]

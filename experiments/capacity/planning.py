@@ -5,6 +5,7 @@
     1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
        with a wanted rate (the runs of a candidate have as many requests as fill its replicas, ``Load``):
     2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
+       cases     the smallest fleet that is enough with the confidence, over draws, step times and memory (``chance``); no smaller one counts
        fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
     3. headroom  its highest rate, which confirms its size
        known     where runs have too few requests to fill a replica, the rate up to which they are a load
@@ -13,7 +14,7 @@
        other seeds   the rate that they take
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
     5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
-    6. sensitivity   of the recommendation to price, rate and longer steps; on request, to all inputs (``sensitivity``)
+    6. sensitivity   on request, of the recommendation to all inputs (``sensitivity``)
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
@@ -30,7 +31,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
-from math import inf
+from math import inf, nextafter
 from typing import Any, NamedTuple, TypeVar
 
 from ...sim import Settings, Workload
@@ -46,25 +47,27 @@ from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
 from .candidates import Candidate
+from .chance import NUM_DRAWS, Chance, ChanceSearch, Uncertainty
 from .confidence import NUM_SEEDS, Decision, Kind
 from .day import Day, DayPlan, replicas_for, sizes_below
 from .detail import BEYOND
 from .fleet import (
     MOST_REPLICAS,
+    Fleet,
     FleetSearch,
     RateSearch,
-    Results,
     Tested,
-    Trial,
     first_fleet,
 )
 from .least import BY_SATURATION, fewest, too_many
 from .load import Load
 from .max_rate import Ahead, MaxRate, SeedRate
 from .prices import Prices
-from .sensitivity import LONGER_STEPS, STEP_TIME, changes, influences
+from .sensitivity import changes, influences
 from .split import AUTO, divided, fewest_replicas
 from .stages import carry_out, rate_of
+from .trials import Results, Trial
+from .uncertainty import uncertainty
 from .unlisted import Contest
 
 
@@ -106,6 +109,7 @@ class Planner:
         seeds: The first seed runs ahead.
         store: Stores finished jobs; None stores nothing.
         wanted: The wanted rate, requests/s.
+        confidence: Probability with which a fleet is to be enough (``chance``).
     """
 
     def __init__(
@@ -116,9 +120,10 @@ class Planner:
         workers: Workers,
         store: Store | None,
         wanted: float | None = None,
+        confidence: float = 0.9,
     ) -> None:
         self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
-        self.wanted = wanted
+        self.wanted, self._confidence = wanted, confidence
         #: Searches of what is not listed, as far as they are.
         self.contests: list[Contest] = []
         #: First seeds of candidates in a contest.
@@ -134,6 +139,8 @@ class Planner:
         self._least: dict[Service, int] = {}
         #: Whether a fleet that a plan simulates may be enough, of members of a contest.
         self._simulated: dict[Service, bool] = {}
+        #: What step times and KV caches may be.
+        self._abouts: dict[Service, Uncertainty] = {}
 
     def answers(self, groups: Sequence[Sequence[Candidate]], prices: Prices, say: Say) -> list[Answer]:
         """The answer of each candidate that may be the cheapest of its group, in their order; of candidates with equal settings and
@@ -184,6 +191,8 @@ class Planner:
         """As ``limits``, by the data sheet alone: no rate is known, and no run is made."""
         for each, candidate in services.items():
             self._simulated[each] = self._is_simulated(each, candidate)
+            if self.wanted is not None:
+                self._about(each, candidate)
         return {each: (inf, None if self.wanted is None else self._fewest_at(each, inf)) for each in services}
 
     def limits(self, services: Sequence[Service]) -> dict[Service, tuple[float, int | None]]:
@@ -198,7 +207,11 @@ class Planner:
         return {each: found.get(each, (inf, self._least.get(each))) for each in services}
 
     def _fewest_at(self, service: Service, most: float) -> int:
-        of_rate = first_fleet(not_none(self.wanted), most) if 0 < most < inf and not service.is_divided else 1
+        of_rate = (
+            first_fleet(not_none(self.wanted) * self._longer(service), most)
+            if 0 < most < inf and not service.is_divided
+            else 1
+        )
         return max(of_rate, self._least.get(service, 1), fewest_replicas(service.prefill_replicas))
 
     def first_rates(self, services: Sequence[Service]) -> dict[Service, float]:
@@ -207,19 +220,22 @@ class Planner:
         self._begun |= {each: _ahead(outcome.summary) for each, outcome in outcomes.items() if outcome.summary}
         return {each: self._begun[each].found.rate if each in self._begun else 0.0 for each in services}
 
-    def first_size(self, rate: float) -> int | None:
-        """Replicas that take the wanted rate, if there is one, each at ``rate``."""
-        return None if self.wanted is None else first_fleet(self.wanted, rate) if rate else 1
+    def first_size(self, service: Service, rate: float) -> int | None:
+        """Replicas that take the wanted rate, if there is one, each at ``rate`` with the predicted step times."""
+        return None if self.wanted is None else first_fleet(self.wanted * self._longer(service), rate) if rate else 1
 
     def is_too_few(self, service: Service, size: int) -> bool:
-        """Whether the first seeds call a fleet too few."""
+        """Whether a fleet is too few by a run of each draw."""
         begun = self._begun.get(service)
         if begun is None or not begun.found.rate or service.is_divided:
             return False
         if size < self._least_of(service, begun):
             return True
         self._fill({service: begun})
-        steps = self._search(service, begun, size).too_few(size)
+        if begun.saturated is None:
+            steps = self._search(service, begun, size).too_few(size)
+        else:
+            steps = self._chance_search(service, self._abouts[service], size, begun).too_few()
         found, _ = self._drive({service: steps}, {service: (service, begun)})[service]
         return bool(found)
 
@@ -291,14 +307,23 @@ class Planner:
             if replicas > MOST_REPLICAS:
                 why = too_many(answers[service].candidate, replicas, wanted, BY_SATURATION)
                 sized[service] = replace(answers[service], error=why, least_replicas=replicas)
+        for service in able:
+            self._about(service, answers[service].candidate)
         near = {
-            service: max(first_fleet(wanted, found.found.rate), fewest_replicas(service.prefill_replicas))
+            service: max(
+                first_fleet(wanted * self._longer(service), found.found.rate), fewest_replicas(service.prefill_replicas)
+            )
             for service, found in able.items()
             if least[service] <= MOST_REPLICAS
         }
         failed = self._find_shares(near)
+        found = self._chances(
+            {service: size for service, size in near.items() if service not in failed},
+            begun,
+            {service: answer.candidate for service, answer in answers.items()},
+        )
         searches = {
-            service: self._search(service, begun[service], size).steps()
+            service: self._search(service, begun[service], size, found.get(service, (1, ()))[0] or 1).steps()
             for service, size in near.items()
             if service not in failed
         }
@@ -311,6 +336,8 @@ class Planner:
                 sized[service] = replace(sized[service], fleet=fleet)
             else:
                 prefill = self._cluster(service, fleet.replicas).prefill_replicas
+                if service in found:
+                    fleet = self._with_chances(fleet, *found[service])
                 sized[service] = replace(sized[service], fleet=fleet, prefill_replicas=prefill)
         of_fleets = {
             service: self._known_jobs(service, answer.fleet.replicas, answer.rates.saturated, answer.fleet.rates)
@@ -320,6 +347,42 @@ class Planner:
         for service, known in self._known(of_fleets).items():
             sized[service] = replace(sized[service], known_rates=known)
         return sized
+
+    def _with_chances(self, fleet: Fleet, size: int | None, chances: tuple[Chance, ...]) -> Fleet:
+        replicas = not_none(fleet.replicas)
+        open_ones = (
+            each.replicas for each in chances if 1 - self._confidence < each.chance and each.replicas < replicas
+        )
+        return replace(fleet, chances=chances, is_unsure=size is None, fewest=min((replicas, *open_ones)))
+
+    def _chances(
+        self, near: Mapping[Service, int], begun: Mapping[Service, Ahead], candidates: Mapping[Service, Candidate]
+    ) -> dict[Service, tuple[int | None, tuple[Chance, ...]]]:
+        """The smallest size with the chance, if any has it, and the chances that are known; of candidates with a saturated rate: the
+        runs of others are bursts, and their cases, too."""
+        searches = {
+            each: self._chance_search(each, self._about(each, candidates[each]), size, begun[each]).steps()
+            for each, size in near.items()
+            if begun[each].saturated is not None
+        }
+        ended = self._drive(searches, {each: (each, begun[each]) for each in searches})
+        return {each: found for each, (found, _) in ended.items() if found is not None}
+
+    def _chance_search(self, service: Service, about: Uncertainty, size: int, begun: Ahead) -> ChanceSearch:
+        count = 1 if len(self._seeds) == 1 else max(NUM_DRAWS, len(self._seeds))
+        draws = range(self._seeds[0], self._seeds[0] + count)
+        engines = service.settings.data_parallel_size
+        return ChanceSearch(about, draws, self._confidence, size, self._least_of(service, begun), engines)
+
+    def _about(self, service: Service, candidate: Candidate) -> Uncertainty:
+        if service not in self._abouts:
+            self._abouts[service] = uncertainty(candidate)
+        return self._abouts[service]
+
+    def _longer(self, service: Service) -> float:
+        """Step times with which a fleet has to meet the goal, over the predicted ones: 1 or the decisive scale; 1 if it is not known."""
+        about = self._abouts.get(service)
+        return 1.0 if about is None else max(1.0, about.decisive(self._confidence))
 
     def _known_jobs(
         self, service: Service, replicas: int, saturated: float | None, highest: Sequence[float]
@@ -390,8 +453,8 @@ class Planner:
             least = first_fleet(not_none(self.wanted), begun.saturated)
         return max(least, self._least.get(service, least))
 
-    def _search(self, service: Service, begun: Ahead, near: int) -> FleetSearch:
-        wanted, least = not_none(self.wanted), self._least_of(service, begun)
+    def _search(self, service: Service, begun: Ahead, near: int, least: int = 1) -> FleetSearch:
+        wanted, least = not_none(self.wanted), max(least, self._least_of(service, begun))
         engines = service.settings.data_parallel_size
         return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds, engines)
 
@@ -436,11 +499,15 @@ class Planner:
 
     def _trial_job(self, service: Service, begun: Ahead | MaxRate, trial: Trial) -> tuple[str, Job]:
         """The step of a trial, and its job."""
-        settings, seed, cluster = service.settings, trial.seed, self._cluster(service, trial.replicas)
-        most = None if begun.saturated is None else begun.saturated * trial.replicas
+        settings, seed = service.settings, trial.seed
+        cluster = self._cluster(service, max(1, trial.replicas))
+        most = None if begun.saturated is None else begun.saturated * cluster.size
         match trial.kind:
             case Kind.SHARE:
                 return "fleets", Job(settings, seed, (cluster, not_none(self.wanted)))
+            case Kind.CASE:
+                rate, served = not_none(self.wanted), cluster if trial.replicas else None
+                return "cases", Job(settings, seed, (served, rate, most, not_none(trial.case)))
             case Kind.MEETS:
                 return "other seeds", Job(settings, seed, (cluster, most, trial.near))
             case Kind.RATE if self.wanted is None:
@@ -484,26 +551,18 @@ class Planner:
         sizes = [size for size in (answer.replicas, smaller) if size >= fewest]
         return tuple(self._share(answer, size, 1.0, not_none(self.wanted), seeds) for size in sizes)
 
-    def influenced(self, answer: Answer, all_inputs: bool) -> Answer:
+    def influenced(self, answer: Answer) -> Answer:
         """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
-        seed or all.
-
-        Args:
-            all_inputs: Whether to simulate shorter steps and other objectives, too. Otherwise an answer without a fleet, or with an
-                unknown highest rate, stays as it is.
-        """
+        seed or all."""
         job, fleet = self._sensitivity_job(answer), answer.fleet
-        if job is None or not (all_inputs or (fleet is not None and answer.known_rates is None)):
+        if job is None:
             return answer
-        simulated = changes(self._goal) if all_inputs else [LONGER_STEPS]
-        rates = self._rates({change: job.with_more(change) for change in simulated}, "sensitivity")
+        rates = self._rates({change: job.with_more(change) for change in changes(self._goal)}, "sensitivity")
         if fleet is None:
             unchanged, margin, replicas = rate_of(self._run("headroom", {0: job})[0]), 1.0, None
         else:
             unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / not_none(self.wanted), answer.replicas
-        found = influences(rates, unchanged, margin, replicas, answer.candidate.engines)
-        steps = next(each for each in found if each.name == STEP_TIME).higher
-        return replace(answer, longer_steps=None if fleet is None else steps, influences=found)
+        return replace(answer, influences=influences(rates, unchanged, margin, replicas, answer.candidate.engines))
 
     def _sensitivity_job(self, answer: Answer) -> Job | None:
         """The search of the highest rate of the answer's fleet with the first seed; None if every rate meets the goal, with one
@@ -527,6 +586,11 @@ class Planner:
         known = min((fleet.sure_rate, *(answer.known_rates or ())))
         rate = max(known, day.busiest) if known < inf else day.busiest
         takes = {most: rate} | smaller
+        if fleet.chance is not None:
+            # Steps take the share of their rates that the decisive step time leaves; the fewest for the busiest step are known.
+            longer, below = self._longer(service), nextafter(day.busiest, 0)
+            takes = {size: min(taken / longer, below) for size, taken in smaller.items()}
+            takes[most] = max(rate / longer, day.busiest)
         replicas = tuple(replicas_for(day.rates, takes, most))
         first, cluster = self._seeds[0], self._cluster(service, most)
         days = {

@@ -53,6 +53,7 @@ from .text import (
     why_loses,
     why_none,
 )
+from .uncertainty import uncertainty
 from .unlisted import RANKS, Contest, groups_of
 
 _RANKS = "tensor_parallel_size"
@@ -81,13 +82,15 @@ class Aims:
         seeds: Draws of the load, from --seed on, to begin with: 4 or more, from which other seeds are predicted. By
             default 4 for a wanted rate, to which seeds are added until the fleet is known, and 12 without. One seed says
             nothing about others.
+        confidence: Probability with which the fleet for a wanted rate is to be enough, over draws of the load and over what step times
+            and the KV cache may be by the measured servers (chance).
         verify_seeds: Other draws: the share that meets the goal with the fleet and with a replica fewer, or without a
             wanted rate at the recommended rate and at 1.15 times it.
         prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources. If a GPU has none,
             candidates are ranked by GPUs, and costs are GPU-hours.
         explain: Print why each of the other candidates is not recommended.
-        sensitivity: Find the effect of shorter steps and of each objective on the recommendation's bill, too, by simulations with
-            values that are 10 % lower and higher. That of the price, the wanted rate and longer steps is always found.
+        sensitivity: Find the effect of step times and of each objective on the recommendation's bill, by simulations with values that
+            are 10 % lower and higher, and that of the price and the wanted rate.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
         startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
@@ -100,6 +103,7 @@ class Aims:
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
     seeds: Seeds | None = None
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
@@ -174,7 +178,13 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     count = aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS)
     aims = replace(aims, seeds=count)
     planner = Planner(
-        load, goal, range(aims.seed, aims.seed + count), workers, None if out is None else Store(out), wanted
+        load,
+        goal,
+        range(aims.seed, aims.seed + count),
+        workers,
+        None if out is None else Store(out),
+        wanted,
+        aims.confidence,
     )
     say = _Progress(priced.currency, wanted)
     try:
@@ -185,12 +195,9 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         raise
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
-    if ranks := ranked(answers, load, priced, wanted):
+    if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted)):
         best = ranks[0][0]
-        answers = [
-            without_price(planner.influenced(each, aims.sensitivity), priced) if each is best else each
-            for each in answers
-        ]
+        answers = [without_price(planner.influenced(each), priced) if each is best else each for each in answers]
     plan_of_day = None
     if day is not None and (ranks := ranked(answers, load, priced, wanted)):
         best, bill = ranks[0]
@@ -416,6 +423,15 @@ class _SearchOutput:
             )
         if self._wanted is None:
             return f"{most} seeds. A rate is recommended that {CONTENT:.0%} of other seeds take, with {CONFIDENCE:.0%} confidence."
+        chances = [
+            answer.fleet.chances for answer, _ in self._ranks if answer.fleet is not None and answer.fleet.chances
+        ]
+        if chances:
+            about = self._ranks[0][0].candidate
+            return (
+                f"{len(chances[0][0].by_draw)} draws with the step times and the KV caches that they may have: {uncertainty(about).text()}."
+                f" A fleet is recommended that is enough with {self._aims.confidence:.0%} or more. Fleets are simulated behind their router."
+            )
         short = any(self._load_of(answer).is_short(answer.replicas) for answer, _ in self._ranks)
         return (
             f"{seeds} to {most} seeds. A fleet is recommended with which {CONTENT:.0%} of other seeds meet the goal,"
@@ -493,8 +509,6 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
     if answer.verified:
         data["verified"] = [asdict(each) for each in answer.verified]
-    if answer.longer_steps is not None:
-        data["longer_steps"] = asdict(answer.longer_steps)
     if answer.influences:
         data["sensitivity"] = [asdict(each) for each in answer.influences]
     return data

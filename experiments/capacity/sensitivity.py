@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from ...sim.cluster import Cluster
 from ...sim.config.settings import Settings
-from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, compiled_cost
 from .fleet import first_fleet, highest_rate
 from .load import Load
@@ -62,10 +61,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Influence:
-    """The effects of an input that is a tenth lower, and a tenth higher; ``lower`` is None if it was not simulated."""
+    """The effects of an input that is a tenth lower, and a tenth higher."""
 
     name: str
-    lower: Effect | None
+    lower: Effect
     higher: Effect
 
     @property
@@ -75,16 +74,10 @@ class Influence:
 
     @property
     def range(self) -> float:
-        """Difference of the two bills, or twice that of a single one; infinite if with one of them no rate meets the goal."""
-        if self.higher.bill is None or (self.lower is not None and self.lower.bill is None):
+        """Difference of the two bills; infinite if with one of them no rate meets the goal."""
+        if self.higher.bill is None or self.lower.bill is None:
             return inf
-        if self.lower is None:
-            return 2 * abs(self.higher.bill - 1)
-        return abs(self.higher.bill - not_none(self.lower.bill))
-
-
-#: Steps that take a tenth longer.
-LONGER_STEPS = Change(STEP_TIME, 1 + CHANGE)
+        return abs(self.higher.bill - self.lower.bill)
 
 
 def relative_bill(unchanged: float, rate: float) -> float:
@@ -155,7 +148,7 @@ def influences(
     """The influences, largest first.
 
     Args:
-        found: The highest rate with each change; of an input at least with the higher value.
+        found: The highest rate with each change.
         unchanged: The same with none.
         margin: T over the wanted rate.
         replicas: Replicas of the fleet; None without a wanted rate.
@@ -177,7 +170,6 @@ def influences(
                 worse=(factor > 1) == (name == STEP_TIME),
             )
             for factor in (low, high)
-            if Change(name, factor) in found
         ]
-        listed.append(Influence(name, effects[0] if len(effects) > 1 else None, effects[-1]))
+        listed.append(Influence(name, *effects))
     return tuple(sorted(listed, key=lambda each: -each.range))

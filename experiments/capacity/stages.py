@@ -18,7 +18,7 @@ from ..runs.sweeping import Outcome
 from .confidence import Kind
 from .day import full_load, served_day
 from .detail import detail
-from .fleet import check_fleet, highest_rate, known_rate, takes_rate
+from .fleet import check_fleet, highest_rate, known_rate, meets_case, takes_rate
 from .load import Load
 from .max_rate import follow, go_ahead, limits
 from .sensitivity import changed_rate
@@ -33,6 +33,10 @@ def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster
 
 def _takes(*arguments: Any) -> dict[str, Any]:
     return {Kind.MEETS: takes_rate(*arguments)}
+
+
+def _case(*arguments: Any) -> dict[str, Any]:
+    return {Kind.CASE: meets_case(*arguments)}
 
 
 def _headroom(*arguments: Any) -> dict[str, Any]:
@@ -71,6 +75,7 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "fleets": _fleet,
     "headroom": _headroom,
     "other seeds": _takes,
+    "cases": _case,
     "known": _known_rate,
     "detail": detail,
     "sensitivity": _sensitivity,

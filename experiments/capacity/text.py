@@ -16,11 +16,13 @@ from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
 from .answer import Answer, Bill
 from .candidates import Candidate
+from .chance import Chance, Uncertainty
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
 from .detail import BEYOND
 from .fleet import Fleet
 from .prices import GPU_HOURS
 from .sensitivity import CHANGE, Effect, Influence
+from .uncertainty import uncertainty
 
 CAUSES = {
     "max_num_seqs": "requests wait because max_num_seqs sequences run",
@@ -116,7 +118,7 @@ def _headroom_part(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
     if answer.known_rates is None:
-        sure = answer.sure_rate
+        sure = answer.sure_rate if answer.fleet is None or answer.fleet.chance is None else None
         with_confidence = "" if sure is None else f" ({sure / not_none(answer.wanted) - 1:+.0%} with confidence)"
         return f"headroom {headroom_text(answer)}{with_confidence}"
     return f"headroom {headroom_text(answer).replace('>+', 'more than ')} ({TOO_FEW})"
@@ -171,7 +173,11 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
         "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
     )
     # Rates that bursts are served at are no rates of a lasting load.
-    if not answer.is_burst and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1:
+    if (
+        (answer.fleet is None or answer.fleet.chance is None)
+        and not answer.is_burst
+        and len(answer.rates.seed_rates if answer.fleet is None else answer.fleet.rates) > 1
+    ):
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     found = evidence(not_none(answer.candidate.settings), served_at_rate(answer))
     results = f", in the median {found.headline()}" if found.headline() else ""
@@ -199,10 +205,41 @@ def _with_text(answer: Answer) -> str:
 
 
 def _other_sizes_text(answer: Answer, bill: Bill) -> str:
-    """The GPUs that may be enough, where the seeds leave that open, and those that longer steps need."""
+    """The probability that these GPUs are enough, and that of the next fewer; or those that may be, where the seeds leave that open."""
+    fleet = answer.fleet
+    if fleet is not None and (chance := fleet.chance) is not None:
+        less = [each for each in fleet.chances if each.replicas < chance.replicas][-1:]
+        notes = [f"enough with {_percent(chance.chance)}"]
+        notes += [f"{each.replicas * bill.gpus // bill.replicas:,} with {_percent(each.chance)}" for each in less]
+        notes += ["more are no more likely"] * fleet.is_unsure
+        return f" ({'; '.join(notes)})"
     fewest = bill.fewest_replicas * bill.gpus // bill.replicas
-    notes = [f"{fewest:,} may be enough"] * (fewest < bill.gpus) + _longer_steps_texts(answer, bill)
-    return f" ({'; '.join(notes)})" if notes else ""
+    return f" ({fewest:,} may be enough)" if fewest < bill.gpus else ""
+
+
+def _percent(chance: float) -> str:
+    """A probability; only what all cases say is 100 % or 0 %."""
+    return f"{min(max(round(100 * chance), 1 if chance else 0), 99 if chance < 1 else 100)}%"
+
+
+def depends_text(chance: Chance, about: Uncertainty) -> str:
+    """One sentence: what it depends on most whether a fleet is enough; that nothing of it matters where all cases say the same."""
+    causes = {
+        "step times": (chance.by_scale[0], chance.by_scale[-1]),
+        "the KV cache": (chance.by_memory[-1], chance.by_memory[0]),
+        "the draw of the load": (max(chance.by_draw), min(chance.by_draw)),
+    }
+    name, (best, worst) = max(causes.items(), key=lambda each: each[1][0] - each[1][1])
+    if best == worst:
+        said = "meets" if best else "misses"
+        return f"It {said} the goal in every case: neither step times nor the KV cache nor the draw of the load changes that."
+    low, high = about.scales[0], about.scales[-1]
+    ends = {
+        "step times": f"with {low:.2f} times the predicted ones it is enough with {_percent(best)}, with {high:.2f} times with {_percent(worst)}",
+        "the KV cache": f"with the largest that the server may have it is enough with {_percent(best)}, with the smallest with {_percent(worst)}",
+        "the draw of the load": f"of {len(chance.by_draw)} draws the best is enough with {_percent(best)}, the worst with {_percent(worst)}",
+    }
+    return f"That depends most on {name}: {ends[name]}."
 
 
 def _basis_text(found: Evidence) -> str:
@@ -220,18 +257,6 @@ def served_at_rate(answer: Answer) -> Served:
     return Served(at["load"], "open loop", {"tpot": at["median_tpot_ms"], "ttft": at["median_ttft_ms"]})
 
 
-def _longer_steps_texts(answer: Answer, bill: Bill) -> list[str]:
-    """The GPUs that are needed if steps take longer than predicted."""
-    effect = answer.longer_steps
-    if effect is None:
-        return []
-    if effect.replicas is None:
-        return [f"no rate meets the goal if steps are {CHANGE:.0%} longer"]
-    gpus = effect.replicas * bill.gpus // bill.replicas
-    still, at_least = "still " * (gpus == bill.gpus), "at least " * _is_lower_bound(answer)
-    return [f"{still}{at_least}{gpus:,} if steps are {CHANGE:.0%} longer"]
-
-
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
     """The recommendation's settings, the seeds, its expected results, its limit, and a neighbour, a line each."""
     answer, bill = ranks[0]
@@ -241,6 +266,11 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
         f"Set: {flags_text(answer)}{f' ({_CAVEAT})' if answer.candidate.num_lossy else ''}{_router_text(answer)}",
         _sure(answer),
+        *(
+            []
+            if answer.fleet is None or (chance := answer.fleet.chance) is None
+            else [depends_text(chance, uncertainty(answer.candidate))]
+        ),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
         f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
@@ -300,7 +330,9 @@ def _fleet_text(answer: Answer, fleet: Fleet) -> str:
     misses = f"{fleet.misses or 'none'} of {fleet.seeds} seeds misses the goal"
     text = f"With {len(shares)} seeds {min(shares):.1%} to {max(shares):.1%} of the requests meet the objectives, and {misses}"
     sure = f": {CONTENT:.0%} of other seeds meet it, too, with {CONFIDENCE:.0%} confidence."
-    text += "." if answer.is_burst else sure
+    text += "." if answer.is_burst or fleet.chance is not None else sure
+    if fleet.chance is not None:
+        return text
     if fleet.fewest < answer.replicas and not answer.is_burst:
         return f"{text} {replicas_text(fleet.fewest)} may be enough, but the seeds do not confirm it."
     smaller = answer.replicas - answer.candidate.engines
@@ -327,10 +359,10 @@ def _headroom(answer: Answer) -> str:
     more = answer.fleet_rate / wanted - 1
     if sure is None:
         return f"It takes {answer.fleet_rate:.3g} requests/s before it misses the goal, {more:.0%} more.{idle}"
-    return (
-        f"It takes {answer.fleet_rate:.3g} requests/s in the mean of the first seeds before it misses the goal, {more:.0%} more,"
-        f" and {sure:.3g} with the same confidence.{idle}"
-    )
+    takes = f"It takes {answer.fleet_rate:.3g} requests/s in the mean of the first seeds before it misses the goal, {more:.0%} more"
+    if not_none(answer.fleet).chance is not None:
+        return f"{takes}.{idle}"
+    return f"{takes}, and {sure:.3g} with the same confidence.{idle}"
 
 
 def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None, currency: str) -> list[str]:
@@ -384,10 +416,15 @@ def cheaper_text(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> str:
             why = (
                 f"at least {_hourly(bill, currency)}, {_BOUND}"
                 if bursts
-                else f"{_hourly(bill, currency)}, as {replicas_text(bill.fewest_replicas)} may be enough"
+                else f"{_hourly(bill, currency)}, as {replicas_text(bill.fewest_replicas)} may be enough{_chance_of(answer, bill.fewest_replicas)}"
             )
             found.append(f"{answer.candidate.name} ({why})")
     return f"A cheaper one is open: {'; '.join(found)}." if found else ""
+
+
+def _chance_of(answer: Answer, replicas: int) -> str:
+    chances = () if answer.fleet is None else answer.fleet.chances
+    return "".join(f" with {_percent(each.chance)}" for each in chances if each.replicas == replicas)
 
 
 def _more_money(price: float, what: str = "money") -> str:
@@ -401,21 +438,13 @@ def _sensitivity_text(answer: Answer) -> list[str]:
     if not answer.influences:
         return []
     effects = "; ".join(_influence_text(each, answer) for each in answer.influences)
-    more = "" if all(each.lower for each in answer.influences) else f" {NOT_SIMULATED}"
     return [
-        f"What matters most, by the change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}.{more}"
+        f"What matters most, by the change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}."
     ]
 
 
-#: After influences without these.
-NOT_SIMULATED = "Shorter steps and other objectives are simulated with --sensitivity."
-
-
 def _influence_text(influence: Influence, answer: Answer) -> str:
-    higher = _effect_text(influence.higher, answer)
-    if influence.lower is None:
-        return f"{influence.label} {higher} if higher"
-    return f"{influence.label} {_effect_text(influence.lower, answer)} to {higher}"
+    return f"{influence.label} {_effect_text(influence.lower, answer)} to {_effect_text(influence.higher, answer)}"
 
 
 def billed(answer: Answer) -> str:

@@ -10,8 +10,8 @@
     1. best first: the lowest bound in closed form gets its runs, and the lowest that has had them its estimate, until no bound is below
        the lowest estimate; the first estimate is made as soon as a candidate has had its runs, because it is printed
     2. the whole test answers the one with the lowest estimate
-    3. every other candidate of which the bound is below that cost is tested at the largest fleet that costs less, with the first seeds: if
-       they call it too few, the candidate is closed; else the whole test answers it, too
+    3. every other candidate of which the bound is below that cost is tested at the largest fleet that costs less, by one run of each draw
+       (``chance``): if they call it too few, the candidate is closed; else the whole test answers it, too
 
 A closed candidate cannot be cheaper than the winner by a bound, or by the same rule by which a plan calls a size too few. Rounds have
 a fixed size, so that the order does not depend on the machine. Without a wanted rate the cost is of a request at the full rate, and
@@ -136,7 +136,7 @@ class Contest:
 
     def _estimate(self, services: Sequence[Service]) -> None:
         for each, rate in self.planner.first_rates(services).items():
-            replicas = self.planner.first_size(rate)
+            replicas = self.planner.first_size(each, rate)
             self.estimates[each] = max(self.bounds[each], self._cost(each, rate, replicas))
         self._say()
 
@@ -159,9 +159,13 @@ class Contest:
         return True
 
     def cost_of(self, service: Service) -> float:
-        """The cost of an answer; infinite without one, and where only bursts are known: a lower bound closes no other candidate."""
+        """The cost of an answer; infinite without one, and where only bursts are known or no fleet is sure: a bound closes no other."""
         answer = self.answers[service]
-        if not answer.rate or answer.full_rate == 0 or (answer.fleet is not None and answer.is_burst):
+        if (
+            not answer.rate
+            or answer.full_rate == 0
+            or (answer.fleet is not None and (answer.is_burst or answer.is_unsure))
+        ):
             return inf
         return self._cost(service, answer.full_rate, None if answer.fleet is None else answer.replicas)
 

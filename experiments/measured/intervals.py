@@ -158,6 +158,12 @@ class Calibrated:
         centre, spread = _fit(self._used, levels, depth)
         return Interval(exp(centre - self.quantile * spread), exp(centre + self.quantile * spread))
 
+    def widest(self) -> Interval:
+        """That of all servers, for one of a class without runs; only of a metric with one class of all runs, as TPOT has."""
+        about = next(iter({each.levels[-1] for each in self._used}))
+        centre, spread = _fit(self._used, ((), (), (), about), 0)
+        return Interval(exp(centre - self.quantile * spread), exp(centre + self.quantile * spread))
+
     @cached_property
     def quantile(self) -> float:
         """The factor on all spreads; infinite with too few servers."""

@@ -42,6 +42,7 @@ class Service:
     Attributes:
         saturated: Rate of a replica that always has requests waiting, relative to that of the first seed; None of none.
         known: Rate up to which runs are a load, relative to the highest one.
+        scaled: Whether the rate of a case is inverse to its step times; else they change nothing.
         failing: Steps that fail, with the GPU.
         calls: Step, GPU, seed, and further arguments.
     """
@@ -50,6 +51,7 @@ class Service:
     known: float = 1.0
     failing: tuple[str, str] | None = None
     alone: bool = True
+    scaled: bool = False
     share: float = 0.25
     in_flight: float = 3.0
     calls: list[tuple[Any, ...]] = field(default_factory=list)
@@ -88,6 +90,8 @@ class Service:
                 }
             case "fleets":
                 return {"share": min(1.0, 0.9 * rate / more[1]), "meets": rate >= more[1]}
+            case "cases":
+                return {"case": not more[0] or rate >= more[1] * (more[3].scale if self.scaled else 1)}
             case "other seeds":
                 return {"meets": rate >= more[2]}
             case "headroom" | "follow":

@@ -13,10 +13,12 @@ import pytest
 
 from fragmeter.experiments.capacity import planning
 from fragmeter.experiments.capacity.candidates import candidates
+from fragmeter.experiments.capacity.chance import SCALE_WEIGHTS
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, mean_rate
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import prices
+from fragmeter.experiments.capacity.uncertainty import uncertainty
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.parallel import Workers
@@ -53,6 +55,17 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return json.loads((tmp_path / "plan.json").read_text())
 
     return run
+
+
+def chance_of(service: Service, gpu: str, size: int, scales: tuple[float, ...]) -> float:
+    """The weight of the cases of eight draws that a fleet meets at 100 requests/s."""
+    met = (
+        weight
+        for rate in service.rates(gpu, size, 8)
+        for scale, weight in zip(scales, SCALE_WEIGHTS, strict=True)
+        if rate >= 100 * scale
+    )
+    return sum(met) / sum(SCALE_WEIGHTS) / 8
 
 
 class TestForARate:
@@ -97,22 +110,24 @@ class TestForARate:
             Cluster(num_replicas=size) if size > 1 else Cluster() for size in range(1, 9)
         }
 
-    def test_longer_steps_of_the_recommendation(self, plan):
-        document = plan(Service(), "--request-rate", "100")
-        first, other = document["candidates"]
-        effects = {each["name"]: each for each in first["sensitivity"]}
-        assert "sensitivity" not in other and {*effects} == {"price of a GPU", "wanted rate", "step time"}
-        size, margin = first["fleet"]["replicas"], first["fleet"]["sure_rate"] / 100
-        assert first["longer_steps"] == effects["step time"]["higher"]
-        assert effects["step time"]["lower"] is None and effects["step time"]["higher"]["bill"] == pytest.approx(1.1)
-        assert first["longer_steps"]["replicas"] == ceil(size * 1.1 / margin)
-        wanted = effects["wanted rate"]
-        assert (wanted["lower"]["bill"], wanted["higher"]["bill"]) == pytest.approx((0.9, 1.1))
-        assert (wanted["lower"]["replicas"], wanted["higher"]["replicas"]) == (
-            ceil(size * 0.9),
-            ceil(size * 1.1 / margin),
-        )
-        assert [effects["price of a GPU"][side]["replicas"] for side in ("lower", "higher")] == [size, size]
+    def test_a_fleet_is_as_large_as_the_confidence_asks_for(self, plan):
+        """All cases of the first eight draws, one by one."""
+        for confidence in (0.6, 0.9, 0.97):
+            service = Service(scaled=True)
+            document = plan(service, "--request-rate", "100", "--confidence", str(confidence))
+            for found in document["candidates"]:
+                gpu, fleet = found["candidate"]["gpu"], found["fleet"]
+                (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {})
+                scales = uncertainty(candidate).scales
+
+                confirmed = smallest(service, gpu, 100)
+                sizes = range(confirmed, 4 * confirmed)
+                assert fleet["replicas"] == next(
+                    size for size in sizes if chance_of(service, gpu, size, scales) >= confidence - 1e-9
+                )
+                for each in fleet["chances"]:
+                    assert each["chance"] == pytest.approx(chance_of(service, gpu, each["replicas"], scales))
+                assert not fleet["is_unsure"] and fleet["seeds"] == NUM_SEEDS
 
     def test_all_inputs_on_request(self, plan):
         service = Service()
@@ -185,7 +200,6 @@ class TestForARate:
             rates = service.rates(found["candidate"]["gpu"], found["fleet"]["replicas"])[:4]
             assert found["known_rates"] == pytest.approx([0.97 * rate for rate in rates])
             assert found["fleet"]["rates"] == rates and found["saturated_request_rate"] is None
-            assert "longer_steps" not in found
             known = max(100.0, mean_rate(found["known_rates"]))
             cost = found["bill"]
             assert cost["full_per_million"] == pytest.approx(cost["per_hour"] / (0.0036 * known * 60))
@@ -197,7 +211,6 @@ class TestForARate:
     def test_runs_that_are_loads_are_known(self, plan):
         document = plan(Service(saturated=None), "--request-rate", "100")
         assert not any("known_rates" in found for found in document["candidates"])
-        assert all("longer_steps" in found for found in document["candidates"][:1])
 
     @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom", "other seeds", "detail"])
     def test_what_fails_of_one_leaves_the_others(self, plan, stage):
@@ -264,13 +277,13 @@ class TestForARate:
     def test_gpus_are_counted_where_one_has_no_price(self, plan, tmp_path):
         PRICED = {name: price for name, price in PRICES.items() if name != "h200"}
         (tmp_path / "few.json").write_text(json.dumps({"per_gpu_hour": PRICED}))
-        document = plan(Service(), "--request-rate", "100", "--prices", str(tmp_path / "few.json"))
+        document = plan(Service(), "--request-rate", "100", "--prices", str(tmp_path / "few.json"), "--sensitivity")
         first, other = document["candidates"]
         assert (document["currency"], document["gpus_without_price"]) == ("GPU-hours", ["h200"])
         assert [each["bill"]["per_hour"] for each in (first, other)] == [
             each["bill"]["gpus"] for each in (first, other)
         ]
-        assert {each["name"] for each in first["sensitivity"]} == {"wanted rate", "step time"}
+        assert {each["name"] for each in first["sensitivity"]} == {"wanted rate", "step time", "ttft"}
 
 
 class TestDivided:
@@ -360,7 +373,7 @@ class TestWithoutARate:
                 for factor in (1.0, 1.15)
             ]
         effects = {each["name"]: each for each in first["sensitivity"]}
-        assert {*effects} == {"price of a GPU", "step time", "ttft"} and "longer_steps" not in first
+        assert {*effects} == {"price of a GPU", "step time", "ttft"}
         assert effects["step time"]["higher"] == {"factor": 1.1, "bill": pytest.approx(1.1), "replicas": None}
         assert effects["ttft"]["lower"]["bill"] == pytest.approx(0.9**-0.5)
         assert {call[:3] for call in service.of_stage("sensitivity")} == {(FIRST, Cluster(), first["request_rate"])}

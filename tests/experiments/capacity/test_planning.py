@@ -12,6 +12,7 @@ import pytest
 from engine_runs import settings_of
 from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
+from fragmeter.experiments.capacity.chance import Chance
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
 from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
 from fragmeter.experiments.capacity.fleet import Fleet, Tried
@@ -19,7 +20,6 @@ from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.sensitivity import Effect
 from fragmeter.experiments.capacity.text import (
     TOO_FEW,
     bill_text,
@@ -278,19 +278,19 @@ class TestFirstLine:
     """25 requests/s by replicas of 10 on two GPUs each: three, of which the seeds say that two may be enough."""
 
     @pytest.mark.parametrize(
-        ("open_", "steps", "text"),
+        ("open_", "chances", "text"),
         [
-            (True, None, " (4 may be enough)"),
-            (True, 4, " (4 may be enough; 8 if steps are 10% longer)"),
-            (False, 3, " (still 6 if steps are 10% longer)"),
-            (False, None, ""),
+            (True, (), " (4 may be enough)"),
+            (True, (0.714, 0.97), " (enough with 97%; 4 with 71%)"),
+            (False, (0.0, 0.996), " (enough with 99%; 4 with 0%)"),
+            (False, (), ""),
         ],
     )
-    def test_other_sizes_are_named_together(self, open_, steps, text):
+    def test_other_sizes_are_named_together(self, open_, chances, text):
         answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
         fleet = not_none(answer.fleet)
-        effect = None if steps is None else Effect(1.1, 1.1, steps)
-        answer = replace(answer, fleet=fleet if open_ else replace(fleet, fewest=3), longer_steps=effect)
+        known = tuple(Chance(size, each, (), (), ()) for size, each in zip((2, 3), chances, strict=False))
+        answer = replace(answer, fleet=replace(fleet if open_ else replace(fleet, fewest=3), chances=known))
         found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
 
@@ -298,10 +298,10 @@ class TestFirstLine:
         """By bursts two replicas may be enough, which says nothing of a load that lasts."""
         answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
         fleet = replace(not_none(answer.fleet), tried=(Tried(3, (1.0, 1.0), Decision.ENOUGH),))
-        answer = replace(answer, fleet=fleet, longer_steps=Effect(1.1, 1.1, 3))
+        answer = replace(answer, fleet=fleet)
         for known, first, row, more in (
-            ((26.0,), "Buy 6 x a100-80gb for 25 requests/s (4 may be enough; still 6 if", "4-6", True),
-            ((24.0,), "Buy at least 6 x a100-80gb for 25 requests/s (still at least 6 if", ">=6", False),
+            ((26.0,), "Buy 6 x a100-80gb for 25 requests/s (4 may be enough): ", "4-6", True),
+            ((24.0,), "Buy at least 6 x a100-80gb for 25 requests/s: at least", ">=6", False),
         ):
             answer = replace(answer, known_rates=known)
             cost = bill(answer, FixedLoad, PRICES, 25.0)

@@ -21,7 +21,7 @@ from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit,
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.questions import Subject
 from fragmeter.experiments.capacity.search import Aims
-from fragmeter.experiments.capacity.sensitivity import Change, effect_of, influences
+from fragmeter.experiments.capacity.sensitivity import effect_of, influences
 from fragmeter.experiments.cli.app import MISTAKE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine
@@ -88,12 +88,6 @@ class TestEffect:
         assert (price.lower.replicas, price.higher.replicas) == (3, 3)
         assert (wanted.lower.replicas, wanted.higher.replicas) == (3, 6)
         assert (price.name, price.label, price.range) == ("price of a GPU", "price of a GPU", pytest.approx(0.2))
-
-    def test_a_single_side_counts_twice(self):
-        slower, *_ = influences({Change("step time", 1.1): 5.0}, 10.0, 1.0, None)
-        assert (slower.lower, slower.higher.bill, slower.range) == (None, 2.0, 2.0)
-        _, faster = influences({Change("step time", 1.1): 10.5}, 10.0, 1.0, None)
-        assert faster.range == pytest.approx(2 * (1 - 10 / 10.5))
 
 
 class TestRatesOfSeeds:

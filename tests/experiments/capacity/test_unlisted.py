@@ -35,7 +35,7 @@ class MadeUp:
     def first_rates(self, services: Sequence[str]) -> dict[str, float]:
         return {each: self.rates[each][0] for each in services}
 
-    def first_size(self, rate: float) -> int | None:
+    def first_size(self, service: str, rate: float) -> int | None:
         return self._size(rate)
 
     def is_too_few(self, service: str, size: int) -> bool:
@@ -48,7 +48,9 @@ class MadeUp:
     def answer(self, name: str) -> Any:
         rate, size = self.rates[name][2], self._size(self.rates[name][2])
         fleet = None if self.wanted is None else size
-        return SimpleNamespace(rate=rate, full_rate=rate, replicas=size, fleet=fleet, is_burst=self.bursts)
+        return SimpleNamespace(
+            rate=rate, full_rate=rate, replicas=size, fleet=fleet, is_burst=self.bursts, is_unsure=False
+        )
 
     def _size(self, rate: float) -> int | None:
         return None if self.wanted is None else ceil(self.wanted / rate) if rate else 1

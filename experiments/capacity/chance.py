@@ -1,0 +1,249 @@
+"""The probability that a fleet is enough: over draws of the load, what step times may be, and what the KV cache may be.
+
+    scale       step times over the predicted ones: five quantiles of the interval that measured servers of the class give (``evidence``),
+                with its logarithm taken for normal; without such servers, of that of all measured servers
+    memory      the KV cache: the low end, the likely size and the high end of what is computed for the start (``Launch.outlook``)
+    case        a draw with a scale and a memory: the fleet serves it at the wanted rate and meets the goal, or not
+    chance      the weight of the cases that meet it; draws weigh alike
+    1. of each draw the number of scales that are met is bisected with the likely memory: a goal that is missed with shorter steps is
+       missed with longer ones, and one that is missed with more memory with less
+    2. the low memory is tried at the longest scale that is met, the high one at the shortest that is missed; only where the
+       outcome changes its scales are bisected, too
+    3. sizes in strides that double, then bisected: the smallest with a chance of ``confidence``; none if requests served alone miss
+       the goal with too much of the weight of the scales
+    4. one size below, which shows what the last replica is for
+    decisive    the longest scale for which it holds that a fleet that misses the goal with it in every draw has not the chance: a
+                candidate of a search is closed by one run of each draw at it
+
+So a draw takes four or five runs in place of fifteen. All weights are whole numbers, and a chance is a quotient of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .confidence import Kind
+from .trials import Case, Memory, Results, Trial
+
+#: Quantiles of the step times and their weights: the ends of the interval stand for a tenth each.
+QUANTILES, SCALE_WEIGHTS = (0.05, 0.25, 0.5, 0.75, 0.95), (1, 3, 2, 3, 1)
+#: Weights of the low end, the likely size and the high end of an interval that holds eight of ten (Keefer and Bodily 1983).
+MEMORY_WEIGHTS = (3, 4, 3)
+#: Draws, unless the plan begins with more.
+NUM_DRAWS = 8
+#: Sizes that are tried, relative to the first.
+_MOST_TIMES = 4
+#: Tolerance of a chance, for the rounding of floats.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """What step times and the KV cache may be.
+
+    Attributes:
+        scales: Step times over the predicted ones, ascending: one, or one for each of ``QUANTILES``.
+        memories: KV caches, ascending: one, or one for each of ``MEMORY_WEIGHTS``.
+        basis: What the interval of the scales rests on, in words.
+    """
+
+    scales: tuple[float, ...]
+    memories: tuple[Memory, ...]
+    basis: str
+
+    def text(self) -> str:
+        """The factors on step times and the KV caches, in words."""
+        times = f"{self.basis}, {self.scales[0]:.2f} to {self.scales[-1]:.2f} times as long"
+        sizes = " to ".join(f"{each.num_blocks:,}" for each in dict.fromkeys((self.memories[0], self.memories[-1])))
+        return f"{times if len(self.scales) > 1 else self.basis}; {sizes} blocks of KV cache"
+
+    def decisive(self, confidence: float) -> float:
+        """The longest scale that, with those above it and the likely memory or less, has more of the weight than the confidence leaves."""
+        weights, above = self.scale_weights, 0
+        total = sum(weights) * sum(self.memory_weights) / self.up_to_likely
+        for scale, weight in zip(reversed(self.scales), reversed(weights), strict=True):
+            above += weight
+            if above > (1 - confidence + _ROUNDING) * total:
+                return scale
+        return self.scales[0]
+
+    @property
+    def up_to_likely(self) -> int:
+        """Weight of the likely memory and of less."""
+        return sum(self.memory_weights[: len(self.memories) // 2 + 1])
+
+    @property
+    def scale_weights(self) -> tuple[int, ...]:
+        """Weights of the scales."""
+        return SCALE_WEIGHTS if len(self.scales) > 1 else (1,)
+
+    @property
+    def memory_weights(self) -> tuple[int, ...]:
+        """Weights of the memories."""
+        return MEMORY_WEIGHTS if len(self.memories) > 1 else (1,)
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What the cases say of one size.
+
+    Attributes:
+        replicas: The size.
+        chance: Weight of the cases in which the fleet meets the goal.
+        by_scale, by_memory, by_draw: The same of the cases of each scale, memory and draw.
+    """
+
+    replicas: int
+    chance: float
+    by_scale: tuple[float, ...]
+    by_memory: tuple[float, ...]
+    by_draw: tuple[float, ...]
+
+    @classmethod
+    def of(cls, replicas: int, met: Mapping[tuple[int, int], int], about: Uncertainty) -> Chance:
+        """From the number of scales that are met, by draw and place of the memory."""
+        scales, memories = about.scale_weights, about.memory_weights
+        seeds, places = sorted({seed for seed, _ in met}), range(len(memories))
+        of_memory = sum(memories)
+
+        def share(weight: int, total: int) -> float:
+            return weight / total
+
+        by_scale = tuple(
+            share(sum(memories[at] for seed in seeds for at in places if met[seed, at] > scale), of_memory * len(seeds))
+            for scale in range(len(scales))
+        )
+        weight = {key: sum(scales[:count]) for key, count in met.items()}
+        by_memory = tuple(share(sum(weight[seed, at] for seed in seeds), sum(scales) * len(seeds)) for at in places)
+        by_draw = [sum(memories[at] * weight[seed, at] for at in places) for seed in seeds]
+        each = of_memory * sum(scales)
+        return cls(
+            replicas, share(sum(by_draw), each * len(seeds)), by_scale, by_memory,
+            tuple(share(one, each) for one in by_draw),
+        )  # fmt: skip
+
+
+class ChanceSearch:
+    """The search for the smallest size with a chance, from one that is expected.
+
+    Args:
+        about: What is not known.
+        seeds: The draws.
+        confidence: The chance that is asked for.
+        first, least, engines: The size to begin with, the fewest replicas that may be enough, and the number of which sizes are
+            multiples.
+    """
+
+    def __init__(
+        self, about: Uncertainty, seeds: Sequence[int], confidence: float, first: int, least: int, engines: int = 1
+    ) -> None:
+        self._about, self._seeds, self._confidence = about, seeds, confidence
+        self._engines, self._least = engines, -(-least // engines)
+        self._first = max(first // engines, self._least)
+        self._most = _MOST_TIMES * self._first
+        self._found: dict[int, Chance] = {}
+        #: Number of scales with which requests served alone meet the goal, where it was asked for.
+        self._alone: int | None = None
+
+    def steps(self) -> Generator[list[Trial], Results, tuple[int | None, tuple[Chance, ...]]]:
+        """Yield trials, be sent whether they meet the goal, and return the size, if any, and what is known of each size that was
+        tried."""
+        low, high, probe, stride = self._least - 1, None, self._first, max(1, self._first // 16)
+        while high is None or high - low > 1:
+            if (yield from self._is_enough(probe)):
+                high = probe
+            else:
+                low = probe
+            if high is not None:
+                probe = max(high - stride, self._least) if low < self._least else (low + high) // 2
+            elif low >= self._most or not (yield from self._can_be_enough()):
+                break
+            else:
+                probe = min(low + stride, self._most)
+            stride *= 2
+        # What the last replica is for; where none is enough, the size that was asked for.
+        last = self._first if high is None else high
+        if last > self._least:
+            yield from self._is_enough(last - 1)
+        of_size = tuple(self._found[each] for each in sorted(self._found))
+        return None if high is None else high * self._engines, of_size
+
+    def too_few(self) -> Generator[list[Trial], Results, bool]:
+        """As ``steps``: whether the first size cannot have the chance, as too many draws miss the goal at the decisive scale."""
+        replicas, about = self._first * self._engines, self._about
+        case = Case(about.decisive(self._confidence), about.memories[len(about.memories) // 2])
+        trials = [Trial(Kind.CASE, replicas, seed, case=case) for seed in self._seeds]
+        results = yield trials
+        misses = sum(not results[trial] for trial in trials)
+        # Longer steps miss the goal, too, and so does less memory.
+        scales = sum(
+            weight for scale, weight in zip(about.scales, about.scale_weights, strict=True) if scale >= case.scale
+        )
+        lost = (
+            misses
+            * scales
+            * about.up_to_likely
+            / (len(self._seeds) * sum(about.scale_weights) * sum(about.memory_weights))
+        )
+        return 1 - lost < self._confidence - _ROUNDING
+
+    def _can_be_enough(self) -> Generator[list[Trial], Results, bool]:
+        """Whether requests served alone meet the goal with enough of the weight of the scales."""
+        if self._alone is None:
+            self._alone = yield from self._met_alone()
+        weights = self._about.scale_weights
+        return sum(weights[: self._alone]) >= (self._confidence - _ROUNDING) * sum(weights)
+
+    def _is_enough(self, size: int) -> Generator[list[Trial], Results, bool]:
+        if size not in self._found:
+            met = yield from self._met(size * self._engines)
+            self._found[size] = Chance.of(size * self._engines, met, self._about)
+        return self._found[size].chance >= self._confidence - _ROUNDING
+
+    def _met_alone(self) -> Generator[list[Trial], Results, int]:
+        low, high = 0, len(self._about.scales)
+        memory = self._about.memories[len(self._about.memories) // 2]
+        while low < high:
+            middle = (low + high) // 2
+            trial = Trial(Kind.CASE, 0, self._seeds[0], case=Case(self._about.scales[middle], memory))
+            results = yield [trial]
+            low, high = (middle + 1, high) if results[trial] else (low, middle)
+        return low
+
+    def _met(self, replicas: int) -> Generator[list[Trial], Results, dict[tuple[int, int], int]]:
+        """Scales that are met, by draw and place of the memory."""
+        scales, places = self._about.scales, range(len(self._about.memories))
+        low = {(seed, at): 0 for seed in self._seeds for at in places}
+        high = dict.fromkeys(low, len(scales) if self._alone is None else self._alone)
+        while True:
+            asked = {}
+            for seed in self._seeds:
+                if (chosen := _next(low, high, seed, places)) is not None:
+                    at, scale = chosen
+                    case = Case(scales[scale], self._about.memories[at])
+                    asked[Trial(Kind.CASE, replicas, seed, case=case)] = seed, at, scale
+            if not asked:
+                return low
+            results = yield [*asked]
+            for trial, (seed, at, scale) in asked.items():
+                for other in places:
+                    if results[trial] and other >= at:
+                        low[seed, other] = max(low[seed, other], scale + 1)
+                    elif not results[trial] and other <= at:
+                        high[seed, other] = min(high[seed, other], scale)
+
+
+def _next(
+    low: Mapping[tuple[int, int], int], high: Mapping[tuple[int, int], int], seed: int, places: range
+) -> tuple[int, int] | None:
+    """The place of the memory and of the scale that a draw is tried with next; None if all is known of it."""
+    middle = len(places) // 2
+    if low[seed, middle] < high[seed, middle]:
+        return middle, (low[seed, middle] + high[seed, middle]) // 2
+    for at in places:
+        begin, end = low[seed, at], high[seed, at]
+        if begin < end:
+            # Most likely the memory changes nothing: then one run says so.
+            return at, end - 1 if at < middle else begin
+    return None

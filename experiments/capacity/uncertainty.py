@@ -1,0 +1,50 @@
+"""What step times and the KV cache of a candidate may be: by measured servers, and by the interval of its start (``chance``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+from statistics import NormalDist
+
+from ...sim.spec.startup.capacity import capacity
+from ...sim.types.optional import not_none
+from ..measured.evidence import evidence
+from ..measured.intervals import SHARE
+from ..measured.servers_like import any_server
+from .candidates import Candidate
+from .chance import QUANTILES, Uncertainty
+from .trials import Memory
+
+
+def uncertainty(candidate: Candidate) -> Uncertainty:
+    """What is not known of a candidate that starts."""
+    chosen = not_none(candidate.settings)
+    found = evidence(chosen)
+    if found.like is None:
+        # A calibration, a server's constants, the paper: step times of the user's choice.
+        return Uncertainty((1.0,), _memories(candidate), "step times taken as given")
+    factors = next((each.factors for each in found.like.predicted if each.metric == "tpot" and each.factors), None)
+    basis = "the interval of servers like this"
+    if factors is None:
+        factors, basis = any_server(), "no measured server is like this: the interval of all measured servers"
+    return Uncertainty(_quantiles(*factors), _memories(candidate), basis)
+
+
+def _quantiles(low: float, high: float) -> tuple[float, ...]:
+    """``QUANTILES`` of a factor with the interval of ``SHARE``, its logarithm taken for normal."""
+    normal, end = NormalDist(), NormalDist().inv_cdf((1 + SHARE) / 2)
+    middle, half = log(low * high) / 2, log(high / low) / 2
+    return tuple(exp(middle + half * normal.inv_cdf(each) / end) for each in QUANTILES)
+
+
+def _memories(candidate: Candidate) -> tuple[Memory, ...]:
+    launch, chosen = candidate.started.launch, not_none(candidate.settings)
+    likely, blocks = capacity(launch).num_tokens, not_none(chosen.num_gpu_blocks_override)
+    longest = not_none(chosen.max_model_len)
+    found = []
+    for outlook in ("low", "likely", "high"):
+        tokens = capacity(replace(launch, outlook=outlook)).num_tokens
+        fits = min(longest, tokens) if candidate.started.fits_length else longest
+        found.append(Memory(blocks * tokens // likely, fits))
+    low, middle, high = found
+    return (middle,) if low == high else (low, middle, high)
