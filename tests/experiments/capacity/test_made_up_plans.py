@@ -432,10 +432,18 @@ class TestDay:
         day = self.day(plan, service, tmp_path)
         sure = sorted(service.rates("a100-80gb"))[1]
         most = ceil(100 / sure)
-        assert [step["replicas"] for step in day["steps"]] == [ceil(rate / sure) for rate in (40, 100, 70)]
+        (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
+        likely = sure / uncertainty(candidate).decisive(0.9)
+        assert likely < sure and [step["replicas"] for step in day["steps"]] == [
+            ceil(40 / likely),
+            most,
+            ceil(70 / likely),
+        ]
         assert day["constant_replicas"] == most and not day["rates_are_lower_bounds"]
         sizes = sorted({round(most * part / 9) for part in range(1, 9)} | {most})
-        assert day["rate_by_replicas"] == {str(size): pytest.approx(size * sure) for size in sizes}
+        # The constant fleet takes the busiest step.
+        takes = {size: size * likely for size in sizes} | {most: 100}
+        assert day["rate_by_replicas"] == {str(size): pytest.approx(taken) for size, taken in takes.items()}
         sought = {
             call[1].size: call[4] for call in service.of_stage("headroom") if call[0] == FIRST and call[1].size < most
         }
