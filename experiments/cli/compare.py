@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from ...sim.engine.replica import build
 from ...sim.metrics.registry import headings
 from ...sim.metrics.views import PAPER_VIEW, definition_lines
 from ...sim.output.files import require_apart
+from ...sim.policy.options import option_names
 from ...sim.types.bounds import Seeds
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
@@ -39,6 +40,12 @@ from .sweep import WORKERS
 COMPARISON = Group("Comparison", sort_key=-1)
 DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
 _TOKEN_STATES = "waste.mean_over_time_pct.paper_view.token_states"
+#: What a pool is computed from beside options of policies, and the limits of a step.
+_OF_A_POOL = (
+    "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "quantization",
+    "kv_cache_dtype", "max_model_len", "num_gpu_blocks_override",
+)  # fmt: skip
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 #: Metrics in the terminal table, and their labels.
 _SHOWN = headings(
     "request_throughput",
@@ -66,6 +73,7 @@ class Side:
     Attributes:
         replica: Pool, CUDA graphs and step cost, which differ between policies by default.
         settings: Of its runs; None for result folders.
+        is_beside: Whether it has what the first side's policy has by default.
         step_times: What those of a result folder rest on; empty for settings.
         summaries: Of its runs, with the classes of their loads; empty for result folders.
     """
@@ -75,6 +83,7 @@ class Side:
     works: list[str]
     replica: dict[str, Any]
     settings: Settings | None = None
+    is_beside: bool = False
     step_times: str = ""
     summaries: Sequence[Mapping[str, Any]] = ()
 
@@ -99,6 +108,7 @@ def compare(
     sets: Annotated[list[str] | None, Parameter(name="--set", group=COMPARISON, negative_iterable="")] = None,
     seeds: Annotated[Seeds, Parameter(group=COMPARISON)] = DEFAULT_SEEDS,
     confidence: Annotated[float, Parameter(group=COMPARISON)] = DEFAULT_CONFIDENCE,
+    own_defaults: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
     out: Annotated[Path | None, RESULT_FILE] = None,
@@ -108,13 +118,14 @@ def compare(
 
     Takes result folders of simulate --out, or two or more --set. The settings run over the same seeds, so each
     difference has a confidence interval (Student's t over the pairs of runs with one seed). The other flags are those
-    of simulate and apply to every run.
+    of simulate and apply to every run. Sides with different policies have the pool, CUDA graphs and limits of the first.
 
     Args:
         folders: Result folders.
         sets: Settings of one side, as NAME=VALUE,NAME=VALUE.
         seeds: Runs of each side, with seeds from --seed on.
         confidence: Confidence level of the intervals, between 0 and 1.
+        own_defaults: Give each policy the pool, CUDA graphs and limits of a step that it has by default.
         waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the
             same load with the slots of that bucket returned to the pool. All requests arrive at the start.
         price: With --waste: price of one GPU for an hour. Each row then has the price of a million output tokens.
@@ -138,10 +149,10 @@ def compare(
     if bool(folders) == bool(sets) or len(folders or sets or ()) < 2:
         raise UserError("compare takes two or more result folders, or --set two or more times")
     if folders:
-        _refuse_flags_of_runs(inputs, seeds, confidence)
+        _refuse_flags_of_runs(inputs, seeds, confidence, own_defaults)
         sides = [_read(folder) for folder in folders]
     else:
-        sides = _run(inputs, sets or [], seeds, workers)
+        sides = _run(inputs, sets or [], seeds, workers, own_defaults)
     base, *others = sides
     found = [(other, differences(base.runs, other.runs, confidence)) for other in others]
     load = load_in_words(inputs)
@@ -213,20 +224,32 @@ def _read(folder: Path) -> Side:
     return Side(str(folder), [_metrics(summary)], works, _compared(replica), step_times=step_times)
 
 
-def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float) -> None:
-    """Refuse flags of simulate, seeds and a confidence if finished results are compared."""
-    own = {"seeds": (seeds, DEFAULT_SEEDS), "confidence": (confidence, DEFAULT_CONFIDENCE)}
+def _refuse_flags_of_runs(inputs: Inputs, seeds: int, confidence: float, own_defaults: bool) -> None:
+    """Refuse flags of simulate and of how sides run if finished results are compared."""
+    own = {
+        "seeds": (seeds, DEFAULT_SEEDS),
+        "confidence": (confidence, DEFAULT_CONFIDENCE),
+        "own_defaults": (own_defaults, False),
+    }
     given_flags = [*given(inputs), *((name, value) for name, (value, default) in own.items() if value != default)]
     if given_flags:
         raise SettingError(*given_flags[0], "result folders are compared as they are; give --set, or leave it out")
 
 
-def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> list[Side]:
+def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers, own_defaults: bool) -> list[Side]:
     """Run each side with the same seeds."""
     _check_twice(sets)
-    numbers = [str(inputs.settings.seed + place) for place in range(seeds)]
-    combinations = [{**_values(text), "seed": number} for text in sets for number in numbers]
-    swept = sweep_points([Point(values, changed(inputs, values)) for values in combinations], workers)
+    given_sides = [_values(text) for text in sets]
+    asked = [changed(inputs, values) for values in given_sides]
+    served = asked
+    if not own_defaults:
+        served = [replace(side, settings=_beside(asked[0].settings, side.settings)) for side in asked]
+    points = [
+        Point({**values, "seed": seed}, changed(side, {"seed": seed}))
+        for side, values in zip(served, given_sides, strict=True)
+        for seed in (str(inputs.settings.seed + place) for place in range(seeds))
+    ]
+    swept = sweep_points(points, workers)
     for each in swept:
         if each.outcome.error:
             raise UserError(f"{each.point.axis_values}: {each.outcome.error}")
@@ -238,8 +261,35 @@ def _run(inputs: Inputs, sets: Sequence[str], seeds: int, workers: Workers) -> l
         built = build(chosen)
         replica = _compared(built.describe() | {"cost": built.cost.name})
         works = [each.work_sha256 for each in runs]
-        sides.append(Side(text, [*map(_metrics, summaries)], works, replica, chosen, summaries=summaries))
+        is_beside = served[place].settings is not asked[place].settings
+        sides.append(Side(text, [*map(_metrics, summaries)], works, replica, chosen, is_beside, summaries=summaries))
     return sides
+
+
+def _beside(base: Settings, other: Settings) -> Settings:
+    """The settings of a side with the pool, CUDA graphs and limits of the base side in place of defaults of its policy.
+
+    They are the side's own where the two have one policy, or differ in what a pool is computed from. A policy that schedules
+    whole batches, whose limit is the size of a batch, keeps its limits and leaves those of others.
+    """
+    if other.policy == base.policy or any(getattr(base, name) != getattr(other, name) for name in _OF_A_POOL):
+        return other
+    given_base, given_other = dict(base.options), dict(other.options)
+    both = {*option_names(base.kind.options_type)} & {*option_names(other.kind.options_type)}
+    if any(given_base.get(name) != given_other.get(name) for name in both):
+        return other
+    built, own, plain = build(base), build(other), build(replace(other, options=()))
+    if own.num_blocks * own.block_size != plain.num_blocks * plain.block_size:
+        return other
+    shared: dict[str, Any] = {
+        "enforce_eager": built.enforce_eager,
+        "num_gpu_blocks_override": built.num_blocks * built.block_size // own.block_size,
+    }
+    if base.kind.has_token_budget and other.kind.has_token_budget:
+        shared |= {name: getattr(built.policy.limits, name) for name in _LIMITS}
+    # What either side was given is its own.
+    defaults = [name for name in shared if getattr(base, name) is getattr(other, name) is None]
+    return replace(other, **{name: shared[name] for name in defaults})
 
 
 def _check_twice(sets: Sequence[str]) -> None:
@@ -336,7 +386,10 @@ def _remarks(base: Side, other: Side) -> list[str]:
         if None not in (value, other.replica[name]) and value != other.replica[name]
     ]
     replicas = [f"The replicas differ, by flags or by the defaults of their policies: {', '.join(differ)}."]
-    return replicas * bool(differ) + _confidence(base, other)
+    beside = [
+        f"{other.name} has the pool, CUDA graphs and limits of {base.name}; --own-defaults gives each policy its own."
+    ]
+    return replicas * bool(differ) + beside * other.is_beside + _confidence(base, other)
 
 
 def _confidence(base: Side, other: Side) -> list[str]:

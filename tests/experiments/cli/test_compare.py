@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import fragmeter.experiments.cli.compare as compare_module
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.runs.student_t import student_t
 from fragmeter.experiments.sweep.paired import differences
+from fragmeter.sim.engine.replica import build
 
 LOAD = ["--num-prompts", "40", "--request-rate", "2"]
 
@@ -57,7 +59,7 @@ class TestPaired:
 
 def test_settings_are_run_over_the_same_seeds(capsys):
     sides = ["--set", "policy=orca-max,max_num_seqs=2", "--set", "policy=vllm-v1", "--set", "policy=vllm-v1,ids=yes"]
-    comparison = compared(capsys, *sides, *LOAD, "--seeds", "3", "--jobs", "1", "--seed", "5")
+    comparison = compared(capsys, *sides, *LOAD, "--seeds", "3", "--jobs", "1", "--seed", "5", "--own-defaults")
     assert (comparison["base"], comparison["runs"], comparison["confidence"]) == (
         "policy=orca-max,max_num_seqs=2",
         3,
@@ -90,12 +92,68 @@ def test_replicas_that_differ_are_named(capsys):
     """Pool, CUDA graphs and cost differ between policies by default; a block size changes none of them."""
     load = ("--num-prompts", "20", "--request-rate", "2", "--seeds", "1")
     sides = ("policy=vllm-sosp23,cost=paper", "policy=vllm-v1,cost=roofline")
-    assert status(["compare", "--set", sides[0], "--set", sides[1], *load]) == DONE
+    assert status(["compare", "--set", sides[0], "--set", sides[1], *load, "--own-defaults"]) == DONE
     printed = " ".join(capsys.readouterr().out.split())
     assert "differ, by flags or by the defaults of their policies: tokens of the pool 15728 and 14592," in printed
     assert "enforce_eager True and False, cost paper and roofline." in printed
     assert status(["compare", "--set", "block_size=8", "--set", "block_size=16", *load]) == DONE
     assert "replicas differ" not in capsys.readouterr().out
+
+
+def _replicas(capsys, *flags):
+    """Pool in tokens, CUDA graphs and limits of a step of each side, by its runs' settings."""
+    load = ("--num-prompts", "20", "--request-rate", "2", "--seeds", "1")
+    given = [text for each in flags for text in (("--set", each) if "=" in each else (each,))]
+    asked, kept = [], compare_module.sweep_points
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            compare_module, "sweep_points", lambda points, workers: asked.extend(points) or kept(points, workers)
+        )
+        assert status(["compare", *given, *load]) == DONE
+    built = [build(point.inputs.settings) for point in asked]
+    limits = [(each.policy.limits.max_num_seqs, each.policy.limits.max_num_batched_tokens) for each in built]
+    replicas = [
+        (each.num_blocks * each.block_size, each.enforce_eager, *limit)
+        for each, limit in zip(built, limits, strict=True)
+    ]
+    return replicas, " ".join(capsys.readouterr().out.split())
+
+
+def test_policies_have_the_pool_graphs_and_limits_of_the_first(capsys):
+    sides = ("policy=vllm-v1,max_num_seqs=100", "policy=vllm-sosp23,block_size=32", "policy=static,max_num_seqs=4")
+    (first, second, batches), printed = _replicas(capsys, *sides)
+    assert batches[:3] == (*first[:2], 4)
+    # A limit that a side was given is that side's.
+    assert (second[:2], second[3]) == (first[:2], first[3]) and first[2] == 100 < second[2]
+    assert (
+        "policy=vllm-sosp23,block_size=32 has the pool, CUDA graphs and limits of policy=vllm-v1,max_num_seqs=100;"
+        in printed
+    )
+    assert "replicas differ" not in printed
+    (own_first, own_second, _), printed = _replicas(capsys, *sides, "--own-defaults")
+    assert own_first == first and own_second[0] > first[0] and own_second[1] and not first[1]
+    assert "has the pool" not in printed and "replicas differ" in printed
+
+
+@pytest.mark.parametrize(
+    "more", ["gpu=h200", "gpu_memory_utilization=0.8", "tensor_parallel_size=2", "num_gpu_blocks_override=700"]
+)
+def test_a_pool_that_a_side_states_or_computes_is_its_own(more, capsys):
+    (first, second), _ = _replicas(capsys, "policy=vllm-sosp23", f"policy=vllm-v1,{more}")
+    own, _ = _replicas(capsys, "policy=vllm-sosp23", f"policy=vllm-v1,{more}", "--own-defaults")
+    assert first[0] != second[0] == own[1][0]
+
+
+def test_a_policy_that_delegates_to_another_has_no_difference(tmp_path, monkeypatch, capsys):
+    (tmp_path / "delegating.py").write_text(
+        "from fragmeter.sim.policy.vllm_v1 import VllmV1\n\n\nclass Mine(VllmV1):\n    name = 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    load = ("--num-prompts", "30", "--request-rate", "4", "--num-gpu-blocks-override", "300", "--seeds", "2")
+    sides = ("--set", "policy=vllm-v1", "--set", "policy=delegating:Mine")
+    assert status(["compare", *sides, *load, "--json", "-"]) == DONE
+    moved = json.loads(capsys.readouterr().out)["compared"][0]["metrics"]
+    assert len(moved) > 50 and not [each["metric"] for each in moved if each["difference"]]
 
 
 def test_result_folders(results, capsys):
