@@ -50,7 +50,8 @@ def layer_gemms(
     quantization: str | None,
     expert_ranks: ExpertRanks | None = None,
 ) -> list[Gemm]:
-    """The GEMMs of one layer on a rank: Q, K and V together, or the projections of a state, output, then MLP, or router and experts.
+    """The GEMMs of one layer on a rank: Q, K and V together, output, gates and indexers, or the projections of a state, then MLP, or
+    router and experts.
 
     Those of latent attention are left out: they belong to its own operation.
     """
@@ -63,8 +64,11 @@ def layer_gemms(
         mixer = [matrix for matrix in matrices[:projections] if matrix.part != "convolution"]
         found = [_gemm((matrix,), quantization) for matrix in mixer]
     elif projections and not model.has_vectors:
-        query, kv, output = matrices[:projections]
-        found = [_gemm((query, kv), quantization), _gemm((output,), quantization)]
+        mixer = list(matrices[:projections])
+        # Query, key and value precede the output projection; gates and indexers follow it.
+        output = max(place for place, matrix in enumerate(mixer) if matrix.outputs == model.hidden_size)
+        alone = [(matrix,) for matrix in mixer[output:]]
+        found = [_gemm(each, quantization) for each in (tuple(mixer[:output]), *alone)]
     for matrix in mlp:
         if matrix.part == "expert" and model.experts is not None:
             each = matrix.copies // -(-model.experts.count // ranks.holders)
