@@ -337,7 +337,8 @@ class TestFloors:
 
     def test_they_are_medians_over_the_profiles_of_cards(self):
         # That of the A100 40 GB is scaled, and that of the RTX 4090 is of another source, which has 23 us for its shortest GEMM.
-        known = [profile(name).ops for name in profile_names() if name not in ("a100-40gb", "rtx-4090")]
+        cards = {name: profile(name).ops for name in profile_names() if name not in ("a100-40gb", "rtx-4090")}
+        known = list(cards.values())
 
         def of(*names):
             return median(ops[name].coefficients.t0_us for ops in known for name in names if name in ops)
@@ -345,9 +346,10 @@ class TestFloors:
         experts = [name for name in OPERATIONS if name.startswith("moe")]
         shortest = [
             min(shape.coefficients.t0_us for shape in ops[name].shapes.values())
-            for ops in known
+            for card, ops in cards.items()
             for name in experts
-            if name in ops
+            # The A100's int4 experts have SGLang's table, and the floors are of vLLM's.
+            if name in ops and (card, name) != ("a100-80gb", "moe_int4")
         ]
         assert of("small_kernel") == pytest.approx(shares.SMALL_KERNEL_US, abs=0.05)
         assert of("gemm") == pytest.approx(shares.GEMM_US, abs=0.05)
