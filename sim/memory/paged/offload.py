@@ -25,6 +25,7 @@ vllm/v1/core/sched/scheduler.py, vllm/v1/kv_offload/cpu/gpu_worker.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
@@ -167,7 +168,7 @@ class _Seeker(NamedTuple):
         return max(self.needed, -(-before // block_size)) if self.window_tokens else self.needed
 
 
-class HostTierMemory(PagedMemory):
+class HostTierMemory(PagedMemory, ABC):
     """As ``PagedMemory`` with a prefix cache and blocks of one size, with a second tier of that cache in host memory.
 
     Attributes:
@@ -409,17 +410,17 @@ class HostTierMemory(PagedMemory):
         """Slots that a step takes which computes the first ``tokens`` of a sequence."""
         return tokens
 
+    @abstractmethod
     def _free_deferred(self) -> None:
         """The step that computed finished sequences in vain is over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
         """Count the blocks of a sequence that loads ``tokens``, of which the GPU had ``known``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _loaded(self, sequence: Sequence) -> None:
         """Count the tokens that a sequence has loaded."""
-        raise NotImplementedError
 
 
 class OffloadedMemory(HostTierMemory):
