@@ -465,7 +465,8 @@ def _before_and_after(summary: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def error_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One table: a line for each run and set of constants, and one for each simulator that publishes the same run."""
+    """Markdown of the errors: a line for each run and its server constants, followed by a line for each other simulator that published
+    errors of that run."""
     table = []
     lines: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:

@@ -305,7 +305,7 @@ def _split(answer: Answer) -> str:
 
 
 def _sure(answer: Answer) -> str:
-    """The rate of a replica or a fleet, and the statistical confidence for other seeds."""
+    """Sentences on the highest rate that meets the goal, of the fleet or of one replica, and on how other draws of the load may differ."""
     if answer.fleet is not None:
         return f"{_fleet_text(answer, answer.fleet)} {_headroom(answer)}"
     found = answer.rates

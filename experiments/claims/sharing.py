@@ -214,7 +214,11 @@ def samples_per_s(trial: Trial) -> float:
 
 
 def unshared_per_s(trial: Trial, preemption_mode: str = "recompute") -> float:
-    """The same sequences, each a request of its own, preempted by ``preemption_mode``."""
+    """Output tokens/s of the sequences of ``samples_per_s`` without shared blocks: each is a request of its own.
+
+    Args:
+        preemption_mode: As the setting of the policy: recompute or swap.
+    """
     return trial.burst(ALPACA_SET, _BURST, "vllm-sosp23", copies=_BEAMS, preemption_mode=preemption_mode)
 
 

@@ -128,7 +128,7 @@ def _print_search(
     searched: Sequence[str],
     found: Sequence[Swept],
 ) -> None:
-    """Write all trials to the Parquet file in order, and report the best ones."""
+    """Write a row for each trial of a search to the Parquet file, and print the best trials and why others failed."""
     check_found(found)
     rows = [{"trial": number} | _row(each) for number, each in enumerate(found)]
     path = folder.write(TABLE, as_parquet(rows))

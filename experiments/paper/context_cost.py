@@ -56,7 +56,7 @@ def reading_ms() -> float:
 
 
 class ContextCost(PaperCost):
-    """``PaperCost`` with a step time that depends on the context.
+    """``PaperCost`` with a term for reading the KV cache of the running sequences, in proportion to their context tokens.
 
     Args:
         scale: Factor on the whole step.

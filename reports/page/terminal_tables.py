@@ -38,9 +38,9 @@ _ERROR_NOTE = "error: simulated - published, in points; where marked %, of the p
 
 
 def comparison_table(payload: Payload) -> Table:
-    """Published beside simulated values: one line per value, grouped by series if a series has several.
+    """A table of simulated values, with the published value and the error beside each where any is published.
 
-    Rows without any published value have neither its columns nor errors.
+    It has a line for each value, under the name of its series where a series has several.
     """
     rows = payload["rows"]
     ranged, moving, compared = has_range(rows), has_step(rows), has_published(rows)

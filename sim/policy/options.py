@@ -229,7 +229,7 @@ class ArenaOptions(BeamOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class KvGroupOptions(Options):
-    """Of policies with KV groups in their memory: layers with a sliding window keep only what the window needs."""
+    """Options of policies whose memory has KV cache groups, where layers with a sliding window free the blocks before their window."""
 
     disable_hybrid_kv_cache_manager: Annotated[
         bool, Field(description="Keep every token in all layers, also in those with a sliding window.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
@@ -14,7 +15,7 @@ from ...workload.dialogue import NO_PARENT, Dialogue
 Kept = TypeVar("Kept")
 
 
-class Parents(Generic[Kept]):
+class Parents(ABC, Generic[Kept]):
     """The part of a memory that knows a tree of requests.
 
     Attributes:
@@ -46,9 +47,9 @@ class Parents(Generic[Kept]):
         """Whether a parent runs and has computed so many tokens before ``decode_step``."""
         return parent in self._running and self._running[parent].held_tokens(decode_step) >= tokens
 
+    @abstractmethod
     def _release_kept(self, parent: int) -> object:
-        """Release what is kept of a parent, which each memory that mixes this in does in its own way."""
-        raise NotImplementedError
+        """Release the blocks or the piece that are kept of a finished parent."""
 
     def _forget_child(self, parent: int) -> None:
         """Count a child of ``parent`` as finished; after the last one, release what is kept of the parent."""

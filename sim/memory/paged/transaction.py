@@ -166,7 +166,7 @@ class PagedTransaction:
             tables.reach(sequence, self.memory.partial[sequence].known_tokens, tokens, tokens)
 
     def needs_block(self, sequence: Sequence, decode_step: int) -> bool:
-        """Whether the slot of ``decode_step`` opens a new block for a running sequence."""
+        """Whether a running sequence needs a new block for the token that it computes in ``decode_step``."""
         return not sequence.held_tokens(decode_step) % self.memory.unit_tokens
 
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:

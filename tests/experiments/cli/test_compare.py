@@ -147,6 +147,7 @@ def test_a_pool_that_a_side_states_or_computes_is_its_own(more, capsys):
 def test_a_policy_that_delegates_to_another_has_no_difference(tmp_path, monkeypatch, capsys):
     (tmp_path / "delegating.py").write_text(
         "from fragmeter.sim.policy.vllm_v1 import VllmV1\n\n\nclass Mine(VllmV1):\n    name = 'mine'\n"
+        "\n    @classmethod\n    def step_limits(cls, server, pool, seqs, tokens):\n        return seqs or 4, tokens or 256\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     load = ("--num-prompts", "30", "--request-rate", "4", "--num-gpu-blocks-override", "300", "--seeds", "2")
@@ -154,6 +155,9 @@ def test_a_policy_that_delegates_to_another_has_no_difference(tmp_path, monkeypa
     assert status(["compare", *sides, *load, "--json", "-"]) == DONE
     moved = json.loads(capsys.readouterr().out)["compared"][0]["metrics"]
     assert len(moved) > 50 and not [each["metric"] for each in moved if each["difference"]]
+    assert status(["compare", *sides, *load, "--own-defaults", "--json", "-"]) == DONE
+    moved = json.loads(capsys.readouterr().out)["compared"][0]["metrics"]
+    assert [each["metric"] for each in moved if each["difference"]]
 
 
 def test_result_folders(results, capsys):
