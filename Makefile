@@ -39,7 +39,7 @@ help:
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # The modules with columns and numbers that the compiled core shares (core_header.py imports them).
-DECLARATIONS := sim/engine/core_header.py sim/engine/engine.py sim/cost/base.py sim/cost/paper.py sim/types/sequence.py \
+DECLARATIONS := sim/engine/core_header.py sim/engine/engine.py sim/engine/observer.py sim/cost/base.py sim/cost/paper.py sim/types/sequence.py \
 	$(addprefix sim/memory/,accounting/cache_log.py accounting/ledger.py accounting/moments.py \
 	prefix/block_pool.py prefix/chains.py prefix/residency.py)
 

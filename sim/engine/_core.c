@@ -16,6 +16,7 @@ static void drop(struct replica *r)
         drop_cache(r->cache, r->max_num_seqs);
     drop_cost(&r->cost);
     drop_sent(r);
+    drop_looks(r->looks);
     free(r->phases);
     free(r->slots);
     free(r->unused);
@@ -91,10 +92,10 @@ static bool fill_replica(struct replica *r, PyObject *args)
 {
     long long edges[2];
     PyObject *numbers, *given_edges, *costs, *cache;
-    int ahead, routed, pauses;
+    int ahead, routed;
     struct limits limits;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*OO!OpOpp", &r->views[0], &r->views[1], &r->views[2], &r->views[3], &r->views[4],
-                          &numbers, &PyTuple_Type, &given_edges, &costs, &ahead, &cache, &routed, &pauses) ||
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*OO!OpOp", &r->views[0], &r->views[1], &r->views[2], &r->views[3], &r->views[4],
+                          &numbers, &PyTuple_Type, &given_edges, &costs, &ahead, &cache, &routed) ||
         !take_numbers(numbers, &limits, LIMITS_FIELDS))
         return false;
     r->num_edges = (int)PyTuple_Size(given_edges);
@@ -121,7 +122,6 @@ static bool fill_replica(struct replica *r, PyObject *args)
     for (int place = 0; place < r->num_edges; place++)
         r->edges[place] = edges[place];
     r->ahead = ahead;
-    r->pauses = pauses;
     r->steps_to_look = INT64_MAX;
     r->reserve = ahead ? 0 : 1;
     if (!allocate(r) || (routed && !allocate_sent(r))) {
@@ -257,7 +257,7 @@ static PyObject *core_advance(PyObject *self, PyObject *args)
     } while (status == GOES_ON && !has_room(r));
     if (status == FAILED)
         return NULL;
-    long long end = r->leap.kind ? r->leap.end : r->now;
+    long long end = r->leap.waits ? r->leap.end : r->now;
     return Py_BuildValue("iLL", status, end, (long long)num_waiting(r));
 }
 
@@ -319,8 +319,8 @@ static PyMethodDef METHODS[] = {
     {"look", core_look, METH_VARARGS, NULL},
     {"records", core_records, METH_O, NULL},
     {"logs", core_logs, METH_O, NULL},
-    {"kept", core_kept, METH_O, NULL},
-    {"blocks", core_blocks, METH_VARARGS, NULL},
+    {"record", core_record, METH_VARARGS, NULL},
+    {"recorded", core_recorded, METH_O, NULL},
     {"moments", core_moments, METH_VARARGS, NULL},
     {"date", core_date, METH_VARARGS, NULL},
     {"count", core_count, METH_VARARGS, NULL},

@@ -12,7 +12,7 @@ lists what it serves.
     _core_sosp23.c    the decisions of vllm-sosp23
     _core_v1.c        the decisions of vllm-v1
     _core_routed.c    requests that a router sends one by one, and what it reads
-    _core_looks.c     what a block map shows of a pool
+    _core_looks.c     the block map of a run
     _core_history.c   passes over the logs of a run
     _core.c           what Python sees
 
@@ -158,9 +158,7 @@ struct table {
 
 struct cache {
     struct pool pool;
-    bool keeps; /* whether full blocks get hashes: else it is block tables alone, for what looks at blocks */
-    struct seen *seen; /* of each block, for a look */
-    int64_t seen_room;
+    bool keeps; /* whether full blocks get hashes: else it is block tables alone, for a block map */
     int64_t grown_until;
     struct table *tables; /* of each slot */
     int32_t *taken;              /* blocks that the sequences of a phase take */
@@ -201,9 +199,9 @@ struct step {
     bool valid_until_horizon, stops_at_arrival, preempts;
 };
 
-/* A leap that an arrival may yet end, or that is looked at before it is taken; also a step without decodes, or a rest. */
+/* A leap, or a step without decodes; whether it is not taken yet, as an arrival may end it. */
 struct leap {
-    enum { NO_LEAP, LEAP, STILL, REST } kind;
+    bool waits;
     int64_t steps, first, second, growth, end;
 };
 
@@ -259,10 +257,9 @@ struct replica {
     /* Behind a router, _core_routed.c. */
     struct sent *sent;     /* NULL: all requests are known */
     bool open;             /* more may be sent */
-    struct leap leap;      /* decided and not taken yet */
-    bool over;             /* whether only a step in vain is left */
-    bool pauses;           /* whether somebody looks at each leap that ends at ``until`` or later before it is taken */
+    struct leap leap;      /* the last one */
     int64_t queued_tokens; /* of ``RoutedState`` */
+    struct looks *looks;   /* NULL: no block map is recorded */
 };
 
 /* --- Small functions that every part needs --- */
@@ -402,15 +399,18 @@ bool deliver(struct replica *r, int64_t now);
 int64_t growth_of(const struct replica *r, int64_t steps);
 int64_t whole_steps(int64_t ticks, int64_t second, int64_t growth, int64_t limit);
 bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last);
-bool stand_still(struct replica *r, const struct step *step, int64_t batch_size, int64_t until);
-void rest(struct replica *r, int64_t until);
+bool stand_still(struct replica *r, const struct step *step, int64_t batch_size);
+bool rest(struct replica *r);
 bool has_room(const struct replica *r);
 int after_failure(const struct replica *r);
 
 /* --- _core_looks.c: each function has its meaning there --- */
 
-PyObject *core_kept(PyObject *self, PyObject *capsule);
-PyObject *core_blocks(PyObject *self, PyObject *args);
+bool look_over(struct replica *r, const struct leap *leap);
+bool look_at_rest(struct replica *r, int64_t end);
+void drop_looks(struct looks *l);
+PyObject *core_record(PyObject *self, PyObject *args);
+PyObject *core_recorded(PyObject *self, PyObject *capsule);
 
 /* --- _core_sosp23.c: each function has its meaning there --- */
 

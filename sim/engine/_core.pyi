@@ -6,6 +6,7 @@ import numpy as np
 from ..cost.paper import StepTerms
 from .core import Parts
 from .core_header import CoreLimits
+from .observer import MapLimits
 
 #: Of the sources that it was compiled from.
 SOURCE_SHA256: str
@@ -32,7 +33,6 @@ def start(
     ahead: bool,
     tables: tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | tuple[str] | None,
     routed: bool,
-    looked: bool,
     /,
 ) -> Replica: ...
 def serve(
@@ -65,22 +65,10 @@ def records(replica: Replica, /) -> tuple[bytes, bytes, bytes, bytes]: ...
 # evictions so far. The records are to be copied before the next call.
 def logs(replica: Replica, /) -> tuple[memoryview, memoryview, memoryview, memoryview, memoryview, int]: ...
 
-# Of a replica that is looked at: what is decided and not taken (whether it is a rest, start, end, steps, and ticks of the first step,
-# of the second, and by which each later one is longer); and its blocks (``CoreEngine.look``).
-def kept(replica: Replica, /) -> tuple[bool, int, int, int, int, int, int] | None: ...
-def blocks(
-    replica: Replica,
-    steps: int,
-    codes: tuple[int, ...],
-    shown: np.ndarray,
-    bucket: np.ndarray,
-    sequence: np.ndarray,
-    live_slots: np.ndarray,
-    references: np.ndarray,
-    census: np.ndarray,
-    free_runs: np.ndarray,
-    /,
-) -> tuple[int, int, int]: ...
+# Of a replica with tables: records a block map from now on, of some blocks, int64. Then the stride of its grid, and as int32 and records of
+# ``look_type`` the look of each time of the grid and the looks, in memory of the replica.
+def record(replica: Replica, shown: np.ndarray, limits: MapLimits, /) -> None: ...
+def recorded(replica: Replica, /) -> tuple[int, memoryview, memoryview]: ...
 
 # Passes over int64 columns (``_core_history.c`` has the columns). A state carries a pass from one call to the next.
 # ``moments``: sums of blocks taken in rows. ``date``: times of moments. ``count``: the sum of the values that are counted, in two

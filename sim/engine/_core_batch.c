@@ -343,10 +343,8 @@ static void write_row(struct replica *r, struct row *row, int64_t live, int64_t 
     r->num_rows++;
 }
 
-/* Whether what ends at ``until`` or later is not taken now: a request may end it earlier, or somebody looks at it first. */
-static bool keeps(const struct replica *r, int64_t end, int64_t until) { return (r->open || r->pauses) && end >= until; }
-
-/* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. */
+/* A leap and its row; ``step`` is NULL where the decision stays the same. ``last`` is when its last step starts. It is not taken now if
+   it ends at ``until`` or later and a request may yet end it earlier. */
 bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_t *last)
 {
     int64_t batch = r->batch_size, context = batch * r->decode_step + r->lag_sum, prefill = 0, waiting = 0, first;
@@ -383,10 +381,12 @@ bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_
     if (!add_product(&end, 1, first) || !add_product(&end, more, second) ||
         !add_product(&end, growth, more * (more - 1) / 2))
         return false;
-    r->leap = (struct leap){keeps(r, end, until) ? LEAP : NO_LEAP, limit, first, second, growth, end};
+    r->leap = (struct leap){r->open && end >= until, limit, first, second, growth, end};
     r->taken = (struct taken){r->decode_step, before, r->now, first, second, growth};
-    if (r->leap.kind)
+    if (r->leap.waits)
         return true;
+    if (!look_over(r, &r->leap))
+        return false;
     struct row row = {
         .start_ticks = r->now,
         .steps = limit,
@@ -408,15 +408,14 @@ bool leap_over(struct replica *r, const struct step *step, int64_t until, int64_
     return true;
 }
 
-/* A row in which no sequence decodes: ``Engine._stand_still``. Nothing ends it earlier, but somebody may look at it first. */
-bool stand_still(struct replica *r, const struct step *step, int64_t batch_size, int64_t until)
+/* A row in which no sequence decodes: ``Engine._stand_still``. Nothing ends it earlier. */
+bool stand_still(struct replica *r, const struct step *step, int64_t batch_size)
 {
     int64_t end = r->now;
     if (!add_product(&end, 1, step->ticks))
         return false;
-    r->leap = (struct leap){r->pauses && end >= until ? STILL : NO_LEAP, 0, step->ticks, 0, 0, end};
-    if (r->leap.kind)
-        return true;
+    if (!look_over(r, &(struct leap){.first = step->ticks, .end = end}))
+        return false;
     struct row row = {
         .start_ticks = r->now,
         .first_ticks = step->ticks,
@@ -430,18 +429,19 @@ bool stand_still(struct replica *r, const struct step *step, int64_t batch_size,
 }
 
 /* Nothing runs until the next arrival: ``Engine._rest``. */
-void rest(struct replica *r, int64_t until)
+bool rest(struct replica *r)
 {
     int64_t end = r->arrival_ticks[r->arrived];
-    r->leap = (struct leap){r->pauses && end >= until ? REST : NO_LEAP, .end = end};
-    if (!r->leap.kind)
-        r->now = end;
+    if (!look_at_rest(r, end))
+        return false;
+    r->now = end;
+    return true;
 }
 
 /* Whether the buffers have room for all that one turn of the loop can write. */
 bool has_room(const struct replica *r)
 {
-    bool reads = r->cache == NULL || r->sent != NULL || r->pauses || r->cache->pool.lives.count < MOST_LIVES;
+    bool reads = r->cache == NULL || r->sent != NULL || r->cache->pool.lives.count < MOST_LIVES;
     return reads && r->rows.end - r->rows.next >= ROW_FIELDS &&
            r->residencies.end - r->residencies.next >= r->max_num_seqs * RESIDENCY_FIELDS &&
            r->evictions.end - r->evictions.next >= r->max_num_seqs * EVICTION_FIELDS &&

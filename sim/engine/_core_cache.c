@@ -162,7 +162,6 @@ void drop_cache(struct cache *c, int64_t slots)
     free(c->last_of);
     free(c->taken);
     free(c->found);
-    free(c->seen);
     free(p->blocks);
     free(p->front);
     free(p->chains);

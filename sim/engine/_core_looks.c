@@ -1,7 +1,11 @@
-/* What a block map shows of a pool: ``Tables`` of recording/blocks/tables.py, over the tables of a replica with ids.
+/* The block map of a run: the grid, the budget and the looks of recording/blocks/recording.py (``Grid``, ``_Budget``,
+``BlockRecording``), and what ``Tables`` of recording/blocks/tables.py shows of a pool, over the tables of a replica with ids.
 
-A replica that ``pauses`` gives control back before each leap, step or rest that ends at ``until`` or later. It can then be looked
-at in each of the steps to come, and is taken by the next call.
+    times of the grid    0  s  2s  3s  ...    each has a column, the number of a look; a look may stand for several times
+    looks                one buffer of records (``look_type`` of recording.py), which Python reads when the run has ended
+
+Each leap, step and rest is looked at before it is taken, in those of its steps that are on the grid. When the grid is full, every
+second column is dropped, with the looks that no column names any more.
 */
 
 #include "_core.h"
@@ -12,34 +16,113 @@ struct seen {
     int32_t references, sequence, computed, final;
 };
 
-/* Of the slots that are held, or not. */
-struct census {
-    int64_t computed, final, in_tables, in_use;
+struct looks {
+    Py_buffer view;
+    const int64_t *shown; /* blocks, ascending */
+    int64_t num_shown;
+    struct map_limits limits;
+    int64_t stride, most, next; /* of the grid; and its first time without a column */
+    int64_t dearest, spent;     /* of the budget */
+    int32_t *columns;           /* the look of each time, ascending */
+    int64_t num_columns;
+    char *items;
+    int64_t count, room, width; /* looks, and bytes of each */
+    struct seen *seen;          /* of each block */
+    int64_t seen_room;
 };
 
-/* (whether it is a rest, start, end, steps, and ticks of the first step, of the second, and by which each later one is longer) of what
-   is decided and not taken; None if there is nothing. */
-PyObject *core_kept(PyObject *self, PyObject *capsule)
+/* Where a look has its fields. */
+struct look {
+    int64_t *start, *longest, *census, *runs;
+    int32_t *sequence, *live, *references;
+    uint8_t *bucket;
+};
+
+static struct look look_at(const struct looks *l, int64_t number)
 {
-    struct replica *r = replica_of(capsule);
-    if (r == NULL)
-        return NULL;
-    const struct leap *leap = &r->leap;
-    if (!leap->kind)
-        Py_RETURN_NONE;
-    return Py_BuildValue("OLLLLLL", leap->kind == REST ? Py_True : Py_False, (long long)r->now, (long long)leap->end,
-                         (long long)leap->steps, (long long)leap->first, (long long)leap->second, (long long)leap->growth);
+    int64_t *start = (int64_t *)(l->items + number * l->width), *census = start + 2, *runs = census + l->limits.num_buckets;
+    int32_t *sequence = (int32_t *)(runs + l->limits.num_sizes), *live = sequence + l->num_shown;
+    int32_t *references = live + l->num_shown;
+    return (struct look){start, start + 1, census, runs, sequence, live, references, (uint8_t *)(references + l->num_shown)};
 }
 
-static bool clear_seen(struct cache *c)
+/* --- The grid and the budget --- */
+
+static int64_t times_before(const struct looks *l, int64_t end) { return end / l->stride + (end % l->stride != 0); }
+
+static void set_columns(struct looks *l, int64_t count)
 {
-    while (c->seen_room < c->pool.num_touched)
-        if (!grow_list((void **)&c->seen, &c->seen_room, sizeof *c->seen))
-            return false;
-    if (c->seen != NULL)
-        memset(c->seen, 0, (size_t)c->pool.num_touched * sizeof *c->seen);
+    l->num_columns = count;
+    if (__builtin_mul_overflow(count, l->stride, &l->next))
+        l->next = INT64_MAX;
+}
+
+static void move_look(const struct looks *l, int64_t from, int64_t to)
+{
+    if (from != to)
+        memcpy(l->items + to * l->width, l->items + from * l->width, (size_t)l->width);
+}
+
+/* Every second column goes. A last look that no column names yet stays. */
+static void thin_out(struct looks *l)
+{
+    int64_t looks = 0, columns = 0;
+    int32_t before = NONE;
+    bool is_new = l->count && (!l->num_columns || l->columns[l->num_columns - 1] < l->count - 1);
+    for (int64_t at = 0; at < l->num_columns; at += 2) {
+        int32_t look = l->columns[at];
+        if (look != before)
+            move_look(l, look, looks++);
+        before = look;
+        l->columns[columns++] = (int32_t)(looks - 1);
+    }
+    if (is_new)
+        move_look(l, l->count - 1, looks++);
+    l->count = looks;
+    set_columns(l, columns);
+}
+
+/* ``Grid.reach``: a stride with which all times before ``end`` have room. False with an error set. */
+static bool reach(struct looks *l, int64_t end)
+{
+    while (times_before(l, end) > l->most) {
+        if (__builtin_mul_overflow(l->stride, 2, &l->stride))
+            return too_long();
+        thin_out(l);
+    }
     return true;
 }
+
+/* ``_Budget.most_after``. */
+static int64_t most_after(struct looks *l, int64_t blocks)
+{
+    const struct map_limits *limits = &l->limits;
+    l->dearest = most(l->dearest, blocks);
+    l->spent += blocks;
+    return most(1, least(limits->most_columns, limits->most_read / l->dearest) >> least(62, l->spent / limits->most_read));
+}
+
+/* Room for a look after the last one, and for what it sees of each block, all 0. False with an error set. */
+static bool make_room(struct looks *l, int64_t blocks)
+{
+    enum { FIRST_LOOKS = 64 };
+    if (l->count == l->room) {
+        int64_t room = l->room ? 2 * l->room : FIRST_LOOKS;
+        char *items = realloc(l->items, (size_t)(room * l->width));
+        if (items == NULL)
+            return PyErr_NoMemory() != NULL;
+        l->items = items, l->room = room;
+    }
+    while (l->seen_room < blocks)
+        if (!grow_list((void **)&l->seen, &l->seen_room, sizeof *l->seen))
+            return false;
+    if (blocks)
+        memset(l->seen, 0, (size_t)blocks * sizeof *l->seen);
+    memset(l->items + l->count * l->width, 0, 8 * (size_t)(2 + l->limits.num_buckets + l->limits.num_sizes));
+    return true;
+}
+
+/* --- One look --- */
 
 /* The table of a sequence with so many computed tokens: all before it are of earlier requests. */
 static void see_table(struct replica *r, int32_t slot, int64_t computed)
@@ -49,130 +132,229 @@ static void see_table(struct replica *r, int32_t slot, int64_t computed)
     int64_t size = r->block_size, final = r->prompt_tokens[sequence->request] + r->output_tokens[sequence->request];
     final = most(final, computed);
     for (int64_t place = 0; place < table->count; place++) {
-        struct seen *seen = &r->cache->seen[table->blocks[place]];
+        struct seen *seen = &r->looks->seen[table->blocks[place]];
         if (!seen->references++)
             seen->sequence = (int32_t)r->index[sequence->request];
         int64_t before = place * size;
-        seen->computed = (int32_t)most(seen->computed, least(size, computed - before));
+        if (computed - before >= size) {
+            seen->computed = seen->final = (int32_t)size;
+            continue;
+        }
+        seen->computed = (int32_t)most(seen->computed, computed - before);
         seen->final = (int32_t)most(seen->final, least(size, final - before));
     }
 }
 
-/* Counts the slots, and the maximal runs of free blocks by the power of two below their length. Returns the longest. */
-static int64_t count_slots(const struct cache *c, struct census *census, int64_t *runs, int64_t sizes)
+/* Slots that tables hold before both ends; blocks of tables, and of those with contents. */
+struct census {
+    int64_t computed, final, in_tables, in_use;
+};
+
+static void count_run(const struct looks *l, const struct look *look, int64_t free)
 {
-    int64_t free = 0, longest = 0, blocks = c->pool.num_blocks;
-    for (int64_t block = 0; block <= blocks; block++) {
-        bool touched = block < c->pool.num_touched, tabled = touched && c->seen[block].references;
-        bool busy = block == blocks || tabled || (touched && c->pool.blocks[block].hash != NO_HASH);
-        if (!touched && block < blocks) {
-            free += blocks - block;
-            block = blocks - 1;
-        } else if (!busy) {
-            free++;
-        } else {
-            if (free)
-                runs[least(63 - __builtin_clzll((unsigned long long)free), sizes - 1)]++;
-            longest = most(longest, free);
-            free = 0;
-            census->in_use += block < blocks;
-        }
-        if (tabled) {
-            census->in_tables++;
-            census->computed += c->seen[block].computed;
-            census->final += c->seen[block].final;
-        }
-    }
-    return longest;
+    if (free)
+        look->runs[least(63 - __builtin_clzll((unsigned long long)free), l->limits.num_sizes - 1)]++;
+    *look->longest = most(*look->longest, free);
 }
 
-/* Codes of the buckets that the blocks of a paged memory have. */
-struct codes {
-    int64_t live, reserved, tail, cached, free;
-};
-
-/* The columns of ``Rows``. */
-struct shown {
-    uint8_t *bucket;
-    int32_t *sequence, *live, *references;
-};
-
 /* The bucket with most slots of a block, of several the first. */
-static int64_t bucket_of(const struct codes *codes, const struct seen *seen, int64_t size)
+static int64_t bucket_of(const struct map_limits *codes, const struct seen *seen, int64_t size)
 {
     int64_t reserved = seen->final - seen->computed, tail = size - seen->final;
     int64_t largest = most(seen->computed, most(reserved, tail));
-    return seen->computed == largest ? codes->live : reserved == largest ? codes->reserved : codes->tail;
+    return seen->computed == largest ? codes->live : reserved == largest ? codes->reserved : codes->block_tail;
 }
 
-static void show(const struct cache *c, const struct codes *codes, const int64_t *blocks, int64_t number, struct shown *out)
+/* A row of a look. */
+static void show(const struct look *look, int64_t at, int64_t bucket, struct seen seen)
 {
-    for (int64_t at = 0; at < number; at++) {
-        bool touched = blocks[at] < c->pool.num_touched;
-        const struct seen *seen = touched ? &c->seen[blocks[at]] : NULL;
-        bool named = touched && seen->references, hashed = touched && c->pool.blocks[blocks[at]].hash != NO_HASH;
-        out->bucket[at] = (uint8_t)(named ? bucket_of(codes, seen, c->pool.block_size) : hashed ? codes->cached : codes->free);
-        out->sequence[at] = named ? seen->sequence : NONE;
-        out->live[at] = named ? seen->computed : 0;
-        out->references[at] = named ? seen->references : 0;
+    look->bucket[at] = (uint8_t)bucket;
+    look->sequence[at] = seen.sequence;
+    look->live[at] = seen.computed;
+    look->references[at] = seen.references;
+}
+
+/* Shows blocks, and counts all of them, and the maximal runs of free ones by the power of two below their length. */
+static struct census show_blocks(const struct replica *r, const struct look *look)
+{
+    static const struct seen nothing = {.sequence = NONE};
+    const struct looks *l = r->looks;
+    const struct map_limits *codes = &l->limits;
+    const struct pool *p = &r->cache->pool;
+    struct census census = {0};
+    int64_t free = 0, at = 0;
+    for (int64_t block = 0; block < p->num_touched; block++) {
+        const struct seen *seen = &l->seen[block];
+        int64_t bucket = p->blocks[block].hash == NO_HASH ? codes->free : codes->cached;
+        if (seen->references) {
+            bucket = bucket_of(codes, seen, r->block_size);
+            census.in_tables++;
+            census.computed += seen->computed;
+            census.final += seen->final;
+        } else {
+            seen = &nothing;
+        }
+        if (bucket == codes->free) {
+            free++;
+        } else {
+            count_run(l, look, free);
+            free = 0;
+            census.in_use++;
+        }
+        if (at < l->num_shown && l->shown[at] == block)
+            show(look, at++, bucket, *seen);
     }
+    while (at < l->num_shown)
+        show(look, at++, codes->free, nothing);
+    count_run(l, look, free + p->num_blocks - p->num_touched);
+    return census;
 }
 
-/* All sequences on the device, after so many of the steps to come. Returns how many they are, NONE with an error set. */
-static int64_t see_tables(struct replica *r, int64_t steps)
+static void put_census(const struct census *census, const struct replica *r, int64_t *slots)
 {
-    int64_t decode_step = r->decode_step + steps, count = 0;
-    grow_until(r, decode_step);
-    if (has_failed(r) || !clear_seen(r->cache)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_RuntimeError, "the tables of a look have no room");
-        return NONE;
-    }
-    for (int32_t slot = r->first; slot != NONE; slot = r->slots[slot].after, count++)
-        see_table(r, slot, decode_step - 1 + r->slots[slot].lag);
-    if (r->prefilling != NONE)
-        see_table(r, r->prefilling, r->slots[r->prefilling].computed_tokens);
-    return count + (r->prefilling != NONE);
-}
-
-static void put_census(const struct census *census, const struct codes *codes, const struct replica *r, int64_t *slots)
-{
+    const struct map_limits *codes = &r->looks->limits;
     int64_t size = r->block_size;
     slots[codes->live] = census->computed;
     slots[codes->reserved] = census->final - census->computed;
-    slots[codes->tail] = census->in_tables * size - census->final;
+    slots[codes->block_tail] = census->in_tables * size - census->final;
     slots[codes->cached] = (census->in_use - census->in_tables) * size;
     slots[codes->free] = (r->num_blocks - census->in_use) * size;
 }
 
-/* A look after so many of the steps to come. Args: (replica, steps, codes, shown blocks, and the columns of their rows, slots by code and
-   runs of free blocks, to be filled). Returns the longest run, blocks in use and sequences on the device. */
-PyObject *core_blocks(PyObject *self, PyObject *args)
+/* A look at the end of so many of the steps to come, in a step that begins at ``start``, NONE if nothing runs; so it is until ``end``.
+   ``BlockRecording._look``. False with an error set. */
+static bool take_look(struct replica *r, int64_t steps, int64_t start, int64_t end)
 {
-    enum { VIEWS = 7 };
-    PyObject *capsule, *given, *found = NULL;
-    long long steps;
-    struct codes codes;
-    Py_buffer v[VIEWS];
-    if (!PyArg_ParseTuple(args, "OLOy*w*w*w*w*w*w*", &capsule, &steps, &given, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6]))
-        return NULL;
-    struct replica *r = replica_of(capsule);
-    int64_t number = (int64_t)(v[0].len / 8), held, buckets = (int64_t)(v[5].len / 8);
-    bool valid = r != NULL && take_numbers(given, &codes, sizeof codes / sizeof codes.live) && r->cache != NULL && v[1].len == number &&
-                 v[2].len == 4 * number && v[3].len == 4 * number && v[4].len == 4 * number && v[6].len >= 8;
-    for (int place = 0; valid && place < 5; place++)
-        valid = ((int64_t *)&codes)[place] >= 0 && ((int64_t *)&codes)[place] < buckets;
-    if (!valid && !PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "a replica with tables, and columns of equal length are needed");
-    if (valid && (held = see_tables(r, steps)) != NONE) {
-        struct census census = {0};
-        struct shown out = {.bucket = v[1].buf, .sequence = v[2].buf, .live = v[3].buf, .references = v[4].buf};
-        int64_t longest = count_slots(r->cache, &census, v[6].buf, (int64_t)(v[6].len / 8));
-        put_census(&census, &codes, r, v[5].buf);
-        show(r->cache, &codes, v[0].buf, number, &out);
-        found = Py_BuildValue("LLL", (long long)longest, (long long)census.in_use, (long long)held);
+    struct looks *l = r->looks;
+    int64_t decode_step = r->decode_step + steps, held = 0;
+    grow_until(r, decode_step);
+    if (has_failed(r)) {
+        /* So will the leap. */
+        l->next = INT64_MAX;
+        return true;
     }
-    for (int place = 0; place < VIEWS; place++)
-        PyBuffer_Release(&v[place]);
-    return found;
+    if (!make_room(l, r->cache->pool.num_touched))
+        return false;
+    for (int32_t slot = r->first; slot != NONE; slot = r->slots[slot].after, held++)
+        see_table(r, slot, decode_step - 1 + r->slots[slot].lag);
+    if (r->prefilling != NONE)
+        see_table(r, r->prefilling, r->slots[r->prefilling].computed_tokens), held++;
+    struct look look = look_at(l, l->count++);
+    *look.start = start;
+    struct census census = show_blocks(r, &look);
+    put_census(&census, r, look.census);
+    l->most = most_after(l, l->limits.of_sequence * held + census.in_use);
+    if (!reach(l, end))
+        return false;
+    int64_t columns = l->num_columns;
+    while (columns < times_before(l, end))
+        l->columns[columns++] = (int32_t)(l->count - 1);
+    l->count -= columns == l->num_columns;
+    set_columns(l, columns);
+    return true;
+}
+
+/* --- What the loop calls, where there is a map --- */
+
+/* ``BlockRecording.step_started``, for a leap that starts now. False with an error set. */
+bool look_over(struct replica *r, const struct leap *leap)
+{
+    struct looks *l = r->looks;
+    if (l == NULL || l->next >= leap->end)
+        return true;
+    if (!reach(l, leap->end))
+        return false;
+    while (l->next < leap->end) {
+        int64_t ahead = l->next - r->now - leap->first, before = 0, start = r->now, until = r->now + leap->first;
+        if (ahead >= 0) {
+            before = 1 + whole_steps(ahead, leap->second, leap->growth, leap->steps);
+            start = until + (before - 1) * leap->second + leap->growth * ((before - 1) * (before - 2) / 2);
+            until = start + leap->second + leap->growth * (before - 1);
+        }
+        /* Of a step that only prefills nothing grows. */
+        if (!take_look(r, least(before + 1, leap->steps), start, until))
+            return false;
+    }
+    return true;
+}
+
+/* ``BlockRecording.idle_started``. False with an error set. */
+bool look_at_rest(struct replica *r, int64_t end)
+{
+    struct looks *l = r->looks;
+    return l == NULL || (reach(l, end) && (l->next >= end || take_look(r, 0, NONE, end)));
+}
+
+/* --- What Python sees --- */
+
+void drop_looks(struct looks *l)
+{
+    if (l == NULL)
+        return;
+    PyBuffer_Release(&l->view);
+    free(l->columns);
+    free(l->items);
+    free(l->seen);
+    free(l);
+}
+
+static bool fill_looks(struct looks *l, PyObject *given)
+{
+    const struct map_limits *limits = &l->limits;
+    if (!take_numbers(given, &l->limits, MAP_LIMITS_FIELDS))
+        return false;
+    const int64_t codes[] = {limits->live, limits->reserved, limits->block_tail, limits->cached, limits->free};
+    bool valid = limits->stride_ticks > 0 && limits->most_columns > 0 && limits->most_columns <= INT32_MAX &&
+                 limits->most_read > 0 && limits->num_sizes > 0;
+    for (size_t place = 0; place < sizeof codes / sizeof *codes; place++)
+        valid = valid && codes[place] >= 0 && codes[place] < limits->num_buckets;
+    if (!valid) {
+        PyErr_SetString(PyExc_ValueError, "a block map needs positive limits, and codes below their number");
+        return false;
+    }
+    l->shown = l->view.buf, l->num_shown = (int64_t)(l->view.len / 8);
+    l->stride = limits->stride_ticks, l->most = limits->most_columns, l->dearest = 1;
+    l->width = ceil_div(8 * (2 + limits->num_buckets + limits->num_sizes) + 13 * l->num_shown, 8) * 8;
+    l->columns = malloc((size_t)limits->most_columns * sizeof *l->columns);
+    return l->columns != NULL || PyErr_NoMemory() != NULL;
+}
+
+/* A block map from now on: (replica with tables, blocks to show, ``MapLimits``). */
+PyObject *core_record(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *given;
+    struct looks *looks = calloc(1, sizeof *looks);
+    if (looks == NULL)
+        return PyErr_NoMemory();
+    if (!PyArg_ParseTuple(args, "Oy*O", &capsule, &looks->view, &given)) {
+        free(looks);
+        return NULL;
+    }
+    struct replica *r = replica_of(capsule);
+    if (r != NULL && (r->cache == NULL || r->looks != NULL))
+        PyErr_SetString(PyExc_ValueError, "a map is recorded once, of a replica with tables");
+    else if (r != NULL && fill_looks(looks, given))
+        r->looks = looks;
+    if (PyErr_Occurred()) {
+        drop_looks(looks);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The stride of the grid, the look of each of its times, int32, and the looks, in memory of the replica. */
+PyObject *core_recorded(PyObject *self, PyObject *capsule)
+{
+    static char nothing[1];
+    struct replica *r = replica_of(capsule);
+    if (r == NULL)
+        return NULL;
+    struct looks *l = r->looks;
+    if (l == NULL) {
+        PyErr_SetString(PyExc_ValueError, "no block map is recorded of this replica");
+        return NULL;
+    }
+    Py_ssize_t columns = (Py_ssize_t)(l->num_columns * (int64_t)sizeof *l->columns), looks = (Py_ssize_t)(l->count * l->width);
+    return Py_BuildValue("LNN", (long long)l->stride, PyMemoryView_FromMemory((char *)l->columns, columns, PyBUF_READ),
+                         PyMemoryView_FromMemory(looks ? l->items : nothing, looks, PyBUF_READ));
 }

@@ -150,7 +150,7 @@ bool make_room_for_records(struct replica *r)
 static int64_t steps_over(const struct replica *r, int64_t now)
 {
     int64_t ahead = now - r->now - r->leap.first - 1;
-    if (!r->leap.kind || r->leap.steps < 2 || ahead < 0)
+    if (!r->leap.waits || r->leap.steps < 2 || ahead < 0)
         return 0;
     return 1 + whole_steps(ahead, r->leap.second, r->leap.growth, r->leap.steps);
 }

@@ -93,29 +93,26 @@ int serve_sosp23(struct replica *r, int64_t until)
 {
     while (has_room(r) && r->now < until && !has_failed(r)) {
         int64_t last;
-        if (!r->leap.kind && !next_sosp23(r))
+        if (!r->leap.waits && !next_sosp23(r))
             return FAILED;
         if (r->batch_size) {
             if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
                 return FAILED;
             if (r->overdrawn)
                 return OVERDRAWN;
-            if (r->leap.kind)
+            if (r->leap.waits)
                 break;
             while (one_ends(r))
                 leave(r, r->calendar[0]);
         } else if (r->begins && r->step.preempts) {
             r->step.ticks = 0;
-            if (!stand_still(r, &r->step, 0, until))
+            if (!stand_still(r, &r->step, 0))
                 return FAILED;
-            if (r->leap.kind)
-                break;
         } else if (num_waiting(r)) {
             return STUCK;
         } else if (r->arrived < r->num_requests) {
-            rest(r, until);
-            if (r->leap.kind)
-                break;
+            if (!rest(r))
+                return FAILED;
         } else {
             return r->open ? RESTS : ENDED;
         }

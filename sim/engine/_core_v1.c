@@ -421,7 +421,7 @@ int serve_v1(struct replica *r, int64_t until)
     while (has_room(r) && r->now < until && !has_failed(r)) {
         bool any_ended = r->num_ended > 0;
         int64_t last = r->now;
-        if (!r->leap.kind && !next_v1(r))
+        if (!r->leap.waits && !next_v1(r))
             return FAILED;
         if (r->batch_size) {
             if (!leap_over(r, r->begins ? &r->step : NULL, until, &last))
@@ -430,20 +430,17 @@ int serve_v1(struct replica *r, int64_t until)
                 return UNPUBLISHED;
             if (r->overdrawn)
                 return OVERDRAWN;
-            if (r->leap.kind)
+            if (r->leap.waits)
                 break;
         } else if (r->begins && (r->step.ticks || r->step.preempts)) {
-            if (any_ended && !r->open && r->arrived == r->num_requests && !num_waiting(r) && r->prefilling == NONE)
+            if (any_ended && !r->open && r->arrived == r->num_requests && !num_waiting(r) && r->prefilling == NONE) {
                 /* What the last step computes in vain is no part of the run, but looked at. */
-                r->over = true;
-            if (r->over && !(r->pauses && until - r->now <= r->step.ticks)) {
-                r->leap.kind = NO_LEAP;
-                return ENDED;
+                struct leap leap = {.first = r->step.ticks, .end = r->now};
+                bool seen = r->looks == NULL || (add_product(&leap.end, 1, leap.first) && look_over(r, &leap));
+                return seen ? ENDED : FAILED;
             }
-            if (!stand_still(r, &r->step, r->prefilling != NONE, until))
+            if (!stand_still(r, &r->step, r->prefilling != NONE))
                 return FAILED;
-            if (r->leap.kind)
-                break;
         } else if (any_ended || r->seen < r->now) {
             /* Nothing was scheduled ahead, so the next decision is taken at once, with all that is known by now. */
             r->seen = r->now;
@@ -451,9 +448,8 @@ int serve_v1(struct replica *r, int64_t until)
         } else if (num_waiting(r)) {
             return STUCK;
         } else if (r->arrived < r->num_requests) {
-            rest(r, until);
-            if (r->leap.kind)
-                break;
+            if (!rest(r))
+                return FAILED;
             last = r->now;
         } else {
             return r->open ? RESTS : ENDED;

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Generator, Iterable
-from functools import cache
+from collections.abc import Callable, Generator, Iterable
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
@@ -40,10 +40,9 @@ from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
 from ..runs.replica import Replica
 from ..types.errors import Overdrawn, SimulationFault
-from ..types.sequence import CARRY_ON
 from ..workload.workload import Workload
 from .core_header import PAGED_METER, PART_NUMBERS, STATUSES, CoreLimits, header
-from .observer import Observer
+from .observer import MapLimits
 
 _FOLDER = Path(__file__).parent
 #: Leaps that a buffer holds.
@@ -101,13 +100,13 @@ def compiled() -> tuple[ModuleType | None, str]:
     return _core, f"built from sources with SHA-256 {_core.SOURCE_SHA256[:12]}"
 
 
-def serves(settings: Settings, replica: Replica, looked: bool = False) -> bool:
-    """Whether the core serves an open loop of single sequences on this replica, without observers or with one that ``looks_only``.
+def serves(settings: Settings, replica: Replica, mapped: bool = False) -> bool:
+    """Whether the core serves an open loop of single sequences on this replica, without observers or with one that ``maps_blocks``.
 
     Args:
-        looked: Whether there is such an observer; else no one could read block ids.
+        mapped: Whether there is such an observer; else no one could read block ids.
     """
-    wanted = settings.core and (looked or not settings.ids)
+    wanted = settings.core and (mapped or not settings.ids)
     return wanted and compiled()[0] is not None and obstacle(settings, replica) is None
 
 
@@ -146,7 +145,7 @@ class CoreEngine:
         replica: One that ``serves`` accepts.
         edges: Ticks at which a measurement begins and ends, or none; leaps end there.
         looks: Ticks at which the ledger is read; leaps span them.
-        observer: One that ``looks_only``, in place of ``looks``; or None.
+        mapped: Whether an observer records a block map.
 
     Attributes:
         process, policy, memory, cost, ledger, end_ticks, stopped: As of ``Engine``.
@@ -161,9 +160,9 @@ class CoreEngine:
         replica: Replica,
         edges: Iterable[int] = (),
         looks: Iterable[int] = (),
-        observer: Observer | None = None,
+        mapped: bool = False,
     ) -> None:
-        self.policy, self.cost, self._observer = replica.policy, replica.cost, observer
+        self.policy, self.cost = replica.policy, replica.cost
         self.env, self.memory, self.ledger = env, replica.memory, Ledger(replica.memory.meter, compiled()[0])
         self.end_ticks, self.delivered, self.stopped = int(env.now), 0, False
         self._name, edges = replica.policy.name, tuple(edges)
@@ -174,52 +173,24 @@ class CoreEngine:
         limits = replica.policy.limits
         self._most = min(limits.max_num_seqs, max(1, len(rows)))
         vain = _ends_early(workload, limits.max_model_len)[rows]
-        parts = started(replica, (rows, *columns, vain), self._most, edges, looked=observer is not None)
+        parts = started(replica, (rows, *columns, vain), self._most, edges, mapped=mapped)
         self._core, self._handle, self._cache = parts
-        self.process = env.process(self._serve() if observer is None else self._serve_observed(observer))
+        self.process = env.process(self._serve())
 
     def stop(self) -> None:
         """End the run after the step or leap in progress."""
         self.stopped = True
 
-    def look(
-        self, steps: int, shown: np.ndarray, codes: tuple[int, ...], filled: tuple[np.ndarray, ...]
-    ) -> tuple[int, int, int]:
+    def record(self, shown: np.ndarray, limits: MapLimits) -> Callable[[], tuple[int, memoryview, memoryview]]:
         """See ``BlockViews``."""
-        found: tuple[int, int, int] = self._core.blocks(self._handle, steps, codes, shown, *filled)
-        return found
+        self._core.record(self._handle, shown, limits)
+        return partial(self._core.recorded, self._handle)
 
     def _buffers(self) -> tuple[tuple[Table, ...], list[np.ndarray]]:
         """Tables of the ledger, and buffers for their records, with room for all that one leap may admit or preempt."""
         tables = self.ledger.rows, self.ledger.residencies, self.ledger.evictions, self.ledger.chunks
         room = _LEAPS + self._most
         return tables, [np.empty((room, len(table.fields)), dtype=np.int64) for table in tables]
-
-    def _serve_observed(self, observer: Observer) -> Generator[simpy.Event, None, None]:
-        """As ``_serve``, but notifies the observer of each leap, step and rest in which it looks, before it is taken."""
-        tables, buffers = self._buffers()
-        counts, now, status = [0] * len(tables), 0, 0
-        while status != _ENDED:
-            rooms = [buffer[count:] for buffer, count in zip(buffers, counts, strict=True)]
-            status, end, self.delivered, waiting, *more = self._core.serve(self._handle, observer.next_look + 1, *rooms)
-            raise_fault(status, self._name, waiting)
-            counts = [count + new for count, new in zip(counts, more, strict=True)]
-            kept = self._core.kept(self._handle)
-            if end > now:
-                yield self.env.timeout(end - now)
-                now = end
-            if kept is not None:
-                _notify(observer, *kept)
-            if kept is None or max(counts) >= _LEAPS:
-                for table, records, count in zip(tables, buffers, counts, strict=True):
-                    table.extend(records[:count])
-                counts = [0] * len(tables)
-                if self._cache is not None:
-                    self._cache.read()
-        self.end_ticks = now
-        if self._cache is not None:
-            self._cache.close()
-        del self._handle
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         tables, buffers = self._buffers()
@@ -252,7 +223,7 @@ def started(
     most: int,
     edges: tuple[int, ...],
     routed: bool = False,
-    looked: bool = False,
+    mapped: bool = False,
 ) -> tuple[ModuleType, object, CoreCache | None]:
     """The core, a handle of a replica in it, and what it computes of the replica's prefix cache, if it has one.
 
@@ -260,7 +231,7 @@ def started(
         columns: Rows of the requests, their arrivals, prompt and output tokens, and whether they end early.
         most: Maximum number of sequences in a step.
         routed: Whether a router sends the requests one by one; the columns are empty then.
-        looked: Whether an observer looks at blocks.
+        mapped: Whether a block map is recorded.
     """
     core, memory, limits, cost = compiled()[0], replica.memory, replica.policy.limits, replica.cost
     assert core is not None
@@ -278,9 +249,9 @@ def started(
     costs = cost.step_ticks, cost.decode_line, terms, _parts_of(cost)
     cached = memory if isinstance(memory, CachedMemory) else None
     tables = None
-    if memory.tables is not None and (cached is not None or looked):
+    if memory.tables is not None and (cached is not None or mapped):
         tables = memory.tables.pool.order, *(() if cached is None else _names(cached, columns[0]))
-    handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, tables, routed, looked)
+    handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, tables, routed)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
 
 
@@ -298,14 +269,6 @@ def _row_end(row: np.ndarray) -> int:
     start, steps, first, second, growth = row[:5].tolist()
     more = max(steps - 1, 0)
     return int(start + first + more * second + growth * (more * (more - 1) // 2))
-
-
-def _notify(observer: Observer, rests: bool, now: int, end: int, *leap: int) -> None:
-    """Tell an observer of what the core is about to do."""
-    if rests:
-        observer.idle_started(now, end - now)
-    else:
-        observer.step_started(now, end - now, (now, *leap), CARRY_ON)
 
 
 def raise_fault(status: int, policy: str, waiting: int) -> None:

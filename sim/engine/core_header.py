@@ -19,6 +19,7 @@ from ..memory.prefix.chains import PLACE_BITS
 from ..memory.prefix.residency import HIT_GAP, HIT_LIFE, KEPT_TOUCHES
 from ..types.sequence import FRESH, NOT_DECODING, RECOMPUTED
 from .engine import LONGEST_LEAP
+from .observer import MapLimits
 
 
 class CoreLimits(NamedTuple):
@@ -48,6 +49,7 @@ _STRUCTS = {
     "change": CACHE_CHANGE,
     "look_up": LOOK_UP,
     "limits": CoreLimits._fields,
+    "map_limits": MapLimits._fields,
     "terms": StepTerms._fields,
     "part_numbers": PART_NUMBERS,
 }

@@ -17,8 +17,8 @@ a leap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,26 +43,39 @@ class Observed(Protocol):
         """End the run after the step or leap in progress."""
 
 
+class MapLimits(NamedTuple):
+    """Bounds of a block map by the compiled core (recording/blocks/recording.py): its first stride, columns, blocks that all looks read, and
+    blocks that a sequence counts as; the codes of its buckets, and how many there are; and lengths of free runs."""
+
+    stride_ticks: int
+    most_columns: int
+    most_read: int
+    of_sequence: int
+    live: int
+    reserved: int
+    block_tail: int
+    cached: int
+    free: int
+    num_buckets: int
+    num_sizes: int
+
+
 class BlockViews(Protocol):
-    """A replica in the compiled core, of which an observer sees the blocks."""
+    """A replica in the compiled core, which records a block map."""
 
     memory: Memory
     policy: PairedPolicy
     cost: StepCost
 
-    def look(
-        self, steps: int, shown: np.ndarray, codes: tuple[int, ...], filled: tuple[np.ndarray, ...]
-    ) -> tuple[int, int, int]:
-        """The blocks at the end of so many steps of what the observer was notified of last.
+    def record(self, shown: np.ndarray, limits: MapLimits) -> Callable[[], tuple[int, memoryview, memoryview]]:
+        """Record a block map from now on.
 
         Args:
             shown: Blocks to show, int64, ascending.
-            codes: Of the buckets live, reserved, block_tail, cached and free.
-            filled: Columns of ``Rows`` of the blocks, slots by code, and free runs by the power of two below their length, all 0;
-                they are filled.
 
         Returns:
-            Longest free run, blocks in use, and sequences on the device.
+            To be called when the run has ended: it returns the stride of the grid in ticks, the look of each of its times, int32, and
+            the looks, of ``look_type`` (recording/blocks/recording.py).
         """
 
 
@@ -71,14 +84,12 @@ class Observer:
 
     Attributes:
         every_step: If True, every step is a separate event, as with ``leap=False``. Read before each step.
-        looks_only: If True, the compiled core may serve the run: then ``core_started`` is called in place of ``run_started``, and
-            ``step_started`` (always with ``CARRY_ON``) and ``idle_started`` only for what spans ``next_look``; nothing else is.
-        next_look: The first tick at which such an observer has not looked yet.
+        maps_blocks: If True, the compiled core may serve the run: then ``core_started`` is called in place of ``run_started``, and
+            nothing after it.
     """
 
     every_step: bool = False
-    looks_only: bool = False
-    next_look: int = 0
+    maps_blocks: bool = False
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """Called before the run starts, at tick 0.
@@ -92,7 +103,7 @@ class Observer:
         """
 
     def core_started(self, views: BlockViews, refused: np.ndarray) -> None:
-        """As ``run_started``, where ``looks_only`` and the compiled core serves the run."""
+        """As ``run_started``, where ``maps_blocks`` and the compiled core serves the run."""
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         """Called with a plan that changes the running sequences, before queues and blocks change.

@@ -269,13 +269,13 @@ def _start(
     sequences = workload.sequences
     env = simpy.Environment(initial_time=0)
     observers = tuple(observers)
-    looker = observers[0] if len(observers) == 1 and observers[0].looks_only and not tuple(looks) else None
-    unobserved = not observers or looker is not None
-    if not grouped and workload.users is None and unobserved and serves(settings, replica, looker is not None):
+    mapper = observers[0] if len(observers) == 1 and observers[0].maps_blocks and not tuple(looks) else None
+    unobserved = not observers or mapper is not None
+    if not grouped and workload.users is None and unobserved and serves(settings, replica, mapper is not None):
         sequence_refused = np.repeat(refused, workload.num_sequences)
-        core = CoreEngine(env, sequences, sequence_refused, replica, settings.edges, looks, looker)
-        if looker is not None:
-            looker.core_started(core, refused)
+        core = CoreEngine(env, sequences, sequence_refused, replica, settings.edges, looks, mapper is not None)
+        if mapper is not None:
+            mapper.core_started(core, refused)
         return _Started(replica, core, core, needed)
     source: OpenLoop | ClosedLoop | LimitedLoop
     state: State | None = None

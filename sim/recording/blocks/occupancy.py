@@ -41,11 +41,6 @@ class Rows(NamedTuple):
     live_slots: np.ndarray
     references: np.ndarray
 
-    @classmethod
-    def empty(cls, blocks: int) -> Rows:
-        """Rows to be filled."""
-        return cls(np.empty(blocks, dtype=np.uint8), *(np.empty(blocks, dtype=np.int32) for _ in range(3)))
-
 
 class Occupancy(Protocol):
     """A pool in one step.

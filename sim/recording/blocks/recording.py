@@ -35,7 +35,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -44,7 +44,7 @@ import numpy as np
 
 from ...config.settings import Settings
 from ...cost.base import StepCost
-from ...engine.observer import BlockViews, Observed, Observer
+from ...engine.observer import BlockViews, MapLimits, Observed, Observer
 from ...engine.run import simulate
 from ...memory import Memory
 from ...memory.accounting.ledger import STALLED, SWAP, Leap
@@ -94,11 +94,11 @@ class Grid(Generic[Content]):
         missing = -(-end_ticks // self.stride_ticks) - len(self.columns)
         self.columns += [column] * missing
 
-    def evenly(self, most: int) -> Iterator[tuple[int, Content]]:
-        """At most so many of the times, evenly spaced, each about in the middle of those it stands for, and their columns."""
-        every = -(-len(self.columns) // most)
-        for place in range(every // 2, len(self.columns), every):
-            yield place * self.stride_ticks, self.columns[place]
+
+def evenly(columns: int, most: int) -> slice:
+    """At most so many of the columns, evenly spaced, each about in the middle of those it stands for."""
+    every = -(-columns // most)
+    return slice(every // 2, columns, every)
 
 
 #: Moments, and blocks, of the largest map.
@@ -108,8 +108,8 @@ MOST_LOOKED_AT = 10_000 * MOST_COLUMNS
 #: A sequence takes as long to look at as so many blocks.
 _BLOCKS_A_SEQUENCE = 32
 _FREE = CODES["free"]
-#: Of the buckets that blocks of tables have, as ``BlockViews.look`` takes them.
-_PAGED_CODES = tuple(CODES[bucket] for bucket in ("live", "reserved", "block_tail", "cached", "free"))
+#: Buckets that blocks of tables have.
+_OF_TABLES = ("live", "reserved", "block_tail", "cached", "free")
 
 
 def record(
@@ -172,8 +172,8 @@ class BlockRecording(Observer):
         most_columns, most_rows: See ``record``.
     """
 
-    looks_only = True
-    _views: BlockViews | None = None
+    maps_blocks = True
+    _recorded: Callable[[], tuple[int, memoryview, memoryview]] | None = None
 
     def __init__(
         self, settings: Settings, workload: Workload, most_columns: int = MOST_COLUMNS, most_rows: int = MOST_ROWS
@@ -191,12 +191,17 @@ class BlockRecording(Observer):
     def core_started(self, views: BlockViews, refused: np.ndarray) -> None:
         """See ``Observer``."""
         self._begin(views, refused)
-        self._views = views
-
-    @property
-    def next_look(self) -> int:  # type: ignore[override]
-        """See ``Observer``."""
-        return self._grid.next_ticks
+        codes = {bucket: CODES[bucket] for bucket in _OF_TABLES}
+        limits = MapLimits(
+            stride_ticks=self._grid.stride_ticks,
+            most_columns=self._most_columns,
+            most_read=MOST_LOOKED_AT,
+            of_sequence=_BLOCKS_A_SEQUENCE,
+            **codes,
+            num_buckets=len(CODES),
+            num_sizes=RUN_SIZES,
+        )
+        self._recorded = views.record(self._shown, limits)
 
     def _begin(self, engine: Observed | BlockViews, refused: np.ndarray) -> None:
         """Refuse what cannot be drawn, and choose the first stride."""
@@ -237,17 +242,10 @@ class BlockRecording(Observer):
 
     def _look(self, steps: int, start_ticks: int | None, end_ticks: int) -> None:
         """Look at the pool at the end of so many steps from now; so it is until ``end_ticks``."""
-        column, read = self._seen(steps) if self._views is None else self._shown_by_core(self._views, steps)
+        column, read = self._seen(steps)
         self._grid.most = self._budget.most_after(read)
         self._grid.reach(end_ticks)
         self._grid.fill(_Look(column, start_ticks), end_ticks)
-
-    def _shown_by_core(self, views: BlockViews, steps: int) -> tuple[Column, int]:
-        """As ``_seen``, by the compiled core."""
-        rows, census = Rows.empty(len(self._shown)), np.zeros(len(CODES), dtype=np.int64)
-        runs = np.zeros(RUN_SIZES, dtype=np.int64)
-        longest, in_use, held = views.look(steps, self._shown, _PAGED_CODES, (*rows, census, runs))
-        return Column.of_rows(rows, census, runs, longest), _BLOCKS_A_SEQUENCE * held + in_use
 
     def _seen(self, steps: int) -> tuple[Column, int]:
         """A sample of the pool, and the blocks that were read for it."""
@@ -268,14 +266,21 @@ class BlockRecording(Observer):
 
     def block_map(self, run: Run) -> BlockMap:
         """The block map of the finished run."""
-        chosen = [*self._grid.evenly(run.log.num_steps)]
-        columns = [look.column for _, look in chosen]
+        preemptions, meta = _preemptions(run), self._meta(run)
+        if self._recorded is not None:
+            return _by_core(self._recorded(), self._shown, run.log.num_steps, preemptions, meta)
+        grid = self._grid
+        places = range(len(grid.columns))[evenly(len(grid.columns), run.log.num_steps)]
+        looks = [grid.columns[place] for place in places]
+        columns = [look.column for look in looks]
         shown = self._shown
         if shown is None:
             shown = spread(max(column.num_blocks for column in columns), self._most_rows)
-        at = [ticks for ticks, _ in chosen]
-        starts = [ticks if look.start_ticks is None else look.start_ticks for ticks, look in chosen]
-        return assembled(columns, shown, at, starts, _preemptions(run), self._meta(run))
+        at = [place * grid.stride_ticks for place in places]
+        starts = [
+            ticks if look.start_ticks is None else look.start_ticks for ticks, look in zip(at, looks, strict=True)
+        ]
+        return assembled(columns, shown, at, starts, preemptions, meta)
 
     def _meta(self, run: Run) -> dict[str, Any]:
         memory, layout = self._memory, self._layout
@@ -303,17 +308,56 @@ def assembled(
     """The map of some columns; ``BlockMap`` has the meaning of the arguments, ``shown`` are its ``block_ids``."""
     rows = [column.rows(shown) for column in columns]
     grids = {name: np.stack([getattr(each, name) for each in rows]) for name in Rows._fields}
-    at = np.array(at_ticks)
+    grids["census_slots"] = np.stack([column.census for column in columns])
+    grids["free_runs"] = np.stack([column.free_runs for column in columns])
+    grids["largest_free_blocks"] = np.array([column.largest_free for column in columns])
+    return _completed(grids, shown, np.array(at_ticks), np.array(start_ticks), preemptions, meta)
+
+
+def look_type(shown: int) -> np.dtype[np.void]:
+    """A look by the compiled core, which shows so many blocks: ``start_ticks`` below 0 where no sequence runs."""
+    counts = [
+        ("start_ticks", "i8"),
+        ("largest_free_blocks", "i8"),
+        ("census_slots", "i8", len(CODES)),
+        ("free_runs", "i8", RUN_SIZES),
+    ]
+    rows = [(name, "i4", shown) for name in ("sequence", "live_slots", "references")]
+    return np.dtype([*counts, *rows, ("bucket", "u1", shown)], align=True)
+
+
+def _by_core(
+    recorded: tuple[int, memoryview, memoryview],
+    shown: np.ndarray,
+    most: int,
+    preemptions: tuple[np.ndarray, np.ndarray, np.ndarray],
+    meta: Mapping[str, Any],
+) -> BlockMap:
+    """The map that the compiled core has recorded, with at most so many columns."""
+    stride, columns = recorded[0], np.frombuffer(recorded[1], dtype=np.int32)
+    chosen, looks = evenly(len(columns), most), np.frombuffer(recorded[2], dtype=look_type(len(shown)))
+    at, numbers = np.arange(len(columns))[chosen] * stride, columns[chosen]
+    grids = {name: looks[name][numbers] for name in looks.dtype.names or ()}
+    starts = grids.pop("start_ticks")
+    return _completed(grids, shown, at, np.where(starts < 0, at, starts), preemptions, meta)
+
+
+def _completed(
+    grids: dict[str, np.ndarray],
+    shown: np.ndarray,
+    at: np.ndarray,
+    starts: np.ndarray,
+    preemptions: tuple[np.ndarray, np.ndarray, np.ndarray],
+    meta: Mapping[str, Any],
+) -> BlockMap:
+    """The map of some columns, in which preemptions are not marked yet."""
     _mark_given_up(grids["bucket"], grids["sequence"], at, preemptions)
     return BlockMap(
         meta=meta,
         at_ticks=at,
-        start_ticks=np.array(start_ticks),
+        start_ticks=starts,
         block_ids=shown,
         **grids,
-        census_slots=np.stack([column.census for column in columns]),
-        free_runs=np.stack([column.free_runs for column in columns]),
-        largest_free_blocks=np.array([column.largest_free for column in columns]),
         preempted_ticks=preemptions[0],
         preempted_sequence=preemptions[1],
         preempted_swapped=preemptions[2],
@@ -340,13 +384,6 @@ class Column:
     def __init__(self, seen: Tables | PiecesSeen) -> None:
         self._seen: Any = seen
         self._rows: Rows | None = None
-
-    @classmethod
-    def of_rows(cls, rows: Rows, census: np.ndarray, free_runs: np.ndarray, largest_free: int) -> Column:
-        """A sample of which the rows are known."""
-        column = cls.__new__(cls)
-        column._rows, column.census, column.free_runs, column.largest_free = rows, census, free_runs, largest_free
-        return column
 
     @property
     def num_blocks(self) -> int:
@@ -389,13 +426,17 @@ def _mark_given_up(
     ticks, victims, _ = evictions
     begin = np.searchsorted(ticks, at, side="right")
     given_up = np.zeros(bucket.shape[1], dtype=bool)
+    any_given_up = False
     for column in range(1, len(at)):
-        before, held = sequence[column - 1], sequence[column] != NO_SEQUENCE
         gone = victims[begin[column - 1] : begin[column]]
+        if not any_given_up and not len(gone):
+            continue
+        before, held = sequence[column - 1], sequence[column] != NO_SEQUENCE
         if len(gone):
             given_up = ~held & np.where(before == NO_SEQUENCE, given_up, np.isin(before, gone))
         else:
             given_up &= ~held & (before == NO_SEQUENCE)
+        any_given_up = bool(given_up.any())
         bucket[column, given_up & (bucket[column] == _FREE)] = GIVEN_UP
 
 
