@@ -26,7 +26,6 @@ from ...sim.policy.options import VllmServeOptions
 from ...sim.policy.registry import POLICIES
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GpuSpec
-from ...sim.spec.shape import ModelSpec
 from ...sim.types.errors import UserError
 from ...sim.types.user_files import content_of, json_value
 from ..runs.near_saturation import LoadClass
@@ -211,7 +210,7 @@ def _kernels(settings: Settings) -> dict[str, Any]:
     has_table = experts_model(operations, shape, deployment.quantization) is not None
     return {
         "gemms": model_gemm_kernels(*given, ranks, operations.ops),
-        "expert_kernels": experts_kernels(*given, ranks) if has_table else None,
+        "expert_kernels": experts_kernels(*given, ranks, operations.ops) if has_table else None,
     }
 
 
@@ -235,7 +234,7 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
     origin = f"kernel times of {card.name} from published tables"
     if scaled:
         origin = f"kernel times of {scaled} from published tables, longer where the memory of {card.name} bounds them"
-    experts = _unknown_experts(card.name, shape, settings.quantization or shape.quantization)
+    experts = _unknown_experts(settings)
     like, from_sheet = (
         servers_like(settings, served),
         shape.mixer is not None and not has_table(profile(card.name), shape),
@@ -293,11 +292,13 @@ def _fit_text(fit: ServerFit | None) -> str:
     return f"This server calibrated: fitted to {fit.requests:,} requests{sent}, there mean {after} (before: {before}). Another rate was not measured."
 
 
-def _unknown_experts(card: str, shape: ModelSpec, quantization: str | None) -> UnknownExperts | None:
+def _unknown_experts(settings: Settings) -> UnknownExperts | None:
+    shape, card = model(settings.model), gpu(settings.gpu)
     if shape.experts is None:
         return None
-    operations = profile(card)
-    found = experts_model(operations, shape, quantization)
+    operations, deployment = profile(card.name), deployment_of(settings, shape, card)
+    kernels = experts_kernels(shape, card, deployment, settings.tensor_parallel_size, operations.ops)
+    found = experts_model(operations, shape, deployment.quantization, kernels)
     if found is None:
         return UnknownExperts(None)
     operation, fitted = found

@@ -41,7 +41,7 @@ def kernels_of(settings: Settings) -> dict[str, str]:
     given = shape, card, deployment_of(settings, shape, card)
     ranks = settings.tensor_parallel_size
     found = {f"{form} GEMMs": kernels.run for form, kernels in model_gemm_kernels(*given, ranks, ()).items()}
-    experts = experts_kernels(*given, ranks)
+    experts = experts_kernels(*given, ranks, ())
     if experts is not None:
         form = formats_by_part(given[2].quantization).get("expert") if given[2].quantization else None
         found[f"{form or '16-bit'} experts"] = experts.run

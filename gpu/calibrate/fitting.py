@@ -25,7 +25,7 @@ OUTLIER = 0.1
 _LATENT_DECODES = ("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8")
 _LATENT_PREFILLS = ("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8")
 _COMPRESSED_DECODES, _COMPRESSED_PREFILLS = ("csa_decode", "hca_decode"), ("csa_prefill", "hca_prefill")
-_EXPERTS = ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4")
+_EXPERTS = ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8", "moe_int4")
 #: Knots of the residual tables: a spacing in doublings, or the knots themselves. Other operations have no table.
 #: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
 KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..spec.deployment import Deployment, dtype_bits
 from ..spec.gpu import GpuSpec
+from ..spec.kernels import TRTLLM_MXFP8
 from ..spec.matrix import formats_by_part
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
@@ -29,7 +30,7 @@ from .base import Peers, StepCost, StepParts, coefficient, prompt_blocks
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
-from .kernels import experts_kernels, gemm_kernels, unpacked_gemm
+from .kernels import MXFP8_EXPERTS, Kernels, experts_kernels, gemm_kernels, unpacked_gemm
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
@@ -239,11 +240,17 @@ _OF_EXPERTS: dict[str | None, OpName] = {
 
 
 def experts_model(
-    calibration: Calibration, model: ModelSpec, quantization: str | None
+    calibration: Calibration, model: ModelSpec, quantization: str | None, kernels: Kernels | None = None
 ) -> tuple[OpName, OpModel] | None:
     """The operation that computes a model's experts, and its model: that of their shape, or of all shapes; None if the
-    calibration has none for the number format, or for experts without a gate."""
+    calibration has none for the number format, or for experts without a gate.
+
+    Args:
+        kernels: As of ``experts_kernels``: some multiply weights in mxfp4 by activations in mxfp8.
+    """
     name = _OF_EXPERTS.get(quantization and formats_by_part(quantization).get("expert"))
+    if kernels is not None and kernels.table == TRTLLM_MXFP8:
+        name = MXFP8_EXPERTS
     if model.experts is None or name is None or name not in calibration.ops or not model.gated_mlp:
         return None
     found, experts = calibration.ops[name], model.experts
@@ -366,7 +373,8 @@ class CalibratedCost:
             for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization, ranks)
         )
         self._reduced = self._all_reduces(calibration)
-        self._experts = experts_model(calibration, model, deployment.quantization)
+        self._expert_kernels = experts_kernels(model, gpu, deployment, tensor_parallel, calibration.ops)
+        self._experts = experts_model(calibration, model, deployment.quantization, self._expert_kernels)
         if self._experts is not None:
             self._gemms = Counter({gemm: count for gemm, count in self._gemms.items() if gemm.experts is None})
         formats = {gemm.quantization for gemm in self._gemms}
@@ -587,6 +595,7 @@ class CalibratedCost:
         formats = [(f"gemm_{form}", found) for form, found in self._gemm_models.items() if form is not None]
         one_of = {
             *_OF_EXPERTS.values(),
+            MXFP8_EXPERTS,
             *LATENT_OPERATIONS,
             *GDN_OPERATIONS,
             "gemm_w8",
@@ -646,7 +655,7 @@ class CalibratedCost:
         """Kernels of vLLM, where there is a choice, and of the profile's tables."""
         given = self.model, self.gpu, self.deployment
         gemms = gemm_kernels(self._gemms, *given, self.calibration.ops)
-        experts = experts_kernels(*given, self.tensor_parallel) if self._experts is not None else None
+        experts = self._expert_kernels if self._experts is not None else None
         found: dict[str, object] = {}
         if gemms:
             found["gemm_kernels"] = {form: kernels.run for form, kernels in gemms.items()}

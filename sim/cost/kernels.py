@@ -16,6 +16,8 @@ from ..spec.kernels import (
     FP8,
     FP8_BLOCK,
     FP8_TENSOR,
+    MXFP4_V4,
+    TRTLLM_MXFP8,
     ExpertsNeed,
     chosen_experts,
     chosen_linear,
@@ -38,6 +40,8 @@ _OTHER_ENGINE_TABLE = "SGLANG_MARLIN"
 #: TensorRT-LLM's plug-in for weights that are unpacked, at most at the rate of these experts.
 UNPACKING_TABLE = f"TRTLLM_WEIGHT_ONLY/{_OTHER_ENGINE_TABLE}"
 _AMPERE = 80
+#: Experts in mxfp4 with activations in mxfp8; the others have activations in 16 bits.
+MXFP8_EXPERTS: OpName = "moe_mxfp4_mxfp8"
 
 
 def unpacked_gemm(quantization: str) -> OpName:
@@ -98,16 +102,24 @@ def model_gemm_kernels(
     return gemm_kernels(gemms, model, gpu, deployment, operations)
 
 
-def experts_kernels(model: ModelSpec, gpu: GpuSpec, deployment: Deployment, tensor_parallel: int) -> Kernels | None:
-    """Of experts; None on other vendors' cards and without experts."""
+def experts_kernels(
+    model: ModelSpec, gpu: GpuSpec, deployment: Deployment, tensor_parallel: int, operations: Container[str]
+) -> Kernels | None:
+    """Of experts; None on other vendors' cards and without experts.
+
+    Args:
+        operations: As of ``gemm_kernels``.
+    """
     need = experts_need(model, gpu, deployment.quantization, deployment.expert_ranks(tensor_parallel))
     if need is None:
         return None
-    table = chosen_experts(_in_tables(need), _TABLE_MINOR)
+    run, table = deployed_experts(need, deployment), chosen_experts(_in_tables(need), _TABLE_MINOR)
+    if run == TRTLLM_MXFP8 and MXFP8_EXPERTS in operations:
+        table = run
     if need.capability == _AMPERE and need.form is not None:
         # vLLM's table has 16 bits alone there.
         table = _OTHER_ENGINE_TABLE
-    return Kernels(deployed_experts(need, deployment), table)
+    return Kernels(run, table)
 
 
 def _gemm_table(capability: int, form: str, operations: Container[str]) -> str | None:
@@ -120,8 +132,8 @@ def _gemm_table(capability: int, form: str, operations: Container[str]) -> str |
 
 
 def _in_tables(need: ExpertsNeed) -> ExpertsNeed:
-    """Experts as the tables have them: fp8 in blocks, on compute capability 12 by tensor; one engine."""
-    form = need.form
+    """Experts as the tables have them: fp8 in blocks, on compute capability 12 by tensor; mxfp4 as of gpt-oss; one engine."""
+    form = "mxfp4" if need.form == MXFP4_V4 else need.form
     if form is not None and form.startswith("fp8"):
         form = FP8_TENSOR if need.capability >= 120 else FP8_BLOCK
     return need._replace(form=form, engines=False)

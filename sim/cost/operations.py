@@ -132,6 +132,13 @@ def moe_nvfp4(
     return moe(tokens, used, count, held, hidden_size, width, NVFP4_BYTES, matrices)
 
 
+def moe_mxfp4_mxfp8(
+    tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3
+) -> Work:
+    """``moe_mxfp4`` with activations in mxfp8; quantising these is part of the call."""
+    return moe_mxfp4(tokens, used, count, held, hidden_size, width, matrices)
+
+
 def moe_int4(tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3) -> Work:
     """``moe`` of awq or gptq weights, unpacked to 16 bits."""
     return moe(tokens, used, count, held, hidden_size, width, 4.15 / 8, matrices)
@@ -561,6 +568,7 @@ OpName = Literal[
     "moe_fp8",
     "moe_nvfp4",
     "moe_mxfp4",
+    "moe_mxfp4_mxfp8",
     "moe_int4",
     "decode_attention",
     "contiguous_attention",
@@ -604,6 +612,7 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "moe_fp8": moe_fp8,
     "moe_nvfp4": moe_nvfp4,
     "moe_mxfp4": moe_mxfp4,
+    "moe_mxfp4_mxfp8": moe_mxfp4_mxfp8,
     "moe_int4": moe_int4,
     "decode_attention": decode_attention,
     "contiguous_attention": contiguous_attention,
@@ -639,8 +648,8 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
 #: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
 FROM_TABLES: frozenset[OpName] = frozenset(
     (
-        "gemm_fp8", "gemm_nvfp4", "gemm_w8", "gemm_w4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4",
-        "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
+        "gemm_fp8", "gemm_nvfp4", "gemm_w8", "gemm_w4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8",
+        "moe_int4", "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
         "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
         "hyper_connections", "gdn_decode", "gdn_prefill", "small_kernel", "all_reduce",
     )
@@ -663,7 +672,10 @@ AXES = {
     "gemm_fp8": ("m", "n", "k"),
     "gemm_nvfp4": ("m", "n", "k"),
     **dict.fromkeys(("gemm_w8", "gemm_w4"), ("m", "n", "k")),
-    **dict.fromkeys(("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_int4"), ("rows", "reached", "width", "hidden")),
+    **dict.fromkeys(
+        ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8", "moe_int4"),
+        ("rows", "reached", "width", "hidden"),
+    ),
     "decode_attention": ("lanes", "length", "group", "block_size"),
     "contiguous_attention": ("lanes", "length"),
     "prefill_attention": ("rows", "keys", "head_dim", "prefix"),

@@ -33,13 +33,15 @@ FLASHINFER_DEEPGEMM, FLASHINFER_TRTLLM, TRTLLM_MXFP4 = (
 VLLM_CUTLASS = "VLLM_CUTLASS"
 #: Other kernels of experts in mxfp4; those with activations in mxfp8 are not exact.
 TRITON_UNFUSED, CUTLASS_MXFP4 = "TRITON_UNFUSED", "FLASHINFER_CUTLASS_MXFP4_BF16"
-TRITON_MXFP8 = "TRITON_MXFP8"
+TRITON_MXFP8, DEEPGEMM_MXFP4 = "TRITON_MXFP8", "DEEPGEMM_MXFP4"
 TRTLLM_MXFP8, CUTLASS_MXFP8 = "FLASHINFER_TRTLLM_MXFP4_MXFP8", "FLASHINFER_CUTLASS_MXFP4_MXFP8"
 #: Kernels that unpack weights to 16 bits and multiply in these.
 UNPACKING = frozenset((MARLIN, HUMMING, MACHETE))
 #: Ways in which weights of fp8 are scaled: by row and column (compressed-tensors), by tensor (ModelOpt), by block, or by tensor when vLLM
 #: converts a checkpoint of 16 bits.
 FP8, FP8_TENSOR, FP8_BLOCK, FP8_ONLINE = "fp8", "fp8-tensor", "fp8-block", "fp8-online"
+#: mxfp4 of DeepSeek V4, which has a list of kernels of its own (``select_deepseek_v4_mxfp4_moe_backend``).
+MXFP4_V4 = "mxfp4-v4"
 _INT4 = frozenset(("awq", "gptq", "w4a16", "w4a16-g32"))
 _HOPPER, _FIRST_FP8 = 90, 89
 #: First minor releases in which Hopper's weights are unpacked by Humming, and its mxfp4 experts have Triton's kernels.
@@ -127,6 +129,8 @@ def experts_need(model: ModelSpec, gpu: GpuSpec, quantization: str | None, ranks
         return None
     by_part = {} if quantization is None else formats_by_part(quantization)
     form = scaled_form(model, quantization, by_part.get("expert"))
+    if form == "mxfp4" and model.compressed:
+        form = MXFP4_V4
     return ExpertsNeed(gpu.compute_capability, form, ranks.holders > 1, ranks.engines > 1)
 
 
@@ -184,6 +188,9 @@ def chosen_experts(need: ExpertsNeed, minor: int, asked: Mapping[str, str] | Non
     default = _default_experts(need, minor)
     if not asked:
         return default
+    if need.form == MXFP4_V4:
+        # Its list reads no variables.
+        asked, need = {MOE_BACKEND: asked.get(MOE_BACKEND, "auto")}, need._replace(form="mxfp4")
     named = asked.get(MOE_BACKEND, "auto")
     if named != "auto":
         if not _is_heeded(need, minor, named):
@@ -356,7 +363,9 @@ def _default_experts(need: ExpertsNeed, minor: int) -> str:
         if data_centre:
             return TRTLLM_MXFP4
         return TRITON if hopper and minor >= _FIRST_TRITON_MXFP4 else MARLIN
-    if form in _INT4:
+    if form == MXFP4_V4 and capability >= 100:
+        return TRTLLM_MXFP8 if data_centre else DEEPGEMM_MXFP4
+    if form == MXFP4_V4 or form in _INT4:
         return _unpacking(capability, minor)
     if data_centre:
         return FLASHINFER_TRTLLM

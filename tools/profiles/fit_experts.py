@@ -29,6 +29,7 @@ FORMATS: dict[OpName, tuple[str, ...]] = {
     "moe_fp8": ("fp8_block", "fp8"),
     "moe_nvfp4": ("nvfp4",),
     "moe_mxfp4": ("w4a16_mxfp4",),
+    "moe_mxfp4_mxfp8": ("w4a8_mxfp4_mxfp8",),
     "moe_int4": ("int4_wo",),
 }
 _ROUTINGS = ("balanced", "power_law_1.01")
@@ -135,7 +136,9 @@ def _points(operation: OpName, frame: pd.DataFrame) -> Experts:
 
 
 def _limits(points: Points, sheet: GpuSpec) -> dict[str, float]:
-    faster = sheet.quantized_flops_per_s(points.operation.removeprefix("moe").removeprefix("_"))
+    # Of weights and activations, those that are multiplied have the larger format.
+    form = points.operation.removeprefix("moe").removeprefix("_").removeprefix("mxfp4_")
+    faster = sheet.quantized_flops_per_s(form)
     return {"flops_per_s": faster or sheet.fp16_flops_per_s, "bytes_per_s": sheet.memory_bytes_per_s}
 
 

@@ -312,6 +312,7 @@ def test_kernels_of_gemms_are_named_with_those_of_their_tables(card, quantizatio
         ({"gpu": "h200", "model": "deepseek-v3", "tensor_parallel_size": 8, "enable_expert_parallel": True}, ("FLASHINFER_DEEPGEMM", "CUTLASS"), ("FLASHINFER_CUTLASS",) * 2),
         ({"gpu": "h100-80gb", "model": "gpt-oss-120b"}, None, ("TRITON", "TRITON")),
         ({"gpu": "b200", "model": "gpt-oss-120b"}, None, ("FLASHINFER_TRTLLM_MXFP4_BF16",) * 2),
+        ({"gpu": "b200", "model": "gpt-oss-120b", "moe_backend": "flashinfer_trtllm_afp8"}, None, ("FLASHINFER_TRTLLM_MXFP4_MXFP8",) * 2),
         ({"gpu": "h100-80gb", "model": "mixtral-8x7b", "vllm_release": "0.21"}, None, ("FLASHINFER_CUTLASS", "TRITON")),
         ({"gpu": "h100-80gb", "model": "mixtral-8x7b"}, None, ("TRITON", "TRITON")),
         ({"gpu": "h200", "model": "kimi-k2.5", "tensor_parallel_size": 8}, None, ("HUMMING", "MARLIN")),

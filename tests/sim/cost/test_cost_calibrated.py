@@ -311,6 +311,24 @@ def test_experts_are_one_operation_where_there_is_one():
     assert experts_model(profile("rtx-4090"), spec, None) is None
 
 
+def test_experts_with_activations_in_mxfp8_have_an_operation_of_their_own():
+    """DeepSeek V4's on Blackwell, whose shapes are in the tables, and gpt-oss's where a server asks for them; not on an H200."""
+    flash = model("deepseek-ai/DeepSeek-V4-Flash")
+    v4 = Deployment(quantization=flash.quantization)
+    oss = model("gpt-oss-120b")
+    by_default, asked = (
+        Deployment(quantization="mxfp4", moe_backend=name) for name in (None, "flashinfer_trtllm_afp8")
+    )
+    for card, spec, deployment, expected in (
+        ("b200", flash, v4, "moe_mxfp4_mxfp8"), ("h200", flash, v4, "moe_mxfp4"),
+        ("b200", oss, by_default, "moe_mxfp4"), ("b200", oss, asked, "moe_mxfp4_mxfp8"),
+    ):  # fmt: skip
+        terms = cost("fitted", spec, gpu(card), deployment=deployment).describe()
+        assert {name.partition(".")[0] for name in terms if name.startswith("moe")} == {expected}
+    table = profile("b200").ops["moe_mxfp4_mxfp8"]
+    assert set(table.shapes) == {"256x6x4096x2048", "384x6x7168x3072"}
+
+
 @pytest.mark.parametrize("deployment", [Deployment(), Deployment(data_parallel=4, expert_parallel=True)])
 def test_a_step_has_the_experts_of_every_layer(deployment):
     """Llama 4 Scout with all but one of its experts' layers dense: the difference is that operation 47 times, less their MLPs."""

@@ -15,6 +15,7 @@ from fragmeter.sim.spec.deployment import ExpertRanks
 from fragmeter.sim.spec.kernels import (
     EXPERTS_VARIABLES,
     MOE_BACKEND,
+    MXFP4_V4,
     NAMED_EXPERTS,
     ExpertsNeed,
     chosen_experts,
@@ -105,6 +106,26 @@ def test_the_flag_asks_for_the_kernels_that_a_variable_asks_for():
                 assert own_choice(f"{plain} {MOE_BACKEND}={experts_name(kernel)}", int(minor)) == kernel
                 compared += 1
     assert compared > 500
+
+
+@pytest.mark.parametrize(
+    ("capability", "minor", "expected", "marlin", "trtllm"),
+    [
+        (80, 33, "MARLIN", "MARLIN", None), (90, 27, "MARLIN", "MARLIN", None), (90, 33, "HUMMING", "MARLIN", None),
+        (100, 24, "FLASHINFER_TRTLLM_MXFP4_MXFP8", "MARLIN", "FLASHINFER_TRTLLM_MXFP4_BF16"),
+        (103, 33, "FLASHINFER_TRTLLM_MXFP4_MXFP8", "MARLIN", "FLASHINFER_TRTLLM_MXFP4_BF16"),
+        (120, 24, "DEEPGEMM_MXFP4", "MARLIN", None), (121, 33, "DEEPGEMM_MXFP4", "MARLIN", None),
+    ],
+)  # fmt: skip
+def test_experts_of_deepseek_v4_have_a_list_of_their_own(capability, minor, expected, marlin, trtllm):
+    """As ``select_deepseek_v4_mxfp4_moe_backend`` of the wheels of 0.24, 0.27 and 0.33 chose, run as on these cards; it reads no variables."""
+    need = ExpertsNeed(capability, MXFP4_V4)
+    asked = [{}, {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"}, {"VLLM_MXFP4_USE_MARLIN": "1"}]
+    assert [chosen_experts(need, minor, wish) for wish in asked] == [expected] * 3
+    assert chosen_experts(need, minor, {MOE_BACKEND: "marlin"}) == marlin
+    assert chosen_experts(need, minor, {MOE_BACKEND: "flashinfer_trtllm"}) == trtllm
+    shape = model("deepseek-ai/DeepSeek-V4-Pro")
+    assert experts_need(shape, gpu("b200"), shape.quantization, ExpertRanks()) == ExpertsNeed(100, MXFP4_V4)
 
 
 def test_measured_tables_ran_the_kernels_that_the_rule_has_for_their_release():
