@@ -19,7 +19,7 @@ from ...sim.cost import COST_NAMES, Server, ServerFit, default_cost, profile, pr
 from ...sim.cost.backends import attention_backend, table_backend
 from ...sim.cost.calibrated import experts_model
 from ...sim.cost.kernels import UNPACKING_TABLE, Kernels, experts_kernels, model_gemm_kernels
-from ...sim.cost.states import has_table
+from ...sim.cost.states import GDN_OPERATIONS, state_operations
 from ...sim.engine.replica import deployment_of
 from ...sim.policy.api_times import MEASURED
 from ...sim.policy.options import VllmServeOptions
@@ -56,7 +56,8 @@ _OUTSIDE = {
     "chat": "TTFT has {:g} ms outside of the engine (--outside-ms; the chat endpoint took 47 to 60 on other servers).",
 }
 _API_SERVER = "Requests and outputs wait for event loops of the API server, with {} times (--api-server)."
-_STATES = "No table of this GPU has the states of this model's layers: these take the data sheet."
+_STATES = "No table of this GPU has the states of this model's layers: {} the data sheet."
+_ALL_STATES, _PROMPTS = "these take", "decodes take another engine's table, prompts"
 #: The source of a profile that is scaled from that of another card.
 _SCALED = re.compile(r"; those of (\S+), longer where")
 
@@ -107,7 +108,8 @@ class Evidence:
         gemms: Kernels of GEMMs by number format of their weights, and of the tables of their time; empty where the time is not of a profile of
             the package.
         expert_kernels: Those of experts; None without experts or a table of them.
-        states_from_sheet: Whether layers with states take the data sheet, as no table of the card has theirs.
+        states_from_sheet: Whether layers with states take the data sheet, as no table of vLLM has theirs on the card.
+        state_decodes: Whether their decodes have a table nevertheless, another engine's.
     """
 
     cost: str
@@ -125,6 +127,7 @@ class Evidence:
     gemms: Mapping[str, Kernels] = field(default_factory=dict)
     expert_kernels: Kernels | None = None
     states_from_sheet: bool = False
+    state_decodes: bool = False
 
     def headline(self) -> str:
         """Simulated values with their intervals, such as "TPOT 12.3 ms (11.2 to 13.1 for 9 of 10 servers like this)"; empty without."""
@@ -147,7 +150,7 @@ class Evidence:
         else:
             parts.append("No measured run was simulated with them." if self.like is None else self.like.text())
         if self.states_from_sheet:
-            parts.append(_STATES)
+            parts.append(_STATES.format(_PROMPTS if self.state_decodes else _ALL_STATES))
         if self.experts is not None:
             parts.append(self.experts.text())
         if self.attention_backend != self.attention_table:
@@ -172,7 +175,7 @@ class Evidence:
     def _other_text(self, *named: str | None) -> str:
         """Measured servers of the class, where there are any, ran the same kernels."""
         like = self.like
-        known = like is not None and like.predicted and not like.lacking
+        known = like is not None and like.predicted and not like.lacking and not like.from_data_sheets
         return f"{_OTHER_KERNELS.format(*named)}{', as on the measured servers.' if known else ': its error is not known.'}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -235,17 +238,29 @@ def _evidence(settings: Settings, served: Served) -> Evidence:
     if scaled:
         origin = f"kernel times of {scaled} from published tables, longer where the memory of {card.name} bounds them"
     experts = _unknown_experts(settings)
-    like, from_sheet = (
-        servers_like(settings, served),
-        shape.mixer is not None and not has_table(profile(card.name), shape),
-    )
-    if from_sheet and not like.predicted:
+    tabulated = state_operations(profile(card.name), shape)
+    from_sheet = shape.mixer is not None and len(tabulated) < len(GDN_OPERATIONS)
+    attention: tuple[str | None, str | None] = None, None
+    if not shape.has_vectors:
+        own = deployment_of(settings, shape, card)
+        run, table = attention_backend(shape, card, own, settings.tensor_parallel_size), table_backend(card)
+        attention = run.name, table.name
+    like = servers_like(settings, served)
+    # What has no table is not known better than from a data sheet.
+    if not like.predicted and (from_sheet or (attention[0] != attention[1] and not like.lacking)):
         like = data_sheet_like(settings, served)
-    found = Evidence(name, basis_of(card), origin, load, like, experts, states_from_sheet=from_sheet)
-    if shape.has_vectors:
-        return found
-    backend = attention_backend(shape, card, deployment_of(settings, shape, card), settings.tensor_parallel_size)
-    return replace(found, attention_backend=backend.name, attention_table=table_backend(card).name)
+    return Evidence(
+        name,
+        basis_of(card),
+        origin,
+        load,
+        like,
+        experts,
+        attention_backend=attention[0],
+        attention_table=attention[1],
+        states_from_sheet=from_sheet,
+        state_decodes=bool(tabulated) and from_sheet,
+    )
 
 
 def recorded_text(settings: Mapping[str, Any], cost: object = None) -> str:

@@ -116,11 +116,13 @@ class ServersLike:
         predicted: The metrics of which runs of the class have errors.
         lacking: What the simulation has and none of the runs: their errors say nothing of it, and no interval is given.
         other_kv_format: Number format of the KV cache, if none of the runs has it.
+        from_data_sheets: Whether the runs are those of all cards, simulated from their data sheets.
     """
 
     predicted: tuple[Predicted, ...] = ()
     lacking: tuple[str, ...] = ()
     other_kv_format: str | None = None
+    from_data_sheets: bool = False
 
     @property
     def not_measured(self) -> tuple[str, ...]:
@@ -212,7 +214,7 @@ def servers_like(settings: Settings, served: Served) -> ServersLike:
 
 
 def data_sheet_like(settings: Settings, served: Served) -> ServersLike:
-    """The measured servers as their data sheets have them, for a simulation with ``--cost roofline``."""
+    """The measured servers as their data sheets have them, for a simulation with ``--cost roofline`` or parts without a table."""
     if lacking := tuple(_lacking_kind(settings, stored_rows())):
         return ServersLike(lacking=lacking)
     own = {**_DATA_SHEETS, "busy": served.load in ("busy", "overload"), "overload": served.load == "overload"}
@@ -222,7 +224,8 @@ def data_sheet_like(settings: Settings, served: Served) -> ServersLike:
         for metric in metrics
         if (levels := levels_of(own, metric)) is not None
     ]
-    return ServersLike(tuple(each for each in found if each is not None and each.factors is not None))
+    known = tuple(each for each in found if each is not None and each.factors is not None)
+    return ServersLike(known, from_data_sheets=True)
 
 
 def _predicted(metric: str, levels: Levels, value: float | None, from_data_sheets: bool = False) -> Predicted | None:

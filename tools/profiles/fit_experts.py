@@ -40,8 +40,8 @@ _GPT_OSS = "gptoss"
 #: Narrower slices of an expert occur in no deployment.
 _LEAST_WIDTH = 64
 _FOLDS = 3
-#: An engine with the same kernel of experts in int4, for cards of which vLLM's table has none.
-_OTHER_ENGINE = "sglang"
+#: An engine with the same kernels of experts in int4 and of gated delta nets, for cards of which vLLM's tables have none.
+OTHER_ENGINE = "sglang"
 OTHER_SOURCE = "fitted to aiconfigurator-core's table of SGLang's Marlin kernel for experts in 4 bits; vLLM runs its own there, of which no table is published"
 
 
@@ -93,7 +93,7 @@ def marlin_experts(tables: OperationTables) -> Experts | None:
     """Experts in int4 of SGLang's table; None if there is none."""
     if tables.system is None:
         return None
-    table = OperationTables(tables.place, tables.system, _OTHER_ENGINE).read("moe_perf")
+    table = OperationTables(tables.place, tables.system, OTHER_ENGINE).read("moe_perf")
     if table is None:
         return None
     (form,) = FORMATS["moe_int4"]

@@ -1,6 +1,7 @@
 """Models of gated delta nets, of sparse latent attention, of GEMMs with unpacked weights and of the smallest kernels, for ``fit_profiles``.
 
-    gdn_perf        convolution, and recurrence or scan, of one layer: two rows of the same sizes are one point
+    gdn_perf        convolution, and recurrence or scan, of one layer: two rows of the same sizes are one point. On the A100, of which vLLM has no
+                    table, decodes of SGLang's, whose kernels take 0.99 of the time of vLLM's on an H100 (median; 0.91 to 1.11); it has no scan
     dsa_*           the module of one layer: projections, indexer, attention; one model for each model and KV format in the tables, with
                     the errors of the worst
     dsv4_*          the module of one layer of DeepSeek V4 Flash and Pro, of each kind of layer, as dsa_*
@@ -24,7 +25,7 @@ from fragmeter.sim.cost.operations import GDN_DIM, OpName, dsa_name
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 
-from .fit_experts import marlin_experts
+from .fit_experts import OTHER_ENGINE, marlin_experts
 from .tables import OperationTables
 
 MOST_TOKENS = 32_768
@@ -45,6 +46,7 @@ UNPACKED_SOURCE = (
     "fitted to aiconfigurator-core's table of TensorRT-LLM's kernels for weights of 8 and 4 bits, no faster than the experts of SGLang's Marlin"
     " kernel in its table, {:.0f} TFLOP/s; vLLM has Marlin's there, of which no table is published"
 )
+_STATES_SOURCE = "fitted to aiconfigurator-core's table of SGLang's kernels for decodes of gated delta nets; vLLM's have no table there"
 _Entry = dict[str, Any]
 _Which = Callable[[Points], np.ndarray]
 
@@ -81,14 +83,18 @@ def _entry(
 
 
 def _delta_nets(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
-    table = tables.read("gdn_perf")
+    table, source = tables.read("gdn_perf"), {}
+    phases: dict[OpName, str] = {"gdn_decode": "generation", "gdn_prefill": "context"}
+    if table is None and tables.system is not None:
+        table = OperationTables(tables.place, tables.system, OTHER_ENGINE).read("gdn_perf")
+        source = {"source": _STATES_SOURCE}
+        del phases["gdn_prefill"]
     if table is None:
         return
     path, frame = table
     frame = frame[(frame.head_k_dim == GDN_DIM) & (frame.head_v_dim == GDN_DIM)]
     frame = frame.assign(us=frame.latency * 1e3)
     sizes = ["batch_size", "seq_len", "num_k_heads", "num_v_heads"]
-    phases: dict[OpName, str] = {"gdn_decode": "generation", "gdn_prefill": "context"}
     for operation, phase in phases.items():
         rows = frame[frame.phase == phase]
         # Models share the sizes of a rank. Of each kernel the mean, then both kernels together.
@@ -103,7 +109,7 @@ def _delta_nets(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[t
             given = _floats(tokens=calls.batch_size * calls.seq_len, length=calls.seq_len, **heads)
             points = Points(operation, given, calls.us.to_numpy(float))
         say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {path}")
-        yield operation, _entry(points, path, len(table.frame), sheet, f"heads of {GDN_DIM}", None)
+        yield operation, _entry(points, path, len(table.frame), sheet, f"heads of {GDN_DIM}", None) | source
 
 
 def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:

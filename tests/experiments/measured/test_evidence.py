@@ -188,7 +188,7 @@ def test_states_have_tables_and_errors_of_the_runs_like_them():
     assert all(each.factors is None for each in hybrid.like.predicted)
 
 
-@pytest.mark.parametrize(("card", "shape"), [("h200", "nemotron-3-nano-30b-a3b"), ("a100-80gb", "qwen3-next-80b-a3b")])
+@pytest.mark.parametrize(("card", "shape"), [("h200", "nemotron-3-nano-30b-a3b"), ("rtx-4090", "qwen3-next-80b-a3b")])
 def test_states_without_a_table_say_so_and_have_the_interval_of_data_sheets(card, shape):
     """Mamba 2, and gated delta nets of a card of which vLLM has no table."""
     found = of(open_loop(), gpu=card, model=shape, tensor_parallel_size=4)
@@ -197,6 +197,20 @@ def test_states_without_a_table_say_so_and_have_the_interval_of_data_sheets(card
     assert tpot.server_class.startswith("NVIDIA cards, simulated from data sheets")
     assert "No table of this GPU has the states of this model's layers: these take the data sheet." in found.text()
     assert not of(open_loop(), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8").states_from_sheet
+    half = of(open_loop(), gpu="a100-80gb", model="qwen3.5-35b-a3b")
+    assert half.states_from_sheet and half.like.from_data_sheets
+    assert "decodes take another engine's table, prompts the data sheet." in half.text()
+
+
+@pytest.mark.parametrize("card", ["a100-80gb", "l40s"])
+def test_attention_in_a_backend_without_a_table_has_the_interval_of_data_sheets(card):
+    """Sinks of gpt-oss run in Triton's backend there; no server of it was measured on these cards, and 32K prompts were 2.6 times as slow on an A100."""
+    found = of(open_loop(tpot=10.0), gpu=card, model="gpt-oss-20b")
+    tpot = found.like.predicted[0]
+    assert found.like.from_data_sheets and tpot.factors[0] < 0.7 and tpot.factors[1] > 1.8
+    assert found.headline().startswith("TPOT 10.0 ms (") and "Attention runs in TRITON_ATTN" in found.text()
+    assert "its error is not known" in found.text() and "as on the measured servers" not in found.text()
+    assert not of(open_loop(tpot=10.0), gpu="h100-80gb", model="llama-3.1-8b").like.from_data_sheets
 
 
 def test_experts_of_an_unknown_shape_are_named():

@@ -191,6 +191,18 @@ class TestProfilesOfHybrids:
             sheet.state_ticks(0, 500) / PER_US + 6 * launch
         )
 
+    def test_on_an_a100_decodes_have_another_engine_s_table_and_prompts_the_data_sheet(self):
+        fit, a100, spec = profile("a100-80gb"), gpu("a100-80gb"), model("qwen3.5-35b-a3b")
+        found, sheet = StateOperations(fit, spec, a100, 1, Deployment()), RooflineCost(spec, a100, 1, dtype="bf16")
+        assert set(found.operations) == {"gdn_decode"} and "SGLang" in (fit.ops["gdn_decode"].source or "")
+        # The table has 7.3 and 6.9 us for one sequence, 6.9 and 134 for 64, with 32 heads of values.
+        assert found.decode_us(1) / 30 == pytest.approx(14.2, rel=0.1)
+        assert found.decode_us(64) / 30 == pytest.approx(140.9, rel=0.1)
+        launches = 6 * 30 * fit.ops["small_kernel"].coefficients.t0_us
+        expected = sheet.state_ticks(0, 500) / PER_US + launches
+        assert found.prefill_us(500, np.array([1.0]))[0] == pytest.approx(expected)
+        assert found.describe()
+
     def test_mixed_steps_are_the_parts_of_the_compiled_core(self):
         found = self.TWO_RANKS["qwen3.5-35b-a3b"]
         parts = found.parts()
