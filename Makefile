@@ -205,8 +205,6 @@ screenshots: $(VENV)/.test
 	$(BIN)/python examples/your_trace.py out/your_trace
 	$(BIN)/fragmeter traces stats out/your_trace/trace.csv --out out/trace.html
 	$(BIN)/python docs/screenshots.py out/trace.html docs/images
-	$(BIN)/fragmeter reproduce waste --trace out/your_trace/trace.csv --out out/your-trace
-	$(BIN)/python docs/screenshots.py out/your-trace/your-trace.html docs/images
 	$(BIN)/fragmeter reproduce waste-today --out out/waste-today
 	cp out/waste-today/reproduction.html out/waste-today.html
 	$(BIN)/python docs/screenshots.py out/waste-today.html docs/images

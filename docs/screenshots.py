@@ -26,14 +26,13 @@ PICTURES = {
     "sweep.html": {},
     "plan.html": {},
     "trace.html": {},
-    "your-trace.html": {},
     "waste-today.html": {},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
     "story.html": {"story.png": ("Step by step", ".stages")},
 }
 #: The first screen of each of these pages is in the gallery as ``page-NAME.png``.
 FIRST_SCREENS = (
-    "reproduction.html", "report.html", "sweep.html", "plan.html", "trace.html", "your-trace.html", "story.html",
+    "reproduction.html", "report.html", "sweep.html", "plan.html", "trace.html", "story.html",
     "waste-today.html",
 )  # fmt: skip
 #: Scripts that run before a picture is taken.

@@ -12,10 +12,8 @@ from ...sim.metrics.views import ViewName
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Jobs, Seeds
 from ...sim.types.errors import SettingError
-from ...traces import Reading
+from ..paper.paper import require_papers
 from ..reproduce.figures import FIGURES
-from ..reproduce.own_page import own_of, reproduce_own
-from ..reproduce.own_trace import OwnServer
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
 from ..reproduce.reproduction import ALL, Traces, folder_of
@@ -23,11 +21,9 @@ from ..reproduce.reproduction import reproduce as rerun
 from ..reproduce.servers import FIGURE as SERVERS
 from ..reproduce.servers import reproduce_servers
 from ..reproduce.text import WASTE
-from ..runs.inputs import READING, named_files
+from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
-from ..runs.unread import refuse_unread_reading
 
-OWN_SERVER = Annotated[OwnServer, Parameter(name="*", group=Group("A trace of your own", sort_key=3))]
 #: Figures that can be rerun.
 if TYPE_CHECKING:
     Wanted = str
@@ -41,8 +37,6 @@ def reproduce(
     *,
     trace: Path | None = None,
     alpaca_trace: Path | None = None,
-    server: OWN_SERVER = OwnServer(),
-    reading: READING = Reading(),
     runs: Path | None = None,
     add: Path | None = None,
     accept_medians: bool = False,
@@ -59,27 +53,24 @@ def reproduce(
         figure: Figure or table of the paper; waste (every policy on one trace); or all of these. Not part of all:
             claims (claims about paged attention in four popular texts and of other systems, two minutes), anyscale
             (throughput of static and continuous batching by output cap), prefix-cache (hits of prefix caches on a
-            trace with block hashes, beside an independent simulator), step-time (a decode step of OPT-13B as others
-            measured it, beside the cost models, none of which is fitted to it), waste-today (today's models under three
+            trace with block hashes, beside an independent simulator), waste-today (today's models under three
             allocators, and published figures of their waste), servers (runs of real servers beside their simulation).
         trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
-            drawn from a summary in the package. With a trace of your own, fig2, fig12a, fig13a, waste and all of these show
-            it under the paper's systems, with its own arrivals. prefix-cache needs JSON lines with hash_ids.
+            drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
         alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
         add: Of servers: JSON file of more measured runs (docs/servers.md describes it), which count as unseen.
         accept_medians: Of servers: store the median errors by class in the package, for later runs to be compared with. Needs
             --runs.
         seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own
-            number, mostly 10. Of a trace of your own, seeds of the arrivals at a request rate.
+            number, mostly 10.
         jobs: Number of figures at a time, or of runs of a single figure. The bytes do not depend on it. By default the
             number of cores.
         out: Folder for the page, reproduction.html, and a JSON file for each figure. Figures there with the same
             settings, lengths and code are not repeated.
         view: Division of the KV pool in the printed waste table: the paper's four categories, or slots, what becomes of each
             slot. The page has both.
-        markdown: Markdown file with the values and findings of each figure; - for standard output. Not of servers, prefix-cache,
-            or a trace of your own.
+        markdown: Markdown file with the values and findings of each figure; - for standard output. Not of servers or prefix-cache.
     """
     report = Report(json, markdown=markdown)
     require_apart(
@@ -98,20 +89,14 @@ def reproduce(
             "seeds": seeds,
             "jobs": jobs,
             "markdown": markdown,
-            **server.given,
         }
-        refuse_unread_reading(reading, None)
         _refuse_given(given, SERVERS)
         reproduce_servers(runs, report, folder_of(out), add, accept_medians)
     elif figure == PREFIX_CACHE:
-        _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown, **server.given}, PREFIX_CACHE)
-        refuse_unread_reading(reading, None)
+        _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown}, PREFIX_CACHE)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))
-    elif own := own_of(figure, Traces(trace, alpaca_trace), server, seeds, reading):
-        _refuse_given({"markdown": markdown}, "a trace of your own")
-        reproduce_own(figure, own, report, out, jobs, view)
     else:
-        refuse_unread_reading(reading, None)
+        require_papers(trace=trace, alpaca_trace=alpaca_trace)
         rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs, view)
 
 

@@ -98,18 +98,14 @@ class Bench:
 
 def measure(workload: Workload, case: Case) -> Measured:
     """Serve a workload as far as the case needs it, and compute the case's results."""
-    return measured(_run(workload, case), case.to_the_end)
-
-
-def measured(run: Run, to_the_end: bool) -> Measured:
-    """The results of a run; ``to_the_end`` adds ``OVER_THE_RUN``, for a run that has served its last request."""
+    run = _run(workload, case)
     views = waste(run.window)
     return Measured(
         run.replica.num_blocks,
         run.replica.block_size,
         _percentages(views["mean_over_iterations_pct"])
         | {"batched_requests": run.window.mean_batch}
-        | (_rates(run) if to_the_end else {}),
+        | (_rates(run) if case.to_the_end else {}),
         _percentages(views["mean_over_time_pct"]),
     )
 

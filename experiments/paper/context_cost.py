@@ -13,11 +13,7 @@ All figures with a step time of the paper take this one; Fig 13b states what ``P
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any
 
 from ...sim.cost import PaperCost
 from ...sim.cost.base import coefficient
@@ -25,12 +21,6 @@ from ...sim.cost.paper import MS_PER_DECODE, MS_PER_PREFILL_TOKEN, STEP_MS
 from ...sim.spec import block_bytes, gpu, model
 from ...sim.types.ticks import from_ms
 from .published import usual_length
-
-
-@cache
-def published_step_times() -> dict[str, Any]:
-    """Step times of OPT that others measured (``facts/step_times.json``)."""
-    return json.loads(resources.files(__package__).joinpath("facts/step_times.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

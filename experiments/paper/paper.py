@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from os import PathLike
 
+from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
 from ...traces import LengthPairs, catalogue, paper_workload, read, sample, stream
 from .published import Published, published_fig2, published_fig13a, published_fig13b, published_fig15
@@ -23,6 +25,11 @@ SERIES = {
 MAX_MODEL_LEN = 2048
 SYNTHETIC_SET, ALPACA_SET = "vllm_sosp23_sharegpt_opt", "alpaca52k_opt"
 DEFAULT_SEEDS = 10
+#: SHA-256 of the pairs of at most 2,048 tokens, in file order, of the two sets that the paper's artifact publishes.
+_PAIRS_SHA256 = {
+    "trace": ("ShareGPT", "f5058b5db6b217130064da919351702f19839a94af6e7725236fa80621d6f99f"),
+    "alpaca_trace": ("Alpaca", "2474697478c2338b44b05d75018de0d56e032bfad1412b771f7ba2a67938a01e"),
+}
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,24 @@ class Source:
         seeds = seeds or self.seeds
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of seeds {seeds[0]} to {seeds[-1]}"
         return f"{self.name}, {experiment.request_rate:g} req/s, {experiment.duration_s:g} s, {which}"
+
+
+def require_papers(**files: str | PathLike[str] | None) -> None:
+    """Refuse files, by field, whose length pairs are not the paper's, so that nothing else is compared with its figures.
+
+    Raises:
+        UserError: A file cannot be read, or its pairs have another hash.
+    """
+    for field, path in files.items():
+        if path is None:
+            continue
+        name, known = _PAIRS_SHA256[field]
+        trace = read(path)
+        held = trace.pairs.capped(MAX_MODEL_LEN, strict=False)
+        columns = (lengths.astype("<i8").tobytes() for lengths in (held.prompt_tokens, held.output_tokens))
+        if trace.arrival_ticks is not None or sha256(b"".join(columns)).hexdigest() != known:
+            remedy = f"not the paper's pairs of {name}; sweep and compare --waste take a trace of your own"
+            raise SettingError(field, str(path), remedy)
 
 
 def source(

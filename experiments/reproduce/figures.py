@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
@@ -36,7 +35,6 @@ from ..paper.figures.table1 import table1
 from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
 from ..paper.paper import DEFAULT_SEEDS
-from ..paper.step_time import compare_step_times, print_step_times
 from ..runs.kept import Kept
 from ..runs.output import Report
 from ..today.waste_today import print_waste_today, show_waste_today, waste_today
@@ -85,9 +83,9 @@ class Figure:
         return self.make(bench, parts) if self.in_parts else self.make(bench)
 
 
-def _fixed(make: Callable[[], Payload], show: Show | None = None, **more: Any) -> Figure:
+def _fixed(make: Callable[[], Payload], show: Show) -> Figure:
     """A figure without requests."""
-    return Figure(lambda _: make(), show, seeds=None, traced=False, **more)
+    return Figure(lambda _: make(), show, seeds=None, traced=False)
 
 
 def _rates(
@@ -162,7 +160,6 @@ FIGURES: dict[str, Figure] = {
         seconds=6,
         shares="block sizes",
     ),
-    "step-time": _fixed(compare_step_times, print=print_step_times, in_all=False),
     "anyscale": Figure(
         lambda bench: compare_anyscale(bench.source.seeds),
         sections.shown("Anyscale's workload: continuous batching against static", figures.curves),

@@ -13,12 +13,11 @@ Workers store documents themselves. If this process dies, only unfinished figure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 
 from ...reports.page.page import Section, write_page
 from ...sim.metrics.views import ViewName
@@ -171,18 +170,10 @@ class Page:
         names: The wanted figures.
         with_stories: Whether the page ends with the textbook stories.
         head: Title and first sentence.
-        headings: Headings of the places of figures that are not finished; by default their short names.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        with_stories: bool,
-        head: tuple[str, str] | None = None,
-        headings: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, names: Sequence[str], with_stories: bool, head: tuple[str, str] | None = None) -> None:
         self._title, self._lead = head or (TITLE, _LEAD)
-        self._headings = headings
         self._last = [stories()] if with_stories else []
         self._names = sorted(names, key=paper_order)
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
@@ -214,8 +205,7 @@ class Page:
     def _sections(self, name: str, stopped: bool) -> list[Section]:
         if name in self._done:
             return self._done[name][1]
-        heading = self._headings.get(name, name_of(name))
-        return [Section(heading, "Not run." if stopped else "Not finished yet.", is_half=True, key=name)]
+        return [Section(name_of(name), "Not run." if stopped else "Not finished yet.", is_half=True, key=name)]
 
 
 def _with_keys(name: str, sections: Iterable[Section]) -> list[Section]:

@@ -25,7 +25,6 @@ SUMMARY_NOTE = (
     "Errors are simulated - published, of predicted values only: in points where the value is itself a percentage, else"
     f" in percent of the published value. Values on which a number was fitted are counted apart, as they show no accuracy. {RULE}"
 )
-_NOTHING_PUBLISHED: Row = {"published": None, "how": None, "error": None}
 _DECIMALS = 3
 
 
@@ -42,12 +41,10 @@ def print_figure(payload: Payload, report: Report) -> None:
 
 
 def for_reports(payload: Payload) -> Payload:
-    """The payload in the form of the tables and pictures of reports; rows of a trace of the user's have no published value."""
+    """The payload in the form of the tables and pictures of reports."""
     if payload["figure"] == WASTE:
         return payload | {"rows": by_policy(payload["rows"])}
-    return payload | {
-        "rows": [_NOTHING_PUBLISHED | row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]
-    }
+    return payload | {"rows": [row | {"fitted": row["kind"] == "fitted"} for row in payload["rows"]]}
 
 
 def finding_lines(payload: Payload) -> list[str]:

@@ -29,10 +29,6 @@ _APART = 1.02
 _MOST_STEPS = 30
 
 
-class NoCrossing(UserError):
-    """A curve that stays on one side of its target."""
-
-
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """A crossing.
@@ -57,7 +53,7 @@ def crossing(
         whole: The same curve with finite values where ``curve`` is infinite; None where the true value is infinite.
 
     Raises:
-        NoCrossing: The curve does not cross the target between about 2**-30 and 2**30 times the start.
+        UserError: The curve does not cross the target between about 2**-30 and 2**30 times the start.
     """
     points = {start: curve(start)}
 
@@ -91,7 +87,7 @@ def _bracket(below: Callable[[float], bool], start: float) -> tuple[float, float
         here, step = there, min(step * step, _WIDEST_STEP)
     side = "below" if rising else "above"
     remedy = "start nearer, or change the target"
-    raise NoCrossing(f"the curve stays {side} its target from {start:g} to {here:g}; {remedy}")
+    raise UserError(f"the curve stays {side} its target from {start:g} to {here:g}; {remedy}")
 
 
 def scan(

@@ -13,7 +13,6 @@ from ..style.labels import (
     comparison_data,
     comparison_numbers,
     difference,
-    has_published,
     has_range,
     is_percent,
     metric_label,
@@ -30,6 +29,8 @@ Comparison = dict[str, Any]
 a row may also carry ``minimum`` and ``maximum`` (range over seeds) and ``fitted`` (true where the model was fitted)."""
 
 SIDES = ("published", "simulated")
+#: Rows of a group of Fig 2: its heading, and a bar a side.
+_GROUP = 3.0
 FIG2_PARTS: dict[str, Hue] = {f"{key}_pct": PARTS[key] for key in PAPER_VIEW.categories}
 _LEAST_LABELLED_PCT = 3.0
 
@@ -38,49 +39,37 @@ def fig2(comparison: Comparison) -> go.Figure:
     """SOSP'23 Fig 2: contents of the KV pool in percent, a published and a simulated bar for each series.
 
     Bars are stacked from token states to external & others. If the paper prints only part of a bar, the rest is drawn
-    as "not published". Without any published value there is one bar a series.
+    as "not published".
     """
     rows = comparison["rows"]
-    names, sides = series_of(rows), _sides(rows)
+    names = series_of(rows)
     figure = blank(
-        f"Use of the KV pool, {' and '.join(sides)}",
+        "Use of the KV pool, published and simulated",
         f"Percent of all KV slots in {PAPER_VIEW.title}, mean over iterations. {comparison['workload']}.",
-        118 + 37 * len(sides) * len(names),
+        118 + 74 * len(names),
         comparison_numbers(rows),
         comparison_data(rows),
         PAPER_VIEW.definitions(),
     )
     for metric, hue in FIG2_PARTS.items():
-        figure.add_trace(_part([row for row in rows if row["metric"] == metric], metric, hue, names, sides))
-    if has_published(rows):
-        figure.add_trace(_remainder(rows, names))
+        figure.add_trace(_part([row for row in rows if row["metric"] == metric], metric, hue, names))
+    figure.add_trace(_remainder(rows, names))
     for at, name in enumerate(names):
-        top = _group(sides) * at
-        note(figure, _heading(name, rows), x=0, xanchor="left", y=top, yanchor="middle", bgcolor=PAPER)
-    return _stacked(figure, names, sides)
+        note(figure, _heading(name, rows), x=0, xanchor="left", y=_GROUP * at, yanchor="middle", bgcolor=PAPER)
+    return _stacked(figure, names)
 
 
-def _sides(rows: list[Row]) -> tuple[str, ...]:
-    """The sides with bars: published and simulated, or simulated alone."""
-    return SIDES if has_published(rows) else SIDES[1:]
+def _position(names: list[str], name: str, side: str) -> float:
+    return _GROUP * names.index(name) + 0.95 + 0.94 * SIDES.index(side)
 
 
-def _group(sides: tuple[str, ...]) -> float:
-    """Rows of a group: its heading, then its bars."""
-    return 1.0 + len(sides)
-
-
-def _position(names: list[str], name: str, side: str, sides: tuple[str, ...]) -> float:
-    return _group(sides) * names.index(name) + 0.95 + 0.94 * sides.index(side)
-
-
-def _part(rows: list[Row], metric: str, hue: Hue, names: list[str], sides: tuple[str, ...]) -> go.Bar:
-    bars = [(row["series"], side, row[side]) for row in rows for side in sides if row[side] is not None]
+def _part(rows: list[Row], metric: str, hue: Hue, names: list[str]) -> go.Bar:
+    bars = [(row["series"], side, row[side]) for row in rows for side in SIDES if row[side] is not None]
     return go.Bar(
         name=metric_label(metric),
         orientation="h",
         x=[value for *_, value in bars],
-        y=[_position(names, name, side, sides) for name, side, _ in bars],
+        y=[_position(names, name, side) for name, side, _ in bars],
         customdata=[[name, side] for name, side, _ in bars],
         text=[number(metric, value) if value >= _LEAST_LABELLED_PCT else "" for *_, value in bars],
         textfont={"color": hue.text, "size": 12},
@@ -95,7 +84,7 @@ def _remainder(rows: list[Row], names: list[str]) -> go.Bar:
         name="not published",
         orientation="h",
         x=list(rest.values()),
-        y=[_position(names, name, "published", SIDES) for name in rest],
+        y=[_position(names, name, "published") for name in rest],
         customdata=[[name, "published"] for name in rest],
         showlegend=bool(rest),
         marker={
@@ -121,15 +110,15 @@ def _heading(name: str, rows: list[Row]) -> str:
     return f"<b>{name}</b><span style='color:{MUTED}'>{error}</span>"
 
 
-def _stacked(figure: go.Figure, names: list[str], sides: tuple[str, ...]) -> go.Figure:
+def _stacked(figure: go.Figure, names: list[str]) -> go.Figure:
     figure.update_layout(barmode="stack", bargap=0.08, legend_traceorder="normal")
     figure.update_traces(textangle=0, textposition="inside", insidetextanchor="middle", width=0.86)
     figure.update_xaxes(range=[0, 100.5], ticksuffix=" %", dtick=20)
-    ticks = [(name, side) for name in names for side in sides]
+    ticks = [(name, side) for name in names for side in SIDES]
     figure.update_yaxes(
-        range=[_group(sides) * len(names) - 0.5, -0.6],
-        tickvals=[_position(names, name, side, sides) for name, side in ticks],
-        ticktext=[side if len(sides) > 1 else "" for _, side in ticks],
+        range=[_GROUP * len(names) - 0.5, -0.6],
+        tickvals=[_position(names, name, side) for name, side in ticks],
+        ticktext=[side for _, side in ticks],
         showgrid=False,
     )
     return figure
@@ -142,7 +131,7 @@ def fig13a(comparison: Comparison) -> go.Figure:
     """
     rows = [row for row in comparison["rows"] if row["metric"] == "batched_requests"]
     figure = blank(
-        f"Requests in a batch, {' and '.join(_sides(rows))}",
+        "Requests in a batch, published and simulated",
         f"Mean number of batched requests over iterations. {comparison['workload']}.",
         96 + 62 * len(rows),
         comparison_numbers(rows),
@@ -175,24 +164,23 @@ _GROUP_HEADING = 0.8
 
 
 def side_by_side(figure: go.Figure, rows: list[Row], grouped: bool = False) -> go.Figure:
-    """A published and a simulated bar for each row; without any published value one bar a row.
+    """A published and a simulated bar for each row.
 
     Args:
         grouped: Whether each series has a heading and its lanes are named by ``x``; by default lanes have whole names.
     """
-    sides, hues = _sides(rows), dict(zip(SIDES, (REFERENCE, BUCKETS["live"])))
     starts = [at for at, row in enumerate(rows) if not at or row["series"] != rows[at - 1]["series"]] if grouped else []
     lanes = [at + _GROUP_HEADING * sum(start <= at for start in starts) for at in range(len(rows))]
     for start in starts:
         heading = {"x": 0, "y": lanes[start] - 0.5, "xanchor": "left", "yanchor": "bottom", "bgcolor": PAPER}
         note(figure, _group_name(rows[start]["series"]), **heading)
-    for side in sides:
-        figure.add_trace(_bars(rows, lanes, side, hues[side], sides))
+    for side, hue in zip(SIDES, (REFERENCE, BUCKETS["live"]), strict=True):
+        figure.add_trace(_bars(rows, lanes, side, hue))
         for lane, row in zip(lanes, rows, strict=True):
             if row[side] is not None:
-                place = {"x": _end(row, side), "y": _lane(lane, side, sides), "xanchor": "left", "xshift": 4}
+                place = {"x": _end(row, side), "y": _lane(lane, side), "xanchor": "left", "xshift": 4}
                 note(figure, number(row["metric"], row[side]), **place, font={"size": 12})
-    figure.update_layout(barmode="overlay", legend_traceorder="normal", showlegend=len(sides) > 1)
+    figure.update_layout(barmode="overlay", legend_traceorder="normal", showlegend=True)
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(
         range=[lanes[-1] + 0.5, -0.5],
@@ -211,8 +199,8 @@ def _group_name(series: str) -> str:
     return f"<b>{name}</b>" + (f"<span style='color:{MUTED};font-size:11px'> {third}</span>" if third else "")
 
 
-def _lane(at: float, side: str, sides: tuple[str, ...]) -> float:
-    return at + (0.4 * sides.index(side) - 0.2 * (len(sides) - 1))
+def _lane(at: float, side: str) -> float:
+    return at + (0.4 * SIDES.index(side) - 0.2)
 
 
 def _end(row: Row, side: str) -> float:
@@ -220,13 +208,13 @@ def _end(row: Row, side: str) -> float:
     return row[side] if whisker is None else max(row[side], whisker)
 
 
-def _bars(rows: list[Row], lanes: list[float], side: str, hue: Hue, sides: tuple[str, ...]) -> go.Bar:
+def _bars(rows: list[Row], lanes: list[float], side: str, hue: Hue) -> go.Bar:
     bars = [(at, row) for at, row in zip(lanes, rows, strict=True) if row[side] is not None]
     return go.Bar(
         name=side,
         orientation="h",
         x=[row[side] for _, row in bars],
-        y=[_lane(at, side, sides) for at, _ in bars],
+        y=[_lane(at, side) for at, _ in bars],
         width=0.38,
         customdata=[[_value_name(row), f"{number(row['metric'], row[side])} {_unit(row)}"] for _, row in bars],
         error_x=_range([row for _, row in bars]) if side == "simulated" and has_range(rows) else None,

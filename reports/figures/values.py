@@ -6,17 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..style.labels import (
-    Row,
-    comparison_data,
-    comparison_numbers,
-    has_published,
-    has_range,
-    metric_label,
-    number,
-    series_of,
-    unit,
-)
+from ..style.labels import Row, comparison_data, comparison_numbers, has_range, metric_label, number, series_of, unit
 from ..style.look import blank, log_axis
 from ..style.palette import BUCKETS, MUTED, PAPER, REFERENCE, Hue
 from .comparison import Comparison, side_by_side
@@ -49,14 +39,13 @@ def bars(comparison: Comparison) -> go.Figure:
 def curves(comparison: Comparison) -> go.Figure:
     """Values along ``x`` of the first row's metric: dotted for published, solid for simulated, one colour per series.
 
-    Without any published value only the simulated curves are drawn. The comparison may name x under ``x_is``.
+    The comparison may name x under ``x_is``.
     """
     metric = comparison["rows"][0]["metric"]
     rows = [row for row in comparison["rows"] if row["metric"] == metric and row["x"] is not None]
     tables = comparison_numbers(comparison["rows"]), comparison_data(comparison["rows"])
-    compared = has_published(rows)
-    title, dotted = (_TITLE, " Hollow marks and dotted lines: published.") if compared else ("Simulated", "")
-    figure = blank(f"{title}: {metric_label(metric)}", f"{comparison['workload']}.{dotted}", 420, *tables)
+    dotted = "Hollow marks and dotted lines: published."
+    figure = blank(f"{_TITLE}: {metric_label(metric)}", f"{comparison['workload']}. {dotted}", 420, *tables)
     by_series = {name: [row for row in rows if row["series"] == name] for name in series_of(rows)}
     published = [_known(mine) for mine in by_series.values()]
     places = [[(row["x"], row["published"]) for row in known] for known in published]
@@ -65,7 +54,7 @@ def curves(comparison: Comparison) -> go.Figure:
     if shared:
         figure.add_trace(_curve(published[0], "published", REFERENCE, "circle", "published"))
     for (name, mine), hue, symbol in zip(by_series.items(), _HUES, _SYMBOLS, strict=False):
-        if compared and not shared:
+        if not shared:
             # The legend has each colour once.
             figure.add_trace(_curve(_known(mine), "published", hue, symbol, f"{name}, published", showlegend=False))
         figure.add_trace(_curve(mine, "simulated", hue, symbol, name))

@@ -17,7 +17,6 @@ from ..style.labels import (
     Row,
     definitions_of,
     difference,
-    has_published,
     has_range,
     has_step,
     is_percent,
@@ -38,18 +37,18 @@ _ERROR_NOTE = "error: simulated - published, in points; where marked %, of the p
 
 
 def comparison_table(payload: Payload) -> Table:
-    """A table of simulated values, with the published value and the error beside each where any is published.
+    """A table of simulated values, with the published value and the error beside each.
 
     It has a line for each value, under the name of its series where a series has several.
     """
     rows = payload["rows"]
-    ranged, moving, compared = has_range(rows), has_step(rows), has_published(rows)
+    ranged, moving = has_range(rows), has_step(rows)
     grouped = len(rows) > len(series_of(rows))
     at_x, known = any(row.get("x") is not None for row in rows), _known_alike(rows)
     table = Table(
         # With many columns, the column of series names shrinks.
         Column("" if grouped else "series", is_text=True, wraps=at_x),
-        *(Column(name, name in ("how", "origin")) for name in _headings(ranged, moving, at_x, known is None, compared)),
+        *(Column(name, name in ("how", "origin")) for name in _headings(ranged, moving, at_x, known is None)),
         gap=1 if ranged and (moving or not is_percent(rows[0]["metric"])) else 2,
     )
     # If values differ in x alone, the first line has the series' name.
@@ -63,7 +62,7 @@ def comparison_table(payload: Payload) -> Table:
             if along:
                 label = name if row is mine[0] else ""
             is_last = grouped and row is mine[-1]
-            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None, compared), ends_group=is_last)
+            table.add_row(label, *_cells(row, ranged, moving, at_x, known is None), ends_group=is_last)
     return table
 
 
@@ -73,32 +72,27 @@ def _known_alike(rows: list[Row]) -> str | None:
     return "digitised" if has_range(rows) and has_step(rows) and found == {"digitised"} else None
 
 
-def _headings(ranged: bool, moving: bool, at_x: bool, how: bool, compared: bool) -> Iterator[str]:
+def _headings(ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
     yield from ["at"] if at_x else []
-    yield from ["published"] if compared else []
-    yield "simulated"
+    yield from ("published", "simulated")
     yield from ["seeds"] if ranged else []
     yield from ["per 1%"] if moving else []
-    yield from ["error"] if compared else []
-    yield from ["how"] if compared and how else []
-    yield "origin"
+    yield from ("error", "how", "origin") if how else ("error", "origin")
 
 
-def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool, compared: bool) -> Iterator[str]:
+def _cells(row: Row, ranged: bool, moving: bool, at_x: bool, how: bool) -> Iterator[str]:
     metric = row["metric"]
     if at_x:
         yield "-" if row.get("x") is None else f"{row['x']:g}"
-    if compared:
-        yield number(metric, row["published"])
+    yield number(metric, row["published"])
     yield number(metric, row["simulated"])
     if ranged:
         low, high = row.get("minimum"), row.get("maximum")
         yield "-" if low is None else f"{number(metric, low)}..{number(metric, high)}"
     if moving:
         yield step_text(row)
-    if compared:
-        yield difference(row)
-    if compared and how:
+    yield difference(row)
+    if how:
         yield row.get("how") or "-"
     yield origin(row)
 
@@ -176,11 +170,9 @@ def print_payload(payload: Payload, console: Console) -> None:
     elif parameter is not None:
         subject, table, remark = f"{_subject(rows)}, by {PARAMETERS[parameter][1]}", sensitivity_table(payload), ""
     else:
-        known, compared = _known_alike(rows), has_published(rows)
+        known = _known_alike(rows)
         remark = _ERROR_NOTE if known is None else f"published: {known}; {_ERROR_NOTE}"
-        sides = "published and simulated" if compared else "simulated"
-        subject, table = f"{_subject(rows)}, {sides}", comparison_table(payload)
-        remark = remark if compared else ""
+        subject, table = f"{_subject(rows)}, published and simulated", comparison_table(payload)
     of = f", {view.title}" if definitions else ""
     console.print(f"{payload['figure']}: {subject}{of}", style="bold", markup=False, highlight=False)
     console.print(payload["workload"], markup=False, highlight=False)

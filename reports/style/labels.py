@@ -118,11 +118,6 @@ def has_range(rows: Iterable[Row]) -> bool:
     return any(row.get("minimum") is not None for row in rows)
 
 
-def has_published(rows: Iterable[Row]) -> bool:
-    """Whether any row has a published value; without one there is nothing to compare."""
-    return any(row["published"] is not None for row in rows)
-
-
 def has_step(rows: Iterable[Row]) -> bool:
     """Whether any row has the change for 1 % of step time."""
     return any(row.get("step_1pct") is not None for row in rows)
@@ -151,8 +146,7 @@ def parameter_of(rows: Iterable[Row]) -> str | None:
 def comparison_numbers(rows: Iterable[Row]) -> Numbers:
     """A comparison's rows as a table: the published value, the simulated value, and the origin of each.
 
-    Errors, and the change for 1 % of step time, are text: points of a percentage, else percent. Rows without any published
-    value have neither its columns nor errors.
+    Errors, and the change for 1 % of step time, are text: points of a percentage, else percent.
     """
     return _comparison(list(rows), step_text, difference)
 
@@ -163,28 +157,20 @@ def comparison_data(rows: Iterable[Row]) -> Numbers:
 
 
 def _comparison(rows: Sequence[Row], step: Callable[[Row], Any], error: Callable[[Row], Any]) -> Numbers:
-    ranged, at_x, known = has_range(rows), any(row.get("x") is not None for row in rows), has_published(rows)
+    ranged, at_x = has_range(rows), any(row.get("x") is not None for row in rows)
     moving = has_step(rows)
-    columns = ["Series", "Value", *(["At"] if at_x else []), *(["Published", "How"] if known else []), "Simulated"]
+    columns = ["Series", "Value", *(["At"] if at_x else []), "Published", "How", "Simulated"]
     columns += [*(["Lowest seed", "Highest seed"] if ranged else []), *(["Per 1 % of step"] if moving else [])]
-    columns += [*(["Error"] if known else []), "Origin"]
     lines = [
-        [
-            *_comparison_row(row, at_x, ranged, known),
-            *([step(row)] if moving else []),
-            *([error(row)] if known else []),
-            origin(row),
-        ]
-        for row in rows
+        [*_comparison_row(row, at_x, ranged), *([step(row)] if moving else []), error(row), origin(row)] for row in rows
     ]
-    return {"columns": columns, "rows": lines}
+    return {"columns": [*columns, "Error", "Origin"], "rows": lines}
 
 
-def _comparison_row(row: Row, at_x: bool, ranged: bool, known: bool) -> list[Any]:
+def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list[Any]:
     percent = is_percent(row["metric"])
     value = f"{metric_label(row['metric'])}{', %' if percent else ''}"
-    cells = [row["series"], value, *([row.get("x")] if at_x else [])]
-    cells += [row["published"], row.get("how")] if known else []
+    cells = [row["series"], value, *([row.get("x")] if at_x else []), row["published"], row.get("how")]
     return [*cells, row["simulated"], *([row.get("minimum"), row.get("maximum")] if ranged else [])]
 
 

@@ -49,13 +49,6 @@ def fig2_document() -> dict:
     return {"figure": "fig2", "workload": "made up", "rows": rows}
 
 
-def own_trace(folder: Path) -> Path:
-    (folder / "mine.csv").write_text(TRACE)
-    tokens = ["reproduce", "all", "--trace", folder / "mine.csv", "--out", folder / "own", "--jobs", 1]
-    assert status([*map(str, tokens)]) == DONE
-    return folder / "own" / "your-trace.html"
-
-
 def run_report(folder: Path) -> Path:
     (folder / "mine.csv").write_text(TRACE)
     assert (
@@ -81,7 +74,7 @@ def trace(folder: Path) -> Path:
     return write_trace_page(found, stats(found), folder / "trace.html")
 
 
-KINDS = {kind.__name__: kind for kind in (reproduction, own_trace, run_report, sweep, trace)}
+KINDS = {kind.__name__: kind for kind in (reproduction, run_report, sweep, trace)}
 
 
 @pytest.fixture(scope="module")

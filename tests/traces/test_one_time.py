@@ -266,7 +266,6 @@ class TestCommands:
             ("sweep", *SERVED, "--grid", "block_size=8,16", "--trace", "{}", "--out", "{out}"),
             ("plan", "--model", "opt-13b", "--gpu", "a100-40gb", "--goodput", "ttft:5000", "--seeds", "1", "--trace", "{}"),
             ("diagnose", "--serve", "vllm serve facebook/opt-13b", "--gpu", "a100-40gb", "--trace", "{}", "--seeds", "1", "--num-prompts", "50"),
-            ("reproduce", "waste", "--trace", "{}"),
             ("traces", "stats", "{}"),
             ("traces", "convert", "{}", "{out}/new.csv"),
             ("traces", "synth", "{}", "--out", "{out}/load.json"),

@@ -18,9 +18,8 @@ from ..comparison import Payload
 from ..constants import STEP_LINE
 from ..published import paper_figures, usual_length
 from ..rows import Row, accuracy, value_row
-from ..step_time import MODEL
 
-FIGURE, GPU = "fig1", "a100-40gb"
+FIGURE, MODEL, GPU = "fig1", "opt-13b", "a100-40gb"
 METRIC = "decode_tokens_per_s"
 #: Label of each cost, and whether it is read off this figure.
 SERIES = {"paper": ("the paper's step cost", "fitted"), "fitted": ("profile of the GPU", "predicted")} | {

@@ -44,11 +44,10 @@ from .costs import Steps
 _LOOKS_EVERY = 10
 
 
-def mean_latency_s(settings: Settings, work: Workload, cost: StepCost | None, most_s: float = inf) -> float:
+def mean_latency_s(settings: Settings, work: Workload, cost: StepCost, most_s: float = inf) -> float:
     """Mean of (finish - arrival) / output tokens over all requests served, in s/token.
 
     Args:
-        cost: The step time; None takes that of the settings.
         most_s: Means that are known to be above it are returned as infinity.
     """
     watch = _Watch(work, most_s)
@@ -98,12 +97,12 @@ class System:
 
     Attributes:
         settings: Its replica.
-        steps: Its step time at scale 1; None takes that of the settings.
+        steps: Its step time at scale 1.
         n: Sequences per request.
     """
 
     settings: Settings
-    steps: Steps | None
+    steps: Steps
     n: int = 1
 
 
@@ -145,8 +144,7 @@ def latency_s(system: System, load: Load, rate: float, scale: float = 1.0, most_
     work = load.at(rate * scale)
     if system.n > 1:
         work = replace(work, n=np.full(len(work), system.n))
-    cost = None if system.steps is None else system.steps.cost()
-    return scale * mean_latency_s(system.settings, work, cost, most_s / scale)
+    return scale * mean_latency_s(system.settings, work, system.steps.cost(), most_s / scale)
 
 
 def crossing_of(search: Search) -> Crossing:
