@@ -371,6 +371,9 @@ def capture_blocks(launch: Launch) -> int | None:
 
 def longest_model_len(launch: Launch) -> int:
     """The longest max_model_len that fits, up to the launch's; 0 if none fits (``estimate_max_model_len``)."""
+    if fits(launch):
+        # Most launches have room for the model's own limit, and the search would try twenty lengths.
+        return launch.max_model_len
     return least(lambda tokens: not fits(replace(launch, max_model_len=tokens + 1)), 0, launch.max_model_len)
 
 
