@@ -170,23 +170,25 @@ class ChanceSearch:
         return None if high is None else high * self._engines, of_size
 
     def too_few(self) -> Generator[list[Trial], Results, bool]:
-        """As ``steps``: whether the first size cannot have the chance, as too many draws miss the goal at the decisive scale."""
+        """As ``steps``: whether the first size cannot have the chance, as too many draws miss the goal at the decisive scale.
+
+        Half of the draws come first: mostly they decide.
+        """
         replicas, about = self._first * self._engines, self._about
         case = Case(about.decisive(self._confidence), about.memories[len(about.memories) // 2])
-        trials = [Trial(Kind.CASE, replicas, seed, case=case) for seed in self._seeds]
-        results = yield trials
-        misses = sum(not results[trial] for trial in trials)
         # Longer steps miss the goal, too, and so does less memory.
         scales = sum(
             weight for scale, weight in zip(about.scales, about.scale_weights, strict=True) if scale >= case.scale
         )
-        lost = (
-            misses
-            * scales
-            * about.up_to_likely
-            / (len(self._seeds) * sum(about.scale_weights) * sum(about.memory_weights))
-        )
-        return 1 - lost < self._confidence - _ROUNDING
+        weight, total = scales * about.up_to_likely, sum(about.scale_weights) * sum(about.memory_weights)
+        half, misses = -(-len(self._seeds) // 2), 0
+        for seeds in (self._seeds[:half], self._seeds[half:]):
+            trials = [Trial(Kind.CASE, replicas, seed, case=case) for seed in seeds]
+            results = yield trials
+            misses += sum(not results[trial] for trial in trials)
+            if 1 - misses * weight / (len(self._seeds) * total) < self._confidence - _ROUNDING:
+                return True
+        return False
 
     def _can_be_enough(self) -> Generator[list[Trial], Results, bool]:
         """Whether requests served alone meet the goal with enough of the weight of the scales."""

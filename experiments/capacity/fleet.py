@@ -407,6 +407,12 @@ def takes_rate(
     return _meets(settings, load, goal, seed, cluster, most)(rate)
 
 
+def scaled(settings: Settings, scale: float) -> Settings:
+    """The settings with step times that are ``scale`` times as long."""
+    own = getattr(compiled_cost(settings), "scale", 1.0)
+    return settings if scale == 1 else replace(settings, step_scale=own * scale)
+
+
 def meets_case(
     settings: Settings,
     load: Load,
@@ -423,8 +429,8 @@ def meets_case(
         cluster: The fleet; None for one replica whose requests are served alone.
         most: The saturated rate of the fleet with the predicted step times, requests/s; None if it has none.
     """
-    (blocks, longest), scale = case.memory, getattr(compiled_cost(settings), "scale", 1.0)
-    chosen = replace(settings, step_scale=scale * case.scale, num_gpu_blocks_override=blocks, max_model_len=longest)
+    blocks, longest = case.memory
+    chosen = replace(scaled(settings, case.scale), num_gpu_blocks_override=blocks, max_model_len=longest)
     most = None if most is None else most / case.scale
     try:
         if cluster is None:

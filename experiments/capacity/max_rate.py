@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, log
 from statistics import stdev
+from typing import NamedTuple
 
 from ...sim import Settings, simulate
 from ...sim.cost import StepCost
@@ -44,6 +45,13 @@ DEFAULT_SEEDS = 12
 def rate(power: int) -> float:
     """Rate in requests/s of an exponent."""
     return STEP**power
+
+
+class Limits(NamedTuple):
+    """What bounds the rate of a replica; its fields are those of ``Ahead``."""
+
+    alone: SloCheck
+    saturated: float | None
 
 
 @dataclass(frozen=True)
@@ -111,13 +119,11 @@ class MaxRate:
         return stdev(map(log, capped(self.seed_rates)))
 
 
-def limits(
-    settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None
-) -> tuple[SloCheck, float | None]:
-    """``alone`` and ``saturated`` of ``Ahead``, the latter None if the former misses the goal."""
+def limits(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Limits:
+    """What bounds the rate of the first seed; ``saturated`` is None if its requests alone miss the goal."""
     drawn, step_cost = load.draw(seed), step_cost or compiled_cost(settings)
     alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
-    return alone, saturated_rate(settings, drawn.at(inf), step_cost) if alone.meets else None
+    return Limits(alone, saturated_rate(settings, drawn.at(inf), step_cost) if alone.meets else None)
 
 
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:

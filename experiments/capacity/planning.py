@@ -61,7 +61,7 @@ from .fleet import (
 )
 from .least import BY_SATURATION, fewest, too_many
 from .load import Load
-from .max_rate import Ahead, MaxRate, SeedRate
+from .max_rate import Ahead, Limits, MaxRate, SeedRate
 from .prices import Prices
 from .sensitivity import changes, influences
 from .split import AUTO, divided, fewest_replicas
@@ -86,6 +86,10 @@ class Service(NamedTuple):
 
 #: Called with the name and the cost of the best candidate so far, and whether it is confirmed.
 Say = Callable[[str, float, bool], None]
+#: What is known of one replica, by its saturated rate.
+Known = Ahead | MaxRate | Limits
+#: Of a replica of which nothing is known.
+_UNLIMITED = Limits(SloCheck(meets=True, counted=0, met=0, missed={}), None)
 _Name = TypeVar("_Name")
 _Found = TypeVar("_Found")
 
@@ -126,8 +130,8 @@ class Planner:
         self.wanted, self._confidence = wanted, confidence
         #: Searches of what is not listed, as far as they are.
         self.contests: list[Contest] = []
-        #: First seeds of candidates in a contest.
-        self._begun: dict[Service, Ahead] = {}
+        #: Of members of a contest, as far as they are known.
+        self._limits: dict[Service, Limits] = {}
         #: Loads with runs that fill the replicas of a candidate.
         self._filled: dict[Settings, Load] = {}
         #: By seed and number of requests.
@@ -150,19 +154,19 @@ class Planner:
             SimulationFault: An invariant of the simulator is violated.
         """
         candidates = [each for group in groups for each in group]
-        single = {_service(each): each for group in groups for each in group if each.settings and len(group) == 1}
+        single = {service_of(each): each for group in groups for each in group if each.settings and len(group) == 1}
         answers = self.answered(single)
         self.contests = [
-            Contest(self, {_service(each): each for each in group}, prices, say) for group in groups if len(group) > 1
+            Contest(self, {service_of(each): each for each in group}, prices, say) for group in groups if len(group) > 1
         ]
         for contest in self.contests:
             contest.search()
             answers |= contest.answers
         of_none = Answer(candidates[0], wanted=self.wanted)
         return self._distinct(
-            replace(of_none if each.settings is None else answers[_service(each)], candidate=each)
+            replace(of_none if each.settings is None else answers[service_of(each)], candidate=each)
             for each in candidates
-            if each.settings is None or _service(each) in answers
+            if each.settings is None or service_of(each) in answers
         )
 
     def answered(self, services: Mapping[Service, Candidate]) -> dict[Service, Answer]:
@@ -191,9 +195,38 @@ class Planner:
         """As ``limits``, by the data sheet alone: no rate is known, and no run is made."""
         for each, candidate in services.items():
             self._simulated[each] = self._is_simulated(each, candidate)
-            if self.wanted is not None:
-                self._about(each, candidate)
         return {each: (inf, None if self.wanted is None else self._fewest_at(each, inf)) for each in services}
+
+    def rough_rates(self, services: Mapping[Service, Candidate]) -> dict[Service, float]:
+        """About the rates of one replica (``steady``), requests/s, with a wanted rate at the decisive step times; 0 if none meets the goal
+        or it cannot be simulated."""
+        jobs = {}
+        for each, candidate in services.items():
+            if self._simulated[each]:
+                self._about(each, candidate)
+                jobs[each] = Job(each.settings, self._seeds[0], (self._longer(each),))
+        found = {each: rate_of(outcome) for each, outcome in self._run("rough", jobs).items() if outcome.summary}
+        return {each: found.get(each, 0.0) for each in services}
+
+    def replicas_at(self, rate: float) -> int | None:
+        """Replicas that take the wanted rate, if there is one, each at ``rate``."""
+        return None if self.wanted is None else first_fleet(self.wanted, rate) if rate else 1
+
+    def rough_sizes(self, near: Mapping[Service, int]) -> dict[Service, int | None]:
+        """The smallest fleets that serve the first draw at the decisive step times, sought from those near; None if there is none, or it
+        cannot be simulated."""
+        searches = {}
+        for each, size in near.items():
+            if size > MOST_REPLICAS:
+                continue
+            about = self._abouts[each]
+            memory = about.memories[len(about.memories) // 2]
+            one_case = Uncertainty((self._longer(each),), (memory,), about.basis)
+            least, engines = self._fewest_at(each, inf), each.settings.data_parallel_size
+            searches[each] = ChanceSearch(one_case, self._seeds[:1], 1.0, size, least, engines).steps()
+        ended = self._drive(searches, {each: (each, _UNLIMITED) for each in searches})
+        found = {each: size_found[0] for each, (size_found, _) in ended.items() if size_found is not None}
+        return {each: found.get(each) for each in near}
 
     def limits(self, services: Sequence[Service]) -> dict[Service, tuple[float, int | None]]:
         """The most that a replica serves, requests/s, and the fewest replicas for the wanted rate, if there is one; a rate of 0 if
@@ -201,8 +234,11 @@ class Planner:
         jobs = {each: Job(each.settings, self._seeds[0]) for each in services if self._simulated[each]}
         found: dict[Service, tuple[float, int | None]] = {}
         for each, outcome in self._run("limits", jobs).items():
-            limits = outcome.summary or {"meets_alone": True, "saturated": None}
-            most = (inf if limits["saturated"] is None else limits["saturated"]) if limits["meets_alone"] else 0.0
+            most = inf
+            if outcome.summary is not None:
+                limits = Limits(SloCheck(**outcome.summary["alone"]), outcome.summary["saturated"])
+                self._limits[each] = limits
+                most = 0.0 if not limits.alone.meets else inf if limits.saturated is None else limits.saturated
             found[each] = most, None if self.wanted is None else self._fewest_at(each, most)
         return {each: found.get(each, (inf, self._least.get(each))) for each in services}
 
@@ -214,29 +250,21 @@ class Planner:
         )
         return max(of_rate, self._least.get(service, 1), fewest_replicas(service.prefill_replicas))
 
-    def first_rates(self, services: Sequence[Service]) -> dict[Service, float]:
-        """The first seed's highest rate of one replica, requests/s; 0 if no rate meets the goal or it cannot be simulated."""
-        outcomes = self._run("go ahead", {each: Job(each.settings, self._seeds[0]) for each in services})
-        self._begun |= {each: _ahead(outcome.summary) for each, outcome in outcomes.items() if outcome.summary}
-        return {each: self._begun[each].found.rate if each in self._begun else 0.0 for each in services}
-
-    def first_size(self, service: Service, rate: float) -> int | None:
-        """Replicas that take the wanted rate, if there is one, each at ``rate`` with the predicted step times."""
-        return None if self.wanted is None else first_fleet(self.wanted * self._longer(service), rate) if rate else 1
-
     def is_too_few(self, service: Service, size: int) -> bool:
-        """Whether a fleet is too few by a run of each draw."""
-        begun = self._begun.get(service)
-        if begun is None or not begun.found.rate or service.is_divided:
+        """Whether a fleet is too few by a run of each draw, of a service with ``limits``.
+
+        The runs have as many requests as those of a replica of which nothing is known. Where longer ones would fill it, they take no more.
+        """
+        limits = self._limits.get(service)
+        if limits is None or not limits.alone.meets or service.is_divided:
             return False
-        if size < self._least_of(service, begun):
+        if size < self._least_of(service, limits):
             return True
-        self._fill({service: begun})
-        if begun.saturated is None:
-            steps = self._search(service, begun, size).too_few(size)
+        if limits.saturated is None:
+            steps = self._search(service, limits, size).too_few(size)
         else:
-            steps = self._chance_search(service, self._abouts[service], size, begun).too_few()
-        found, _ = self._drive({service: steps}, {service: (service, begun)})[service]
+            steps = self._chance_search(service, self._abouts[service], size, limits).too_few()
+        found, _ = self._drive({service: steps}, {service: (service, limits)})[service]
         return bool(found)
 
     def _is_simulated(self, service: Service, candidate: Candidate) -> bool:
@@ -257,7 +285,7 @@ class Planner:
         for place, answer in enumerate(answers):
             same: object = place
             if answer.detail is not None and answer.fleet is not None:
-                service = _service(answer.candidate)
+                service = service_of(answer.candidate)
                 same = service.settings, self._cluster(service, answer.replicas)
             first = distinct.setdefault(same, answer)
             if first is not answer:
@@ -368,7 +396,7 @@ class Planner:
         ended = self._drive(searches, {each: (each, begun[each]) for each in searches})
         return {each: found for each, (found, _) in ended.items() if found is not None}
 
-    def _chance_search(self, service: Service, about: Uncertainty, size: int, begun: Ahead) -> ChanceSearch:
+    def _chance_search(self, service: Service, about: Uncertainty, size: int, begun: Ahead | Limits) -> ChanceSearch:
         count = 1 if len(self._seeds) == 1 else max(NUM_DRAWS, len(self._seeds))
         draws = range(self._seeds[0], self._seeds[0] + count)
         engines = service.settings.data_parallel_size
@@ -430,7 +458,7 @@ class Planner:
         Raises:
             SimulationFault: An invariant of the simulator is violated.
         """
-        service = _service(candidate)
+        service = service_of(candidate)
         if not self._is_simulated(service, candidate) or replicas < self._least.get(service, replicas):
             return Tested(Decision.TOO_FEW, (), (), 0.0, least_replicas=self._least[service])
         outcome = self._run("go ahead", {service: Job(service.settings, self._seeds[0])})[service]
@@ -446,14 +474,14 @@ class Planner:
         known = self._known({service: self._known_jobs(service, replicas, begun.saturated, tested.rates)})
         return tested._replace(known_rates=known.get(service))
 
-    def _least_of(self, service: Service, begun: Ahead) -> int:
+    def _least_of(self, service: Service, begun: Ahead | Limits) -> int:
         """The fewest replicas that may serve the wanted rate: by the data sheet, and by what one replica serves."""
         least = fewest_replicas(service.prefill_replicas)
         if least == 1 and begun.saturated is not None:
             least = first_fleet(not_none(self.wanted), begun.saturated)
         return max(least, self._least.get(service, least))
 
-    def _search(self, service: Service, begun: Ahead, near: int, least: int = 1) -> FleetSearch:
+    def _search(self, service: Service, begun: Ahead | Limits, near: int, least: int = 1) -> FleetSearch:
         wanted, least = not_none(self.wanted), max(least, self._least_of(service, begun))
         engines = service.settings.data_parallel_size
         return FleetSearch(wanted, near, least, self._goal.attainment, begun.alone.counted, self._seeds, engines)
@@ -461,7 +489,7 @@ class Planner:
     def _drive(
         self,
         searches: Mapping[_Name, Generator[list[Trial], Results, _Found]],
-        begun: Mapping[_Name, tuple[Service, Ahead | MaxRate]],
+        begun: Mapping[_Name, tuple[Service, Known]],
     ) -> dict[_Name, tuple[_Found | None, str | None]]:
         """Run searches side by side to their ends: each one's result, or its error."""
         ended: dict[_Name, tuple[_Found | None, str | None]] = {}
@@ -487,7 +515,7 @@ class Planner:
         return ended
 
     def _tried(
-        self, begun: Mapping[_Name, tuple[Service, Ahead | MaxRate]], trials: Mapping[_Name, list[Trial]]
+        self, begun: Mapping[_Name, tuple[Service, Known]], trials: Mapping[_Name, list[Trial]]
     ) -> dict[tuple[_Name, Trial], Outcome]:
         """The outcomes of the next trials of every search."""
         jobs: dict[str, dict[tuple[_Name, Trial], Job]] = {}
@@ -497,7 +525,7 @@ class Planner:
                 jobs.setdefault(stage, {})[name, trial] = job
         return {of: outcome for stage, some in jobs.items() for of, outcome in self._run(stage, some).items()}
 
-    def _trial_job(self, service: Service, begun: Ahead | MaxRate, trial: Trial) -> tuple[str, Job]:
+    def _trial_job(self, service: Service, begun: Known, trial: Trial) -> tuple[str, Job]:
         """The step of a trial, and its job."""
         settings, seed = service.settings, trial.seed
         cluster = self._cluster(service, max(1, trial.replicas))
@@ -571,7 +599,7 @@ class Planner:
         if not answer.rate or answer.fleet_rate == inf or (fleet is not None and fleet.rates[0] == inf):
             return None
         wanted = answer.rate if fleet is None else not_none(self.wanted)
-        cluster = self._cluster(_service(answer.candidate), answer.replicas)
+        cluster = self._cluster(service_of(answer.candidate), answer.replicas)
         most = None if saturated is None else saturated * answer.replicas
         return Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
 
@@ -581,7 +609,7 @@ class Planner:
         Raises:
             UserError: The day cannot be simulated.
         """
-        fleet, service, most = not_none(answer.fleet), _service(answer.candidate), answer.replicas
+        fleet, service, most = not_none(answer.fleet), service_of(answer.candidate), answer.replicas
         smaller, short = self._taken(answer, sizes_below(most), len(fleet.rates))
         known = min((fleet.sure_rate, *(answer.known_rates or ())))
         rate = max(known, day.busiest) if known < inf else day.busiest
@@ -610,7 +638,7 @@ class Planner:
 
     def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
         """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
-        service, wanted = _service(answer.candidate), not_none(self.wanted)
+        service, wanted = service_of(answer.candidate), not_none(self.wanted)
         seeds = range(self._seeds[0], self._seeds[0] + count)
         searches = {size: RateSearch(seeds).rates(size, near=wanted * size / answer.replicas) for size in sizes}
         takes, short = {}, False
@@ -628,7 +656,7 @@ class Planner:
         return {name: rate_of(outcome) for name, outcome in self._run(stage, jobs).items()}
 
     def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
-        service = _service(answer.candidate)
+        service = service_of(answer.candidate)
         chosen, cluster = service.settings, self._cluster(service, replicas)
         saturated = answer.rates.saturated
         if not cluster.disaggregated and saturated is not None and rate > replicas * saturated:
@@ -649,7 +677,9 @@ class Planner:
             (name, stage, job.settings, self.load_of(job.settings), self._goal, job.seed, *job.more)
             for name, job in missing.items()
         )
-        for outcome in track(as_they_finish(carry_out, calls, len(missing), self._workers), stage, len(missing)):
+        for outcome in track(
+            as_they_finish(carry_out, calls, len(missing), self._workers, light=stage == "rough"), stage, len(missing)
+        ):
             if outcome.fault:
                 error = SimulationFault(outcome.fault.splitlines()[-1])
                 error.add_note(outcome.fault)
@@ -684,7 +714,7 @@ class Planner:
         return self._hashes[drawn]
 
 
-def _service(candidate: Candidate) -> Service:
+def service_of(candidate: Candidate) -> Service:
     """The service of a candidate that starts."""
     return Service(not_none(candidate.settings), candidate.router, candidate.prefill_replicas)
 

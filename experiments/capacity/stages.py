@@ -18,11 +18,12 @@ from ..runs.sweeping import Outcome
 from .confidence import Kind
 from .day import full_load, served_day
 from .detail import detail
-from .fleet import check_fleet, highest_rate, known_rate, meets_case, takes_rate
+from .fleet import check_fleet, highest_rate, known_rate, meets_case, scaled, takes_rate
 from .load import Load
 from .max_rate import follow, go_ahead, limits
 from .sensitivity import changed_rate
 from .split import best_share
+from .steady import Steady
 
 
 def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
@@ -57,8 +58,12 @@ def _rate_data(rate: float) -> dict[str, Any]:
 
 
 def _limits(*arguments: Any) -> dict[str, Any]:
-    alone, saturated = limits(*arguments)
-    return {"meets_alone": alone.meets, "saturated": saturated}
+    found = limits(*arguments)
+    return {"alone": asdict(found.alone), "saturated": found.saturated}
+
+
+def _rough(chosen: Settings, load: Load, goal: Goal, seed: int, scale: float) -> dict[str, Any]:
+    return _rate_data(Steady(scaled(chosen, scale), load.draw(seed).at(1.0), goal).rate())
 
 
 def rate_of(outcome: Outcome) -> float:
@@ -68,6 +73,7 @@ def rate_of(outcome: Outcome) -> float:
 
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
+    "rough": _rough,
     "limits": _limits,
     "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
     "follow": lambda *arguments: _rate_data(follow(*arguments).rate),

@@ -27,10 +27,10 @@ def uncertainty(candidate: Candidate) -> Uncertainty:
     basis = "the interval of servers like this"
     if factors is None:
         factors, basis = any_server(), "no measured server is like this: the interval of all measured servers"
-    return Uncertainty(_quantiles(*factors), _memories(candidate), basis)
+    return Uncertainty(quantiles(*factors), _memories(candidate), basis)
 
 
-def _quantiles(low: float, high: float) -> tuple[float, ...]:
+def quantiles(low: float, high: float) -> tuple[float, ...]:
     """``QUANTILES`` of a factor with the interval of ``SHARE``, its logarithm taken for normal."""
     normal, end = NormalDist(), NormalDist().inv_cdf((1 + SHARE) / 2)
     middle, half = log(low * high) / 2, log(high / low) / 2

@@ -4,11 +4,12 @@
                4 and 8 ranks, where no card is listed or a listed one does not start with one; combinations that do not start are
                left out
     group      candidates with the same listed values. Each listed combination is answered, and within its group one candidate wins
-    bound      of the cost, without a fleet: the replicas by the data sheet (``least``), in closed form; then also by the rate of a replica
-               that always has requests waiting, by two runs; infinite if requests served alone miss the goal
-    estimate   of the cost: as many replicas as take the wanted rate at the first seed's highest rate of one
-    1. best first: the lowest bound in closed form gets its runs, and the lowest that has had them its estimate, until no bound is below
-       the lowest estimate; the first estimate is made as soon as a candidate has had its runs, because it is printed
+    bound      of the cost, without a fleet: the replicas by the data sheet (``least``), in closed form; once there is an answer, also by
+               the rate of a replica that always has requests waiting, by two runs; infinite if requests served alone miss the goal
+    estimate   of the cost: as many replicas as take the wanted rate at about the rate of one, by a few step times and no run (``steady``),
+               taken ``_HOPE`` times as high; then the smallest fleet that serves one draw at the decisive step times
+    1. estimates best bound first, until no bound is below the lowest; then draws, lowest estimate first, until no estimate without one is
+       below the lowest with one: this first answer is printed, within seconds
     2. the whole test answers the one with the lowest estimate
     3. every other candidate of which the bound is below that cost is tested at the largest fleet that costs less, by one run of each draw
        (``chance``): if they call it too few, the candidate is closed; else the whole test answers it, too
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 
 #: Ranks that are tried where none are listed.
 RANKS = ("1", "2", "4", "8")
-#: Candidates that go ahead in a round.
-_ROUND = 4
+#: Candidates of which something is found in a round.
+_ROUND = 8
+#: Members of which a draw is tried at a time.
+_PAIR = 2
+#: By how much the rate of one replica is taken to be higher: so much may be missed without a candidate being left out of the draws.
+_HOPE = 1.15
 #: Least relative difference of two costs.
 _ROUNDING = 1e-9
 
@@ -81,6 +85,9 @@ class Contest:
     bounds: dict[Service, float] = field(default_factory=dict)
     estimates: dict[Service, float] = field(default_factory=dict)
     answers: dict[Service, Answer] = field(default_factory=dict)
+    #: Replicas by the rate of one, and costs by one draw.
+    _near: dict[Service, int | None] = field(default_factory=dict)
+    _drawn: dict[Service, float] = field(default_factory=dict)
     #: Members of which the bound is by runs, too.
     _limited: set[Service] = field(default_factory=set)
 
@@ -89,10 +96,14 @@ class Contest:
         self._bound(self.planner.least(self.members))
         while True:
             # Again after each answer: it may cost more than its estimate, which closed others.
-            self._go_ahead()
-            first = next((each for each in self._by(self.estimates) if self._is_open(each)), None)
-            if first is None:
+            self._rank()
+            left = [each for each in self._by(self.estimates) if self._is_open(each)]
+            if not left:
                 break
+            first = left[0]
+            if (self.answers or self.estimates[first] == inf) and first not in self._limited:
+                self._limit([each for each in left if each not in self._limited][:_ROUND])
+                continue
             if self.answers and self._is_too_few(first):
                 continue
             self.answers |= self.planner.answered({first: self.members[first]})
@@ -118,27 +129,42 @@ class Contest:
     def _bound(self, found: Mapping[Service, tuple[float, int | None]]) -> None:
         self.bounds |= {each: self._cost(each, rate, replicas) for each, (rate, replicas) in found.items()}
 
-    def _go_ahead(self) -> None:
+    def _rank(self) -> None:
+        """Estimate the members that may be cheaper than the lowest estimate and the best answer."""
+        ranked = False
         while True:
-            unanswered = (cost for each, cost in self.estimates.items() if each not in self.answers)
-            best = min((*map(self.cost_of, self.answers), *unanswered), default=inf)
-            left = [each for each in self._by(self.bounds) if each not in self.estimates and self.bounds[each] < best]
-            if not left:
-                return
-            ready = [each for each in left if each in self._limited]
-            lowest = ready if not self.estimates else [*takewhile(self._limited.__contains__, left)]
-            if lowest:
-                self._estimate(lowest[:_ROUND])
+            if left := self._below(self.bounds, self.estimates):
+                self._rate({each: self.members[each] for each in left[:_ROUND]})
+            elif self.planner.wanted is not None and (left := self._below(self.estimates, self._drawn)):
+                self._draw(left[:_PAIR])
             else:
-                some = [each for each in left if each not in self._limited][:_ROUND]
-                self._limited.update(some)
-                self._bound(self.planner.limits(some))
+                break
+            ranked = True
+        if ranked:
+            self._say()
 
-    def _estimate(self, services: Sequence[Service]) -> None:
-        for each, rate in self.planner.first_rates(services).items():
-            replicas = self.planner.first_size(each, rate)
-            self.estimates[each] = max(self.bounds[each], self._cost(each, rate, replicas))
-        self._say()
+    def _rate(self, services: Mapping[Service, Candidate]) -> None:
+        for each, rate in self.planner.rough_rates(services).items():
+            self._near[each], hoped = self.planner.replicas_at(rate), rate * _HOPE
+            self.estimates[each] = max(self.bounds[each], self._cost(each, hoped, self.planner.replicas_at(hoped)))
+
+    def _draw(self, services: Sequence[Service]) -> None:
+        for each, size in self.planner.rough_sizes({each: self._near[each] or 1 for each in services}).items():
+            self._drawn[each] = self.estimates[each] = inf if size is None else self._cost(each, inf, size)
+
+    def _below(self, costs: Mapping[Service, float], known: Mapping[Service, float]) -> list[Service]:
+        """The members of which something is not known, with costs below the best answer and the lowest that is known."""
+        unanswered = (cost for each, cost in known.items() if each not in self.answers)
+        best = min((*map(self.cost_of, self.answers), *unanswered), default=inf)
+        return [
+            each for each in self._by(costs) if each not in known and each not in self.answers and costs[each] < best
+        ]
+
+    def _limit(self, services: Sequence[Service]) -> None:
+        self._limited.update(services)
+        self._bound(self.planner.limits(services))
+        for each in services:
+            self.estimates[each] = max(self.estimates[each], self.bounds[each])
 
     def _is_open(self, service: Service) -> bool:
         costs = [self.cost_of(each) for each in self.answers]

@@ -15,15 +15,18 @@ from fragmeter.experiments.capacity.prices import Prices
 from fragmeter.experiments.capacity.unlisted import Contest, groups_of
 
 WANTED = 20.0
+#: A rough rate over that of one draw.
+ROUGH = 0.9
 
 
 class MadeUp:
-    """A planner of replicas that take made-up rates: with the first seed, saturated, and in the whole test."""
+    """A planner of replicas that take made-up rates: with one draw, saturated, and in the whole test."""
 
     def __init__(self, rates: Mapping[str, tuple[float, float, float]], wanted: float | None) -> None:
         self.rates, self.wanted, self.bursts = rates, wanted, False
         self.answered_names: list[str] = []
         self.limited_names: list[str] = []
+        self.drawn_names: list[str] = []
 
     def least(self, services: Iterable[str]) -> dict[str, tuple[float, int | None]]:
         return dict.fromkeys(services, (inf, None if self.wanted is None else 1))
@@ -32,11 +35,15 @@ class MadeUp:
         self.limited_names += services
         return {each: (self.rates[each][1], self._size(self.rates[each][1])) for each in services}
 
-    def first_rates(self, services: Sequence[str]) -> dict[str, float]:
-        return {each: self.rates[each][0] for each in services}
+    def rough_rates(self, services: Iterable[str]) -> dict[str, float]:
+        return {each: self.rates[each][0] * ROUGH for each in services}
 
-    def first_size(self, service: str, rate: float) -> int | None:
+    def replicas_at(self, rate: float) -> int | None:
         return self._size(rate)
+
+    def rough_sizes(self, near: Mapping[str, int]) -> dict[str, int | None]:
+        self.drawn_names += near
+        return {each: self._size(self.rates[each][0]) if self.rates[each][0] else None for each in near}
 
     def is_too_few(self, service: str, size: int) -> bool:
         return size < (self._size(self.rates[service][2]) or 1)
@@ -61,7 +68,7 @@ def candidate(name: str, gpus: int) -> Any:
     return SimpleNamespace(name=name, num_gpus=gpus, engines=1, started=started)
 
 
-#: Highest rate with the first seed and in the whole test, as shares of the saturated one; the latter may be 0.
+#: Highest rate with one draw and in the whole test, as shares of the saturated one; the latter may be 0.
 SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 CARD = st.tuples(st.floats(0.5, 40), SHARES, SHARES, st.sampled_from([1, 2, 4, 8]), st.floats(0.3, 9))
 
@@ -98,6 +105,16 @@ def test_one_answer_closes_the_others_by_their_bounds():
     contest.search()
     assert planner.answered_names == ["small"] and said == [("small", 3.0, False), ("small", 3.0, True)]
     assert [each.text("USD/h") for each in contest.closed] == ["large: at least 4.00 USD/h, 1 replicas; not cheaper"]
+
+
+def test_only_members_that_may_be_the_cheapest_are_drawn_and_the_first_answer_is_the_lowest_draw():
+    rates = {"near": (10.0, 12.0, 10.0), "lower": (10.0, 12.0, 10.0), "far": (2.0, 40.0, 2.0)}
+    planner = MadeUp(rates, WANTED)
+    members = {name: candidate(name, 1) for name in rates}
+    said: list[tuple[str, float, bool]] = []
+    prices = Prices("here", "USD", {"near": 1.1, "lower": 1.0, "far": 1.0}, {})
+    Contest(planner, members, prices, lambda *best: said.append(best)).search()  # type: ignore[arg-type]
+    assert "far" not in planner.drawn_names and said == [("lower", 2.0, False), ("lower", 2.0, True)]
 
 
 def test_a_fleet_of_which_only_bursts_are_known_closes_no_other():
