@@ -38,7 +38,11 @@ _SWITCHES = {"true": True, "false": False}
 _LOSSY = ("quantization", "kv_cache_dtype")
 _SWITCHED = ("enable_prefix_caching", "enable_expert_parallel")
 #: Axes that are no flags of vllm serve.
-_NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas")
+_NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas", "checkpoint")
+#: The axis of checkpoints of a model in other number formats, which is open and never listed: a repository, or none for the model as named.
+CHECKPOINT = "checkpoint"
+#: Values of open axes that names leave out.
+_USUAL = ("1", NONE)
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -147,7 +151,15 @@ class Candidate:
         """Number of axes on which it has a number format that changes what the model answers."""
         if self.settings is None:
             return 0
-        return sum(name in self.axis_values and getattr(self.settings, name) not in (None, "auto") for name in _LOSSY)
+        return (self.checkpoint is not None) + sum(
+            name in self.axis_values and getattr(self.settings, name) not in (None, "auto") for name in _LOSSY
+        )
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The repository with the model in another number format that it serves; None for the model as named."""
+        value = self.axis_values.get(CHECKPOINT, NONE)
+        return None if value == NONE else value
 
     def value_text(self, name: str) -> str:
         """The value on an axis, as the names of candidates and the table have it."""
@@ -206,7 +218,7 @@ def candidates(
 def _name(candidate: Candidate, differ: Sequence[str], unlisted: Sequence[str]) -> str:
     """The GPU, and the values in which candidates differ; of what is not listed those that are not one."""
     values = {name: candidate.value_text(name) for name in differ}
-    named = (f"{name}={value}" for name, value in values.items() if name not in unlisted or value != "1")
+    named = (f"{name}={value}" for name, value in values.items() if name not in unlisted or value not in _USUAL)
     return ", ".join([candidate.started.launch.gpu.name, *named])
 
 
@@ -230,7 +242,9 @@ def _candidate(
             flag = name.replace("_", "-")
             flags.pop(flag, None)
             flags |= {} if value == NONE else {flag: _flag_value(name, value)}
-    found = started(replace(line, flags=flags), axis_values["gpu"], model_name, log)
+    checkpoint = axis_values.get(CHECKPOINT, NONE)
+    named = model_name if checkpoint == NONE else checkpoint
+    found = started(replace(line, flags=flags), axis_values["gpu"], named, log)
     if found.uncounted is not None:
         raise found.uncounted
     if found.launch.speculative is not None:

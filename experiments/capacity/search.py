@@ -14,12 +14,14 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
+from ...sim.spec import published_formats
 from ...sim.spec.startup.capacity import capacity
 from ...sim.types.bounds import Seed, Seeds
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
+from ..runs.grid import NONE
 from ..runs.inputs import Inputs
 from ..runs.output import Report, print_beside
 from ..runs.parallel import Workers
@@ -30,7 +32,7 @@ from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.start import shape_of, started
 from .answer import Answer, Bill, ranked, without_price
-from .candidates import Candidate, Choices, candidates
+from .candidates import CHECKPOINT, Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import Day, DayPlan
 from .day_text import day_lines, day_table
@@ -56,11 +58,15 @@ from .text import (
 from .uncertainty import uncertainty
 from .unlisted import RANKS, Contest, groups_of
 
-_RANKS = "tensor_parallel_size"
+_RANKS, _STAGES = "tensor_parallel_size", "pipeline_parallel_size"
+#: What is tried with the most ranks where no number of ranks starts on any card.
+_MORE_GPUS = {_STAGES: ["1", "2", "4"], "enable_expert_parallel": ["none", "true"]}
 #: Axes of parallelism: who lists one has chosen how a model is divided.
 _PARALLELISM = {
     _RANKS, "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size", "enable_expert_parallel",
 }  # fmt: skip
+#: Axes of number formats: who lists one has chosen the checkpoint.
+_FORMATS = {"quantization", "kv_cache_dtype", "speculative_config"}
 #: Least number of seeds to begin with: with fewer, the limit that guides the search is more than five deviations below the mean.
 _FEWEST_SEEDS = 4
 _GROUP = Group("Goal", sort_key=-1)
@@ -165,6 +171,19 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     axes, unlisted = _opened(line, request, aims, known)
     gpus = axes.pop("gpu")
     found = candidates(line, gpus, axes, request.model, request.log, *steps, unlisted=unlisted)
+    if _RANKS in unlisted and not any(candidate.settings for candidate in found):
+        more = _MORE_GPUS if found[0].started.launch.model.experts else {_STAGES: _MORE_GPUS[_STAGES]}
+        wider = candidates(
+            line,
+            gpus,
+            axes | {_RANKS: [RANKS[-1]]} | more,
+            request.model,
+            request.log,
+            *steps,
+            unlisted=[*unlisted, *more],
+        )
+        if any(candidate.settings for candidate in wider):
+            found, unlisted = wider, [*unlisted, *more]
     groups = groups_of(found, unlisted)
     found = [candidate for group in groups for candidate in group]
     priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
@@ -212,7 +231,8 @@ def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) ->
     """Axes with their values, the GPU first, and those that are not listed.
 
     Cards are open where none is listed, and ranks where ``request`` allows it, no parallelism is listed, and one of the listed cards
-    does not start the line.
+    does not start the line. With the ranks the checkpoints are open, where no number format is listed: the model in each number format that
+    a repository with stored facts has.
     A server's constants are of one number of ranks.
     """
     axes, listed = {"gpu": list(request.gpus) or list(known.per_gpu_hour)}, request.choices.axes()
@@ -220,8 +240,11 @@ def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) ->
     if request.searches_ranks and not _PARALLELISM & listed.keys() and aims.server is None:
         of_cards = (started(line, each, request.model, request.log) for each in request.gpus)
         if unlisted or any(each.refusal() is not None for each in of_cards):
-            axes[_RANKS] = list(RANKS)
-            unlisted.append(_RANKS)
+            others = [] if request.model is None or listed.keys() & _FORMATS else published_formats(request.model)
+            opened = {CHECKPOINT: [NONE, *others]} if others else {}
+            opened[_RANKS] = list(RANKS)
+            axes |= opened
+            unlisted += opened
     return axes | listed, unlisted
 
 
@@ -358,9 +381,11 @@ class _SearchOutput:
         nearest = min((each.at_least for each in closed if each.at_least is not None), default=None)
         if self._aims.explain:
             return [each.text(unit) for each in closed]
+        has_formats = any(CHECKPOINT in answer.candidate.axis_values for answer in self._answers)
+        parts = "card, ranks and checkpoint" if has_formats else "card and ranks"
         costs = "" if nearest is None else f", which cost {nearest:,.2f} {unit} or more, or"
         return [
-            f"Not answered: {len(closed)} other combinations of card and ranks that start{costs or ', which'} miss the goal with"
+            f"Not answered: {len(closed)} other combinations of {parts} that start{costs or ', which'} miss the goal with"
             " requests served alone (--explain has each)."
         ]
 

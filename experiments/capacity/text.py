@@ -196,6 +196,8 @@ def _with_text(answer: Answer) -> str:
         for name in ("quantization", "kv_cache_dtype")
         if given.get(name) not in (None, "auto")
     ]
+    if answer.candidate.checkpoint is not None:
+        formats.append(f"the checkpoint {answer.candidate.checkpoint}")
     drafts = ["drafts (--speculative-config)"] * (given.get("speculative_config") is not None)
     router = answer.candidate.router
     routed = [f"--router {router}"] * (answer.replicas > 1 and router != Cluster.router)

@@ -6,7 +6,7 @@ from .gpu import GpuSpec, gpu, gpu_names
 from .hybrid import HybridLayout, hybrid_layout
 from .kv_cache import CacheSettings, KvCacheConfig, KvCacheGroup, form_kv_cache
 from .kv_layers import AttentionLayer, RingLayer, StateLayer, attention_layers, cache_layers
-from .model import model, model_names
+from .model import model, model_names, published_formats
 from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
 from .shape import Experts, ModelSpec
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2, StateMixer
@@ -44,6 +44,7 @@ __all__ = [
     "hybrid_layout",
     "model",
     "model_names",
+    "published_formats",
     "padded_batch",
     "page_bytes",
     "paper_num_blocks",

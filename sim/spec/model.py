@@ -24,6 +24,7 @@ from .repositories import (
     cached_config,
     config_file,
     download,
+    in_formats,
     nearest,
     short_for,
     unsupported,
@@ -145,6 +146,28 @@ def origin(name: str) -> str | None:
         return f"preset {found}"
     doubt = f"; {facts.doubt}" if facts.doubt else ""
     return f"config.json of {facts.name}: {facts.source}, read {facts.read}{doubt}"
+
+
+def published_formats(name: str) -> list[str]:
+    """Repositories with stored facts that have a model in other number formats; none for one that is quantised itself, or a file.
+
+    Their names have suffixes such as ``-FP8`` more, and their shape is the same.
+    """
+    found = _found(name)
+    if isinstance(found, Path):
+        return []
+    own = _named(found)
+    if own.quantization is not None:
+        return []
+    facts = _stored_of(found) if found in _presets() else stored(found)
+    named = facts.name if facts is not None else str(_presets()[found].get("_name_or_path", found))
+    others = ((each, _named(each)) for each in in_formats(named, stored_names()))
+    return [
+        each
+        for each, spec in others
+        if spec.quantization is not None
+        and (spec.num_layers, spec.hidden_size, spec.vocab_size) == (own.num_layers, own.hidden_size, own.vocab_size)
+    ]
 
 
 def _found(name: str) -> str | Path:

@@ -20,10 +20,9 @@ from pathlib import Path
 from ..types.errors import SettingError, install
 
 #: Suffixes of the names of quantised and of trained checkpoints, which leave the name of their base.
-_SUFFIXES = re.compile(
-    r"-(awq|gptq|nvfp4|fp4|fp8|mxfp4|int4|int8|4bit|w4a16|w8a8|quantized\.\w+|dynamic|kv|static|pertensor|block"
-    r"|instruct|thinking|chat|hf|it|base|bf16|\d{4})(?=-|$)"
-)
+_OF_FORMATS = r"awq|gptq|nvfp4|fp4|fp8|mxfp4|int4|int8|4bit|w4a16|w8a8|quantized\.\w+|dynamic|kv|static|pertensor|block"
+_FORMATS = re.compile(rf"-({_OF_FORMATS})(?=-|$)")
+_SUFFIXES = re.compile(rf"-({_OF_FORMATS}|instruct|thinking|chat|hf|it|base|bf16|\d{{4}})(?=-|$)")
 #: Models that are not simulated, by the beginning of their names, and their ``model_type``.
 _UNSUPPORTED = {"falcon-h1": "falcon_h1", "minimax-text-01": "minimax_text_01"}
 _TIMEOUT_S = 10
@@ -63,6 +62,12 @@ def short_for(name: str, known: Iterable[str]) -> list[str]:
     alike = [each for each in known if _base(each) == _base(name)]
     exact = [each for each in alike if _bare(each) == wanted]
     return exact or [each for each in alike if set(_SUFFIXES.findall(wanted)) <= set(_SUFFIXES.findall(_bare(each)))]
+
+
+def in_formats(name: str, known: Iterable[str]) -> list[str]:
+    """The known models with the same name and suffixes of number formats more: the same model, quantised."""
+    bare = _bare(name)
+    return [each for each in known if _bare(each) != bare and _FORMATS.sub("", _bare(each)) == bare]
 
 
 def _bare(name: str) -> str:

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from fragmeter.experiments.capacity.candidates import Choices, candidates
+from fragmeter.experiments.capacity.candidates import CHECKPOINT, Choices, candidates
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
+from fragmeter.sim.spec import published_formats
 from fragmeter.sim.spec.startup.capacity import capacity
 
 #: Drafts of which 0.8 and 0.5 are accepted.
@@ -42,6 +43,20 @@ def test_drafts_are_an_axis_over_those_of_the_line():
     assert (drafted.name, plain.name) == (
         "h200, speculative_config=eagle3 0.8 0.5", "h200, speculative_config=none"
     )  # fmt: skip
+
+
+def test_checkpoints_in_other_formats_are_candidates_that_may_change_answers():
+    line = ServeLine("qwen3-32b", {"max-model-len": "auto"}, version=None)
+    axes = {CHECKPOINT: ["none", *published_formats("qwen3-32b")], "tensor_parallel_size": ["1", "2"]}
+    found = candidates(line, ["h100-80gb"], axes, "qwen3-32b", unlisted=[*axes])
+    by_name = {each.name: each for each in found if each.settings is not None}
+    assert {"h100-80gb, tensor_parallel_size=2", "h100-80gb, checkpoint=Qwen/Qwen3-32B-FP8"} <= by_name.keys()
+    own, other = (
+        by_name[f"h100-80gb, {name}tensor_parallel_size=2"] for name in ("", "checkpoint=Qwen/Qwen3-32B-FP8, ")
+    )
+    assert (own.settings.model, other.settings.model) == ("qwen3-32b", "Qwen/Qwen3-32B-FP8")
+    assert (own.num_lossy, other.num_lossy) == (0, 1) and own.checkpoint is None
+    assert other.settings.num_gpu_blocks_override > own.settings.num_gpu_blocks_override
 
 
 @pytest.mark.parametrize(

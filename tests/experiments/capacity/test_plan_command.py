@@ -226,6 +226,28 @@ class TestCommand:
         assert len(ranks) + len(plan.get("not_cheaper", [])) == 3 + 3
         assert plan["recommendation"].startswith("Buy ")
 
+    def test_stages_are_tried_where_no_number_of_ranks_starts(self, capsys):
+        load = [
+            "--goodput",
+            "ttft:9000",
+            "tpot:300",
+            "--request-rate",
+            "0.1",
+            "--num-prompts",
+            "100",
+            "--seeds",
+            "1",
+            "--input-len",
+            "200",
+        ]
+        plan = planned(
+            capsys, "--model", "llama-3.1-405b", "--gpu", "a100-80gb", *load, "--output-len", "20", "--jobs", "1"
+        )
+        # 810 GB of weights do not fit on eight cards of 80 GB.
+        assert plan["candidates"][0]["candidate"] == {
+            "gpu": "a100-80gb", "tensor_parallel_size": "8", "pipeline_parallel_size": "2",
+        }  # fmt: skip
+
     def test_nothing_that_starts(self, capsys):
         one = ["--tensor-parallel-size", "1"]
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL, *one)

@@ -18,7 +18,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.spec import model
-from fragmeter.sim.spec.model import origin
+from fragmeter.sim.spec.model import origin, published_formats
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.notes import collected_notes
 from fragmeter.sim.types.optional import not_none
@@ -54,6 +54,21 @@ PUBLISHED = {
     "kimi-k2": 1026.4, "minimax-m2.5": 228.7, "glm-4.5": 352.8, "glm-4.5-air": 106.85, "nemotron-h-56b": 56.3,
     "codellama-34b": 33.744,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("qwen3-32b", ["Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B-FP8-Static-PerTensor"]),
+        ("meta-llama/Llama-3.1-70B-Instruct", ["nvidia/Llama-3.1-70B-Instruct-FP8"]),
+        # Of the base model no other is known; one that is quantised is a format itself.
+        ("llama-3.1-70b", []),
+        ("Qwen/Qwen3-32B-FP8", []),
+        ("deepseek-v3", []),
+    ],
+)
+def test_checkpoints_in_other_formats_have_the_same_name_and_shape(name, others):
+    assert published_formats(name) == others
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
