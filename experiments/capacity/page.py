@@ -11,6 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ...reports.data.answer import KeyNumber, counted, duration
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.page.table import Table
@@ -31,7 +32,9 @@ from .prices import GPU_HOURS
 from .sensitivity import CHANGE
 from .text import (
     billed,
+    headroom_text,
     hourly_text,
+    percent_text,
     range_text,
     rate_text,
     sure_headroom_text,
@@ -93,7 +96,56 @@ def write_plan(
             ),
         ]
     sections.append(Section("Basis of the plan", "\n\n".join(assumptions)))
-    return write_page(out.path / PAGE, f"A plan for {document['load']}", document["recommendation"], sections)
+    lead = "\n\n".join((document["recommendation"], _asked(document, ranks)))
+    return write_page(out.path / PAGE, _question(document), lead, sections, numbers=_key_numbers(document, ranks))
+
+
+def _question(document: Mapping[str, Any]) -> str:
+    """The question that a plan answers."""
+    model, wanted = document["model"], document["wanted_request_rate"]
+    if wanted is None:
+        return f"Which GPUs serve {model} at the lowest price?"
+    return f"Which GPUs, and how many, serve {model} at {wanted:.3g} requests/s?"
+
+
+def _asked(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill]]) -> str:
+    """What was asked for: model, lengths, arrivals and objectives; and the flags of the recommendation."""
+    goal = document["goal"]
+    limits = " and ".join(f"{name.upper()} {limit:,g} ms" for name, limit in goal["goodput"].items())
+    chosen = [f" Each replica: {_ranks_text(ranks[0][0])}, {document['flags']}."] * bool(ranks)
+    return f"{document['model']}; {document['load']}; {limits} for {goal['attainment']:.0%} of the requests.{''.join(chosen)}"
+
+
+def _ranks_text(answer: Answer) -> str:
+    """The GPUs of a replica, by its parallelism."""
+    chosen = not_none(answer.candidate.settings)
+    stages = f", PP {chosen.pipeline_parallel_size}" * (chosen.pipeline_parallel_size > 1)
+    return f"{counted(answer.candidate.started.launch.num_gpus, 'GPU')} (TP {chosen.tensor_parallel_size}{stages})"
+
+
+def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill]]) -> list[KeyNumber]:
+    """The numbers of the recommendation: GPUs, cost, how sure that is, and latencies beside their objectives."""
+    if not ranks:
+        return []
+    (answer, bill), currency, limits = ranks[0], document["currency"], document["goal"]["goodput"]
+    launch, at = answer.candidate.started.launch, answer.at_rate
+    replicas = f"{counted(bill.replicas, 'replica')} of {_ranks_text(answer)}"
+    numbers = [KeyNumber("GPUs", f"{range_text(answer, bill)} x {launch.gpu.name}", replicas)]
+    if currency != GPU_HOURS:
+        tokens = f"{tokens_text(answer, bill)} {currency} a million tokens"
+        numbers.append(KeyNumber(f"{currency} an hour", hourly_text(answer, bill), tokens))
+    fleet = answer.fleet
+    if answer.wanted is None:
+        numbers.append(KeyNumber("Requests/s a replica", rate_text(answer).removesuffix(" requests/s")))
+    elif fleet is not None and fleet.chance is not None:
+        sure = percent_text(fleet.chance.chance)
+        numbers.append(KeyNumber("Probability that it is enough", sure, f"headroom {headroom_text(answer)}"))
+    else:
+        numbers.append(KeyNumber("Headroom", sure_headroom_text(answer)))
+    for name in ("ttft", "tpot"):
+        bound = f"at most {limits[name]:,g} ms" if name in limits else "no objective"
+        numbers.append(KeyNumber(f"p90 {name.upper()}", duration(at[f"p90_{name}_ms"]), bound))
+    return numbers
 
 
 def candidate_cells(

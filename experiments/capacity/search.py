@@ -224,7 +224,9 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
     if request.line.uncounted_names:
         report.print_line(f"Without {', '.join(request.line.uncounted_names)}, not counted:")
-    _SearchOutput(aims, goal, planner, load, wanted, priced, answers, plan_of_day).write(report, out)
+    _SearchOutput(aims, goal, planner, load, wanted, priced, answers, request.model or line.model, plan_of_day).write(
+        report, out
+    )
 
 
 def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) -> tuple[dict[str, list[str]], list[str]]:
@@ -327,8 +329,9 @@ class _SearchOutput:
 
     def __init__(
         self, aims: Aims, goal: Goal, planner: Planner, load: Load, wanted: float | None, priced: Prices,
-        answers: Sequence[Answer], day: DayPlan | None = None,
+        answers: Sequence[Answer], model: str, day: DayPlan | None = None,
     ) -> None:  # fmt: skip
+        self._model = model
         self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
         self._answers, self._day, self._planner = answers, day, planner
         self._ranks = ranked(answers, load, priced, wanted)
@@ -473,6 +476,7 @@ class _SearchOutput:
             "details": list(about),
             "recommended": self._ranks[0][0].candidate.axis_values if self._ranks else None,
             "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
+            "model": self._model,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
             "load": self._load.description(),
             "requests": self._load.source(),

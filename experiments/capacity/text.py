@@ -211,15 +211,15 @@ def _other_sizes_text(answer: Answer, bill: Bill) -> str:
     fleet = answer.fleet
     if fleet is not None and (chance := fleet.chance) is not None:
         less = [each for each in fleet.chances if each.replicas < chance.replicas][-1:]
-        notes = [f"enough with {_percent(chance.chance)}"]
-        notes += [f"{each.replicas * bill.gpus // bill.replicas:,} with {_percent(each.chance)}" for each in less]
+        notes = [f"enough with {percent_text(chance.chance)}"]
+        notes += [f"{each.replicas * bill.gpus // bill.replicas:,} with {percent_text(each.chance)}" for each in less]
         notes += ["more are no more likely"] * fleet.is_unsure
         return f" ({'; '.join(notes)})"
     fewest = bill.fewest_replicas * bill.gpus // bill.replicas
     return f" ({fewest:,} may be enough)" if fewest < bill.gpus else ""
 
 
-def _percent(chance: float) -> str:
+def percent_text(chance: float) -> str:
     """A probability; only what all cases say is 100 % or 0 %."""
     return f"{min(max(round(100 * chance), 1 if chance else 0), 99 if chance < 1 else 100)}%"
 
@@ -237,9 +237,9 @@ def depends_text(chance: Chance, about: Uncertainty) -> str:
         return f"It {said} the goal in every case: neither step times nor the KV cache nor the draw of the load changes that."
     low, high = about.scales[0], about.scales[-1]
     ends = {
-        "step times": f"with {low:.2f} times the predicted ones it is enough with {_percent(best)}, with {high:.2f} times with {_percent(worst)}",
-        "the KV cache": f"with the largest that the server may have it is enough with {_percent(best)}, with the smallest with {_percent(worst)}",
-        "the draw of the load": f"of {len(chance.by_draw)} draws the best is enough with {_percent(best)}, the worst with {_percent(worst)}",
+        "step times": f"with {low:.2f} times the predicted ones it is enough with {percent_text(best)}, with {high:.2f} times with {percent_text(worst)}",
+        "the KV cache": f"with the largest that the server may have it is enough with {percent_text(best)}, with the smallest with {percent_text(worst)}",
+        "the draw of the load": f"of {len(chance.by_draw)} draws the best is enough with {percent_text(best)}, the worst with {percent_text(worst)}",
     }
     return f"That depends most on {name}: {ends[name]}."
 
@@ -426,7 +426,7 @@ def cheaper_text(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> str:
 
 def _chance_of(answer: Answer, replicas: int) -> str:
     chances = () if answer.fleet is None else answer.fleet.chances
-    return "".join(f" with {_percent(each.chance)}" for each in chances if each.replicas == replicas)
+    return "".join(f" with {percent_text(each.chance)}" for each in chances if each.replicas == replicas)
 
 
 def _more_money(price: float, what: str = "money") -> str:

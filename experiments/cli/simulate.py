@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 from rich.console import Console
 
+from ...reports.data.answer import sentence
 from ...reports.page.table import Table
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
@@ -37,7 +38,6 @@ from ...sim.metrics.views import (
 )
 from ...sim.output.files import require_apart, require_writable_file, write_whole
 from ...sim.runs.run import Run
-from ...sim.spec import gpu
 from ...sim.types.columns import spilling
 from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
@@ -407,10 +407,10 @@ def _print(
     """Print the summary."""
     kind, near = saturation_of(load, run)
     chosen = load.inputs.settings
-    gpus = chosen.tensor_parallel_size * chosen.pipeline_parallel_size * content.get("num_replicas", 1)
     known = evidence(chosen, Served.of(kind, load.work, content))
-    results = f": {known.headline()}" if known.headline() else ""
-    report.print_line(f"{chosen.policy}: {chosen.model} on {gpus} x {gpu(chosen.gpu).name}{results}", style="bold")
+    report.print_line(sentence(content, chosen.as_dict()), style="bold")
+    if known.headline():
+        report.print_line(f"In the mean {known.headline()}.")
     report.print_line(load.in_words)
     engines = engines_lines(chosen)
     for text in (known.text(), *engines):

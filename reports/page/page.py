@@ -26,6 +26,7 @@ from plotly.offline import get_plotlyjs
 from ...sim.output.files import is_stream, write_whole
 from ...sim.types.errors import user_paths
 from ..blockmap.palette import legend_colours
+from ..data.answer import KeyNumber
 from ..style.labels import Numbers, file_stem
 from ..style.palette import BAD, DARK, GOOD, GRID, INK, LINK, MIDDLING, MUTED, PAPER, dark
 
@@ -99,7 +100,12 @@ class Section:
 
 
 def write_page(
-    path: str | os.PathLike[str], title: str, lead: str, sections: Sequence[Section], refresh_s: int | None = None
+    path: str | os.PathLike[str],
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    refresh_s: int | None = None,
+    numbers: Sequence[KeyNumber] = (),
 ) -> Path:
     """Write the page to ``path`` and return the path; missing folders are made.
 
@@ -108,6 +114,7 @@ def write_page(
     Args:
         refresh_s: Seconds after which a browser loads the page again, while it is not finished. It stops when the file
             has not changed for ten minutes.
+        numbers: The numbers of the first screen, below the first paragraph of ``lead``, which then is the answer.
 
     Raises:
         UserError: It cannot be written.
@@ -116,11 +123,17 @@ def write_page(
     if not is_stream(target):
         with user_paths(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, render_page(title, lead, sections, refresh_s))
+    write_whole(target, render_page(title, lead, sections, refresh_s, numbers))
     return target
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: int | None = None) -> str:
+def render_page(
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    refresh_s: int | None = None,
+    numbers: Sequence[KeyNumber] = (),
+) -> str:
     """The page as text; see ``write_page``."""
     folder = Path(__file__).with_name("templates")
     environment = Environment(
@@ -139,6 +152,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section], refresh_s: i
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=_paragraphs(lead),
+        numbers=numbers,
         sections=[_section(section, at, counter) for at, section in enumerate(sections, start=1)],
         refresh_s=refresh_s,
         good=GOOD,

@@ -20,6 +20,7 @@ from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
 from ..blockmap.player import PlayedMap, Player
 from ..blockmap.table_viewer import TableViewer, chosen_request
+from ..data.answer import answer_of, comparison, key_numbers, question, sentence
 from ..data.pool_over_time import keeps_over_idle_spans, pool_over_time
 from ..data.results import Result
 from ..figures.figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
@@ -57,7 +58,8 @@ def write_report(path: str | PathLike[str], inputs: PageInputs) -> Path:
     Raises:
         UserError: It cannot be written.
     """
-    return write_page(path, title(inputs), _lead(inputs), _sections(inputs))
+    numbers = key_numbers(inputs.results[0].summary) if len(inputs.results) == 1 else ()
+    return write_page(path, title(inputs), _lead(inputs), _sections(inputs), numbers=numbers)
 
 
 def figures(inputs: PageInputs) -> list[go.Figure]:
@@ -71,7 +73,9 @@ def figures(inputs: PageInputs) -> list[go.Figure]:
 
 
 def _sections(inputs: PageInputs) -> list[Section]:
-    return [made for make in SECTIONS if (made := make(inputs)) is not None]
+    # The numbers of a single run stand above its pictures already.
+    order = SECTIONS if len(inputs.results) > 1 else (*SECTIONS[1:], SECTIONS[0])
+    return [made for make in order if (made := make(inputs)) is not None]
 
 
 def _served(inputs: PageInputs) -> list[Result]:
@@ -90,16 +94,20 @@ def _on_one_clock(figure: go.Figure, inputs: PageInputs) -> go.Figure:
 
 
 def title(inputs: PageInputs) -> str:
-    """The title of the page."""
-    names = [result.name for result in inputs.results]
-    return f"{' beside '.join(names)}: use of the KV cache"
+    """The title of the page: the question that it answers."""
+    loads = dict.fromkeys(result.about["workload"]["name"] for result in inputs.results)
+    return question([(each.name, each.summary, each.about["settings"]) for each in inputs.results], " and ".join(loads))
 
 
 def _lead(inputs: PageInputs) -> str:
+    first, *others = inputs.results
+    answer = comparison({each.name: each.summary for each in inputs.results})
+    if not others:
+        answer = sentence(first.summary, first.about["settings"])
     loads = dict.fromkeys(_load_text(result) for result in inputs.results)
     if len({result.about["workload"]["sha256"] for result in inputs.results}) > 1:
         loads["These runs served different requests; compare them with care."] = None
-    return "\n\n".join((*loads, *inputs.step_times))
+    return "\n\n".join((answer, *loads, *inputs.step_times))
 
 
 def _load_text(result: Result) -> str:
@@ -109,28 +117,32 @@ def _load_text(result: Result) -> str:
 
 
 def _summary(inputs: PageInputs) -> Section:
+    text = "Medians; requests/s while requests arrive; waste and idle slots as means over time."
     rows = [_summary_row(result) for result in inputs.results]
     # A run that shares, preempts or refuses nothing needs no column for it.
     given = [name for name in rows[0] if name not in _IF_ANY or any(row[name] for row in rows)]
-    return Section("Summary", rows=[{name: row[name] for name in given} for row in rows])
+    return Section("Summary", text, rows=[{name: row[name] for name in given} for row in rows])
 
 
-_IF_ANY = ("Replicas", "Preemptions", "Saved by sharing (%)", "Refused (pool too small)", "Rejected (queue limits)")
+_IF_ANY = ("Replicas", "Saved by sharing (%)", "Refused (pool too small)", "Rejected (queue limits)")
 
 
 def _summary_row(result: Result) -> dict[str, Any]:
-    settings, summary = result.about["settings"], result.summary
-    used = summary["waste"]["mean_over_time_pct"]["paper_view"]["token_states"]
+    settings, summary, found = result.about["settings"], result.summary, answer_of(result.summary)
     return {
         "Run": result.name,
         "Model": settings["model"],
         "GPU": settings["gpu"],
         "Replicas": result.num_replicas if result.num_replicas > 1 else None,
-        "Time (s)": round(summary["duration"], 1),
+        "Median TTFT (ms)": round(found.ttft_ms, 1),
+        "Median TPOT (ms)": round(found.tpot_ms, 1),
+        "Requests/s": round(found.served, 2),
         "Output tokens/s": round(summary["output_throughput"]),
         "Requests in a batch": round(summary["mean_batch"], 1),
-        "Tokens in the KV cache (%, mean over time)": round(used, 1),
-        "Preemptions": sum(summary["preemptions"].values()),
+        "Preemptions": found.preemptions,
+        "Waste of the KV cache (%)": round(found.waste_pct, 1),
+        "Idle (%)": round(found.idle_pct, 1),
+        "Time (s)": round(summary["duration"], 1),
         "Saved by sharing (%)": round(summary["sharing"]["saved_pct"], 1) if summary.get("sharing") else None,
         "Refused (pool too small)": summary["refused"],
         "Rejected (queue limits)": summary.get("rejected", 0),

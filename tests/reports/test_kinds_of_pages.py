@@ -24,6 +24,12 @@ ENTRIES = (
     "return [...document.querySelectorAll('.index li a')].filter((a) => a.checkVisibility()).map((a) => a.textContent)"
 )
 HEADINGS = "return [...document.querySelectorAll('main > section:not([hidden]) h2')].map((title) => title.textContent)"
+#: Tables, folded ones too, of which a part is outside of the screen.
+OFF_SCREEN = """
+document.querySelectorAll('main details').forEach((part) => { part.open = true; });
+return [...document.querySelectorAll('.records')].filter((table) => table.parentElement.scrollWidth > table.parentElement.clientWidth)
+  .map((table) => table.caption.textContent)
+"""
 
 
 def reproduction(folder: Path, fig2: dict | None = None) -> Path:
@@ -74,7 +80,25 @@ def trace(folder: Path) -> Path:
     return write_trace_page(found, stats(found), folder / "trace.html")
 
 
-KINDS = {kind.__name__: kind for kind in (reproduction, run_report, sweep, trace)}
+def plan(folder: Path) -> Path:
+    line = [
+        "plan",
+        "--model",
+        "llama-3.1-8b",
+        "--gpu",
+        "h200",
+        "--goodput",
+        "ttft:500",
+        "tpot:50",
+        "--request-rate",
+        "4",
+    ]
+    load = ["--input-len", "200", "--output-len", "20", "--num-prompts", "100", "--seeds", "1"]
+    assert status([*line, *load, "--out", str(folder / "plan")]) == DONE
+    return folder / "plan" / "plan.html"
+
+
+KINDS = {kind.__name__: kind for kind in (reproduction, run_report, sweep, trace, plan)}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +110,7 @@ def driver(chromium):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, id=name, marks=[] if kind in (reproduction, run_report) else [pytest.mark.slow])
+        pytest.param(kind, id=name, marks=[] if kind in (reproduction, run_report, plan) else [pytest.mark.slow])
         for name, kind in KINDS.items()
     ],
 )
@@ -120,6 +144,7 @@ def test_a_page_has_an_index_a_search_and_two_schemes(kind, driver, tmp_path):
     show(driver, path, "dark", 420)
     widths = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
     assert widths[0] <= widths[1] == 420 and driver.execute_script(ENTRIES) == []
+    assert driver.execute_script(OFF_SCREEN) == []
 
 
 def test_the_scorecard_is_on_the_first_screen_and_leads_to_each_figure(driver, tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from engine_runs import settings_of, workload_of
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.measured.report import read_measured
 from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS
+from fragmeter.reports.data.answer import sentence
 from fragmeter.reports.data.results import Result, read_result
 from fragmeter.reports.figures.figures import (
     block_map,
@@ -284,7 +287,7 @@ def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
     assert widths[0] <= widths[1] == 400
 
 
-def test_each_section_is_made_alone(results):
+def test_each_section_is_made_alone(results, tmp_path):
     """Of a run without recordings those that need one are left out."""
     plain = replace(read_result(results / "orca-max"), blocks=None, plan=None)
     made = [make(PageInputs([plain])) for make in SECTIONS]
@@ -292,6 +295,22 @@ def test_each_section_is_made_alone(results):
     served = ["Latency", "Batch and throughput over time", "Requests over time"]
     always = ["Summary", "Memory over time", "Use of the memory", *served, "Simulated against measured"]
     assert titles == always
+    # The first screen of a single run has its numbers, and pictures follow.
+    inputs = PageInputs([plain])
+    page = write_report(tmp_path / "one.html", inputs).read_text()
+    headings = re.findall(r"<h2[^>]*>([^<]*)", page)
+    assert headings == [*always[1:], "Summary"]
+    found, first = plain.summary, sentence(plain.summary, plain.about["settings"])
+    assert f'<p class="answer">{escape(first, quote=False)}</p>' in page
+    assert f"<h1>How does opt-13b on 1 x a100-40gb serve {plain.about['workload']['name']} under orca-max?</h1>" in page
+    values = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)
+    assert [label for label, _ in values] == [
+        "Median TTFT", "Median TPOT", "Requests/s", "Preemptions", "Waste of the KV cache",
+    ]  # fmt: skip
+    buckets = found["waste"]["mean_over_time_pct"]["buckets"]
+    waste = 100 - buckets["live"] - buckets["free"] - buckets["cached"]
+    assert dict(values)["Waste of the KV cache"] == f"{waste:.1f} %"
+    assert dict(values)["Requests/s"] == f"{found['request_throughput_while_arriving']:,.2f}"
     # An earlier version kept no gaps between tokens.
     assert [len(latencies([each]).figures) for each in (plain, replace(plain, gaps=None))] == [4, 3]
 

@@ -77,16 +77,15 @@ def interval_of(found: dict, metric: str) -> tuple[float, float, float]:
     return each["value"], each["low"], each["high"]
 
 
-def test_simulate_has_the_interval_in_its_first_line(capsys):
+def test_simulate_has_the_interval_below_its_first_line(capsys):
     assert status(["simulate", *QWEN, "--request-rate", "4", "--json", "-"]) == DONE
     found = json.loads(capsys.readouterr().out)
     assert status(["simulate", *QWEN, "--request-rate", "4"]) == DONE
     first = " ".join(capsys.readouterr().out.split()).partition(" Synthetic")[0]
     value, low, high = interval_of(found, "tpot")
     assert value == found["mean_tpot_ms"] and 0.9 * value < low < value < high < 1.15 * value
-    assert first.startswith(
-        f"vllm-v1: qwen3-14b on 1 x h100-80gb: TPOT {value:.1f} ms ({low:.1f} to {high:.1f} for 9 of 10"
-    )
+    assert first.startswith("vllm-v1: qwen3-14b on 1 x h100-80gb serves ")
+    assert f" idle. In the mean TPOT {value:.1f} ms ({low:.1f} to {high:.1f} for 9 of 10" in first
     assert f"TTFT {found['mean_ttft_ms']:.1f} ms (" in first
     run = fragmeter.simulate(policy="vllm-v1", model="qwen3-14b", gpu="h100-80gb", num_prompts=40, request_rate=4)
     assert (run.evidence.like.predicted[0].low, run.evidence.headline() in first) == (low, True)

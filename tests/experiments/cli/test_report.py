@@ -56,7 +56,7 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
     html = page.read_text()
     for title in ("The block map", "Memory over time", "Runs of free blocks", "Requests over time"):
         assert html.count(f">{title}</h2>") == 1
-    assert "orca-max beside vllm-v1: use of the KV cache" in html
+    assert "serves sharegpt better: orca-max or vllm-v1?" in html
 
 
 def test_the_usage_on_the_page_is_that_of_the_summary(results, tmp_path):

@@ -60,7 +60,7 @@ def test_the_figures_of_a_preset_give_the_preset(path):
 def test_a_run_names_it_as_its_file_does(path, capsys):
     load = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--max-model-len", "8192", "--num-prompts", "2"]
     assert status(["simulate", "--gpu", written(path), *load]) == DONE
-    assert capsys.readouterr().out.startswith("vllm-v1: llama-3.1-8b on 1 x my-gpu: TPOT ")
+    assert capsys.readouterr().out.startswith("vllm-v1: llama-3.1-8b on 1 x my-gpu serves ")
 
 
 def test_flops_by_number_format(path):
