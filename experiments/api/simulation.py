@@ -199,7 +199,7 @@ def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
     """Serve a trace on a simulated replica, or on several, to the last request.
 
     Keyword arguments are the flags of ``fragmeter simulate`` with underscores, by the same names and with the same
-    defaults and refusals; ``fragmeter simulate --help`` and docs/python.md explain them. Without a trace, requests are
+    defaults and refusals; ``fragmeter simulate --help-all`` and docs/python.md explain them. Without a trace, requests are
     drawn from ``dataset``, and arrive at 1 request/s unless an argument says when.
 
     Args:

@@ -94,6 +94,7 @@ def is_whole(hint: Any) -> bool:
 
 #: What a value must be, by the type that it is converted to; integers are checked by ``whole_numbers``.
 _REQUIREMENTS = {float: "must be a number", bool: "must be true or false"}
+_HELP = ("--help", "-h", "--help-all")
 DONE, FAULT, MISTAKE, MISSED, NO_READER = 0, 1, 2, 3, 141
 #: Seconds after which an interrupted program ends even if it still waits.
 MOST_UNWINDING_S = 5
@@ -102,6 +103,7 @@ app = App(
     name="fragmeter",
     help="Every slot of an LLM server's KV cache, accounted for.",
     help_epilogue="Start with: fragmeter reproduce all --out results",
+    help_flags=_HELP,
     version=__version__,
     config=whole_numbers,
     exit_on_error=False,
@@ -168,6 +170,7 @@ def status(tokens: Sequence[str]) -> int:
     try:
         with plugin_code(), collected_notes():
             _know_policies(tokens)
+            _show_help(tokens)
             app(tokens)
     except ObjectivesMissed:
         return MISSED
@@ -199,6 +202,15 @@ def _of_machine(error: OSError) -> str:
     """An error of the machine that no reader or writer has named: of standard output, which has no file name, or of a library."""
     where = error.filename or ("standard output" if error.errno in (ENOSPC, EDQUOT, EIO, EFBIG) else "this machine")
     return f"{where}: {error.strerror or error}; make room or choose another place, and run again"
+
+
+def _show_help(tokens: Sequence[str]) -> None:
+    """Choose the tier of the help that a command line asks for."""
+    if not set(_HELP).isdisjoint(tokens):
+        # Here, as loading it takes a tenth of a small run.
+        from .help import TieredHelp
+
+        app.help_formatter = TieredHelp(tokens)
 
 
 def _know_policies(tokens: Sequence[str]) -> None:

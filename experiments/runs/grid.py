@@ -88,7 +88,7 @@ def known_name(name: str, flag: str, text: str) -> str:
     """
     name = name.strip().removeprefix("--").replace("-", "_")
     if name not in PART_OF:
-        raise SettingError(flag, text, f"{name} is not a setting of fragmeter simulate; see its --help")
+        raise SettingError(flag, text, f"{name} is not a setting of fragmeter simulate; see its --help-all")
     return name
 
 

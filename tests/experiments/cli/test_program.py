@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 import fragmeter
 from cli_runs import run
-from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.cli.app import DONE, MISTAKE, app, status
+from fragmeter.experiments.cli.help import MOST_USED, TIERED
 from fragmeter.experiments.story.reading import story_names
 from fragmeter.gpu.devices.probe import GpuReport, probe
 from fragmeter.sim.metrics.registry import METRICS
@@ -78,8 +80,24 @@ def test_help_lists_the_verbs_in_the_order_in_which_they_are_needed(capsys):
     assert "Start with: fragmeter reproduce all --out results" in text
 
 
+def test_help_has_the_flags_that_most_use_and_help_all_has_every_flag(capsys):
+    """Each flag of the first tier is one of some verb, and a line of every second tier is a flag that a line may have."""
+    first = {verb: printed(capsys, verb, "--help") for verb in TIERED}
+    whole = {verb: printed(capsys, verb, "--help-all") for verb in TIERED}
+    flags = {
+        verb: {name for each in app[verb].assemble_argument_collection() for name in each.names} for verb in TIERED
+    }
+    assert MOST_USED <= set().union(*flags.values())
+    assert len(first["simulate"].splitlines()) < 60
+    for verb, text in first.items():
+        shown = set(re.findall(r"^│ (--[a-z-]+)", text, re.MULTILINE))
+        assert shown <= MOST_USED & flags[verb] and f"fragmeter {verb} --help-all" in text
+        assert len(text.splitlines()) < len(whole[verb].splitlines()) / 2 + 20
+        assert set(re.findall(r"(--[a-z-]+) ", whole[verb])) > shown
+
+
 def test_plan_explains_both_flags_of_parallelism(capsys):
-    text = " ".join(printed(capsys, "plan", "--help").replace("│", " ").split())
+    text = " ".join(printed(capsys, "plan", "--help-all").replace("│", " ").split())
     assert "GPUs that share each layer." in text and "Pipeline stages." in text
 
 
@@ -129,7 +147,7 @@ class TestList:
         assert "1,048,576" in shown and "10,485,760" in shown and "nemotron-3-nano-30b-a3b" in shown
 
     def test_the_help_of_simulate_names_every_gpu(self, capsys):
-        text = " ".join(printed(capsys, "simulate", "--help").replace("│", " ").split())
+        text = " ".join(printed(capsys, "simulate", "--help-all").replace("│", " ").split())
         assert all(name in text for name in gpu_names()) and "fragmeter list policies" in text
 
     def test_another_kind_is_refused(self, capsys):

@@ -85,7 +85,7 @@ def test_its_option_is_a_flag_with_help_and_bounds(tmp_path):
         command = [sys.executable, "-m", "fragmeter", "simulate", "--policy", SJF, *words]
         return subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True)
 
-    assert "--max-wait-steps" in run("--help").stdout
+    assert "--max-wait-steps" in run("--help-all").stdout
     small = ("--num-prompts", "20", "--request-rate", "2")
     assert run(*small, "--max-wait-steps", "7", "--out", str(tmp_path / "out")).returncode == DONE
     assert '"max_wait_steps": 7' in (tmp_path / "out" / "run.json").read_text()
