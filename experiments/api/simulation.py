@@ -5,6 +5,7 @@ The keyword arguments are the flags of ``fragmeter simulate`` with underscores.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -52,6 +53,8 @@ _ELSEWHERE = {
     "view": "chooses what a terminal shows; run.waste has the paper's view, and run.memory the buckets",
 }
 _TRACES = "a path, a pandas DataFrame, a Trace or a Workload"
+#: Paths of the summary that the Series leaves out.
+_NOT_READ = re.compile(r"^refused_requests|^prefix_cache\..*\.buckets\.|\.popular_view\.")
 _SINGLE = (str, bool, int, float, tuple, list, PathLike)
 
 
@@ -253,12 +256,23 @@ class Simulation:
 
     @cached_property
     def summary(self) -> pd.Series:
-        """Every number of the summary by its path, such as ``mean_ttft_ms`` or ``preemptions.recompute``.
+        """The numbers of the summary by their paths, such as ``mean_ttft_ms`` or ``preemptions.recompute``, without histograms
+        (``histograms``), the list of refused requests (``requests``) and the deprecated ``popular_view``.
 
         The keys are those of ``vllm bench serve``. ``pandas.DataFrame([a.summary, b.summary])`` compares runs.
         """
-        found = dict(flat({name: value for name, value in self._summary.items() if name != "refused_requests"}))
+        found = {path: value for path, value in flat(self._summary) if not _NOT_READ.search(path)}
         return pd.Series(found, name=self.run.settings.policy, dtype=object)
+
+    @cached_property
+    def histograms(self) -> dict[str, pd.DataFrame]:
+        """The prefix cache's histograms by vLLM's names: a row a bound, with ``upto_s`` and the ``blocks`` up to it. Empty without."""
+        cache = self._summary["prefix_cache"] or {}
+        return {
+            name: pd.DataFrame({"upto_s": map(float, each["buckets"]), "blocks": each["buckets"].values()})
+            for name, each in cache.items()
+            if isinstance(each, Mapping) and "buckets" in each
+        }
 
     @cached_property
     def evidence(self) -> Evidence:

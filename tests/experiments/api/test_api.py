@@ -211,6 +211,12 @@ class TestFrames:
     def test_the_summary_is_flat_and_has_the_keys_of_vllm(self, run):
         assert run.summary["mean_ttft_ms"] == run.as_dict()["mean_ttft_ms"]
         assert run.summary["preemptions.recompute"] == 0
+        assert len(run.summary) < 110 and not any("_seconds.buckets." in path for path in run.summary.index)
+        for name, frame in run.histograms.items():
+            buckets = run.as_dict()["prefix_cache"][name]["buckets"]
+            assert frame["blocks"].tolist() == [*buckets.values()] and np.isinf(frame["upto_s"].iloc[-1])
+            assert frame["blocks"].iloc[-1] == run.summary[f"prefix_cache.{name}.count"]
+        assert "vllm:kv_block_lifetime_seconds" in run.histograms
         assert pd.DataFrame([run.summary, run.summary]).index.tolist() == ["vllm-v1", "vllm-v1"]
 
     @pytest.mark.parametrize("name", ["ttft", "tpot", "e2el"])
