@@ -40,6 +40,7 @@ from .fleet import DEFAULT_FLEET_SEEDS
 from .least import least_headline
 from .load import Load
 from .max_rate import DEFAULT_SEEDS
+from .measurement import measured_text, next_measurement, with_measured_steps
 from .page import write_plan
 from .planning import Planner
 from .prices import Prices, prices
@@ -101,6 +102,7 @@ class Aims:
             candidate, else the roofline.
         startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
             assumption.
+        measured: Result of vllm bench serve for one replica of the only candidate: steps take as long as it says.
         server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
             parallelism and release must be those of every candidate.
         seed: Seed of the first draw.
@@ -116,6 +118,7 @@ class Aims:
     sensitivity: Annotated[bool, Parameter(negative="")] = False
     startup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     cost: str | None = None
+    measured: Path | None = None
     server: str | None = None
     seed: Seed = 0
 
@@ -184,6 +187,8 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         )
         if any(candidate.settings for candidate in wider):
             found, unlisted = wider, [*unlisted, *more]
+    if aims.measured is not None:
+        found = with_measured_steps(found, aims.measured)
     groups = groups_of(found, unlisted)
     found = [candidate for group in groups for candidate in group]
     priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
@@ -349,6 +354,7 @@ class _SearchOutput:
         report.print_line()
         report.console.print(candidates_table(self._ranks, self._others, currency, self._wanted))
         about = details(self._ranks, self._goal, self._wanted, currency) if self._ranks else []
+        about += self._measurements()
         if about:
             report.print_line()
         for line in about:
@@ -374,6 +380,15 @@ class _SearchOutput:
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
         report.data(document)
+
+    def _measurements(self) -> list[str]:
+        """What a benchmark says of the step times, or the measurement that would narrow the answer most."""
+        if not self._ranks:
+            return []
+        (best, _), given = self._ranks[0], self._aims.measured
+        if given is not None:
+            return [measured_text(best.candidate, given)]
+        return next_measurement(best, uncertainty(best.candidate), self._aims.confidence)
 
     def _closed_lines(self) -> list[str]:
         """The candidates that cannot be cheaper: how many, or with ``explain`` each."""

@@ -20,6 +20,7 @@ from .chance import Chance, Uncertainty
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
 from .detail import BEYOND
 from .fleet import Fleet
+from .measurement import main_cause
 from .prices import GPU_HOURS
 from .sensitivity import CHANGE, Effect, Influence
 from .uncertainty import uncertainty
@@ -181,7 +182,8 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
         parts.append(f"{CONTENT:.0%} of seeds meet the goal with {CONFIDENCE:.0%} confidence")
     found = evidence(not_none(answer.candidate.settings), served_at_rate(answer))
     results = f", in the median {found.headline()}" if found.headline() else ""
-    parts.append(f"step times from {_basis_text(found)}{results}")
+    is_measured = not_none(answer.candidate.settings).step_scale is not None
+    parts.append(f"step times from {'a benchmark (--measured)' if is_measured else _basis_text(found)}{results}")
     other_sizes = _other_sizes_text(answer, bill)
     return (
         f"Buy {at_least}{bill.gpus:,} x {launch.gpu.name}{need}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
@@ -226,12 +228,7 @@ def percent_text(chance: float) -> str:
 
 def depends_text(chance: Chance, about: Uncertainty) -> str:
     """One sentence: what it depends on most whether a fleet is enough; that nothing of it matters where all cases say the same."""
-    causes = {
-        "step times": (chance.by_scale[0], chance.by_scale[-1]),
-        "the KV cache": (chance.by_memory[-1], chance.by_memory[0]),
-        "the draw of the load": (max(chance.by_draw), min(chance.by_draw)),
-    }
-    name, (best, worst) = max(causes.items(), key=lambda each: each[1][0] - each[1][1])
+    name, best, worst = main_cause(chance)
     if best == worst:
         said = "meets" if best else "misses"
         return f"It {said} the goal in every case: neither step times nor the KV cache nor the draw of the load changes that."

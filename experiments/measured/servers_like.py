@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
+from math import fsum, sqrt
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from ...sim import Settings, Workload
@@ -254,6 +256,17 @@ def _predicted(metric: str, levels: Levels, value: float | None, from_data_sheet
         return found
     ends = (None, None) if value is None else (value * interval.low, value * interval.high)
     return replace(found, factors=(interval.low, interval.high), low=ends[0], high=ends[1], errors={})
+
+
+@cache
+def spread_of_a_server() -> float:
+    """Standard deviation of the logarithm of measured over simulated TPOT, of the runs of a server about their mean; all servers with
+    several runs."""
+    of_server: dict[str, list[float]] = {}
+    for each in run_errors(stored_rows(), "tpot"):
+        of_server.setdefault(each.server, []).append(each.error)
+    squares = fsum(fsum((error - fmean(errors)) ** 2 for error in errors) for errors in of_server.values())
+    return sqrt(squares / fsum(len(errors) - 1 for errors in of_server.values()))
 
 
 def any_server() -> tuple[float, float]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fragmeter
+from bench_files import benchmark
+from fragmeter.experiments.capacity.answer import Answer
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import MEMORY_WEIGHTS, SCALE_WEIGHTS, Chance, ChanceSearch, Uncertainty
+from fragmeter.experiments.capacity.measurement import after_a_benchmark, next_measurement, with_measured_steps
 from fragmeter.experiments.capacity.text import depends_text
 from fragmeter.experiments.capacity.trials import Memory, Trial
 from fragmeter.experiments.capacity.uncertainty import uncertainty
 from fragmeter.experiments.vllm_serve.line import ServeLine
+from fragmeter.sim.metrics.result import requests_table
+from fragmeter.sim.types.errors import SettingError
 
 SCALES = (0.8, 0.9, 1.0, 1.1, 1.25)
 MEMORIES = (Memory(800, 4096), Memory(1000, 4096), Memory(1100, 4096))
@@ -101,6 +109,50 @@ def test_what_it_depends_on_most():
     assert text.startswith("That depends most on step times: with 0.80 times the predicted ones it is enough with ")
     every = Chance(3, 1.0, (1.0,) * 5, (1.0,) * 3, (1.0,) * 8)
     assert depends_text(every, ABOUT).startswith("It meets the goal in every case")
+
+
+class TestMeasurement:
+    def answer(self, *chances: Chance) -> Answer:
+        [candidate] = candidates(ServeLine("llama-3.1-8b", {}), ["l40s"], {})
+        fleet = SimpleNamespace(chance=chances[-1], chances=chances, replicas=chances[-1].replicas)
+        return Answer(candidate, wanted=10.0, fleet=fleet, detail={})
+
+    def test_a_benchmark_tells_the_sizes_apart_that_step_times_decide(self):
+        four = Chance(4, 0.5, (1.0, 1.0, 0.8, 0.0, 0.0), (0.5,) * 3, (0.5,) * 8)
+        five = Chance(5, 0.9, (1.0, 1.0, 1.0, 0.9, 0.5), (0.9,) * 3, (0.9,) * 8)
+        about = Uncertainty((0.6, 0.8, 1.0, 1.2, 1.6), MEMORIES, "made up")
+        [text] = next_measurement(self.answer(four, five), about, 0.9)
+        assert text.startswith(
+            "Ten minutes of vllm bench serve on one replica (1 x l40s) at 2 requests/s with these lengths"
+        )
+        assert text.endswith("up to 0.80 times the predicted time 4 GPUs are enough, with longer ones it takes more.")
+        # As well known as a benchmark says; and nothing to tell apart.
+        narrow = Uncertainty((0.96, 0.98, 1.0, 1.02, 1.04), MEMORIES, "made up")
+        assert next_measurement(self.answer(four, five), narrow, 0.9)[0].startswith("No benchmark would narrow this")
+        assert next_measurement(self.answer(Chance(4, 1.0, (1.0,) * 5, (1.0,) * 3, (1.0,) * 8)), about, 0.9) == []
+
+    def test_where_the_kv_cache_decides_it_is_the_startup_log(self):
+        four = Chance(4, 0.5, (0.5,) * 5, (0.0, 0.6, 1.0), (0.5,) * 8)
+        five = Chance(5, 0.95, (0.95,) * 5, (0.9, 1.0, 1.0), (0.95,) * 8)
+        [text] = next_measurement(self.answer(four, five), ABOUT, 0.9)
+        assert "--startup-log" in text and text.endswith("4 GPUs are enough, with the smallest 5.")
+
+    def test_a_benchmark_sets_the_step_times(self, tmp_path):
+        """Of a server that is simulated with steps 1.2 times as long."""
+        [candidate] = candidates(ServeLine("llama-3.1-8b", {}), ["h100-80gb"], {})
+        slow = replace(candidate.settings, step_scale=1.2)
+        run = fragmeter.simulate(
+            policy="vllm-v1", model=slow.model, gpu=slow.gpu, step_scale=1.2, input_len=300, output_len=40,
+            num_prompts=100, request_rate=4,
+        )  # fmt: skip
+        bench = benchmark(tmp_path / "bench.json", requests_table(run.run))
+        [found] = with_measured_steps([candidate], bench)
+        assert found.settings.step_scale == pytest.approx(1.2, rel=0.03)
+        about = uncertainty(found)
+        low, high = after_a_benchmark()
+        assert (about.scales[0], about.scales[-1]) == pytest.approx((low, high)) and 1.1 < high < 1.15
+        with pytest.raises(SettingError, match="measured"):
+            with_measured_steps([candidate, candidate], bench)
 
 
 def test_the_scales_are_those_of_the_servers_like_it():
