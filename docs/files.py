@@ -17,7 +17,7 @@ Every command looks at the beginning of a file before it reads it. A file that i
 one line: what it is, and what to do with it.
 
 ```
-server.log: is a start-up log of vLLM, not a trace of requests; give it as --startup-log, beside --serve
+server.log: is a start-up log of vLLM, not a trace of requests; give it as --startup-log beside --serve, or to diagnose as --log
 ```
 
 The first row that fits decides; kinds that the command reads come before all others. JSON is recognised by keys of its first object

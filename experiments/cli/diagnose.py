@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +14,19 @@ from ...sim.config.settings import setting_error
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seed
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, measured
 from ...traces import read as read_trace
 from ..diagnose.diagnosis import Diagnoser
+from ..diagnose.doors import opened, serve_line
 from ..diagnose.load import Sources, served_load
 from ..diagnose.measured import as_served, calibrated, seen_by_server
 from ..diagnose.server import server_of
 from ..diagnose.text import as_data, print_diagnosis
+from ..diagnose.window import lines, now_of
+from ..measured.scrapes import POLICIES, VLLM
+from ..measured.server_metrics import ServerMetrics
 from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe, of_sizes
 from ..runs.inputs import READING, named_files
 from ..runs.output import JsonTarget, Report
@@ -86,12 +91,15 @@ DRAWS = Annotated[Draws, Parameter(name="*", group=Group("Objectives and draws",
 
 def diagnose(
     *,
-    serve: Annotated[str, _LINE],
+    serve: Annotated[str | None, _LINE] = None,
     gpu: Annotated[str | None, _LINE] = None,
     model: Annotated[str | None, _LINE] = None,
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
-    metrics: Annotated[Path | None, _LINE] = None,
+    metrics: Annotated[str | None, _LINE] = None,
+    prometheus: Annotated[str | None, _LINE] = None,
+    window: Annotated[str | None, _LINE] = None,
+    log: Annotated[str | None, _LINE] = None,
     cost: Annotated[str | None, _LINE] = None,
     bench: Annotated[Path | None, _LOAD] = None,
     probe: Annotated[Path | None, _LOAD] = None,
@@ -107,20 +115,26 @@ def diagnose(
     workers: WORKERS = Workers(),
     json: JsonTarget = None,
 ) -> None:
-    """Say why a vllm serve line preempts or is slow, what fills its KV cache, and which flags to change.
+    """Say why a vLLM server preempts or is slow, what fills its KV cache, and what to change, now and at the next restart.
 
+    What a running server shows by itself is printed first: by its address, a Prometheus, or its log.
     The server is simulated as it serves, and with each flag that may remove a symptom, on the same draws of its load. The
     load comes from the best source that is given: requests of a benchmark, a probe or a trace; else requests of given lengths;
     else lengths and rate of the metrics; else ShareGPT's lengths at 80 % of the rate that the server can serve.
 
     Args:
-        serve: Command line of the server as pasted into a shell, or a file with it.
+        serve: Command line of the server as pasted into a shell, or a file with it, or with its deployment. Without it the server's own
+            words make one, and the answer says what it assumes.
         gpu: Its GPU: a preset, or a file (fragmeter list gpus).
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder, if the line names a model by another
             name.
         vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
         startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
-        metrics: File with the server's /metrics: one scrape, or several in sequence with their times.
+        metrics: Address of the server, whose /metrics are read for 5 s; or a file with them: one scrape, or several in sequence with
+            their times.
+        prometheus: Address of a Prometheus that scrapes the server; or a file with its answer of /api/v1/query_range.
+        window: How far back a Prometheus is asked, as 30m or 2h; 1h by default.
+        log: File with the server's log, as kubectl logs prints it: its periodic lines, and its start if it is there.
         cost: Step time, as for simulate. By default the GPU's profile where it covers the model, else the roofline.
         bench: Result file of vllm bench serve --save-result, or of another client that validate --against
             reads; steps are scaled to its TPOT.
@@ -133,31 +147,49 @@ def diagnose(
         think_time: Mean seconds between an answer and a user's next request, in a closed loop.
     """
     report = Report(json)
-    if gpu is None:
-        raise SettingError("gpu", None, "is missing; give the server's GPU, which its step times depend on")
     goal = draws.goal()
-    read = named_files(serve=serve, model=model, startup_log=startup_log, bench=bench, probe=probe, trace=trace)
-    require_apart({"json": json}, read | named_files(metrics=metrics, cost=cost))
+    given = {"serve": serve, "model": model, "startup_log": startup_log, "bench": bench, "probe": probe, "trace": trace}
+    doors = {"metrics": metrics, "prometheus": prometheus, "log": log}
+    require_apart({"json": json}, named_files(**given, **doors, cost=cost))
     pacing = _pacing(
         request_rate=request_rate, max_concurrency=max_concurrency, users=users, think_time=think_time,
         requests_per_user_hour=requests_per_user_hour,
     )  # fmt: skip
     sources = Sources(bench, probe, trace, lengths.random_load, pacing, draws.num_prompts, reading)
     refuse_unread_reading(reading, trace)
-    seen = seen_by_server(metrics, probe, sources.file is not None)
+    if serve is None and not any(doors.values()):
+        raise SettingError("serve", None, "is missing; give the server's line, or --metrics, --prometheus or --log")
+    shown = opened(metrics, prometheus, log, window)
+    seen = seen_by_server(None if shown is None else shown.readings, probe, sources.file is not None)
+    first, shown_first = {}, []
+    if shown is not None:
+        now = now_of(shown.readings, not_none(seen))
+        first, shown_first = {"now": asdict(now)}, lines(now)
+        startup_log = shown.about.log if startup_log is None else startup_log
+        if (lacking := _lacking(gpu, serve, not_none(seen))) is not None:
+            for text in (*shown_first, "", lacking):
+                report.print_line(text)
+            report.data(first | {"diagnosis": lacking, "state": "measured"})
+            return
+    if gpu is None:
+        raise SettingError("gpu", None, "is missing; give the server's GPU, which its step times depend on")
+    assumed: list[str] = []
+    if serve is None:
+        serve, assumed = serve_line(not_none(shown).about, not_none(seen))
+        vllm = vllm or not_none(shown).about.vllm
     line = read_serve(serve, None if vllm is None else version(vllm))
-    log = None if startup_log is None else read_log(startup_log)
-    as_given = server_of(line, gpu, model, log, cost)
-    server = as_served(as_given, line, gpu, model, log, seen, has_metrics=metrics is not None)
+    start = None if startup_log is None else read_log(startup_log)
+    as_given = server_of(line, gpu, model, start, cost)
+    server = as_served(as_given, line, gpu, model, start, seen, has_metrics=shown is not None)
     said = [*of_line(as_given.started), *([] if startup_log is None else of_log(startup_log))]
-    said += [] if log is None else of_sizes(as_given.started, log)
-    said += [] if metrics is None else of_metrics(metrics, not_none(seen))
+    said += [] if start is None else of_sizes(as_given.started, start)
+    said += [] if shown is None else of_metrics(Path(shown.readings.source).name, not_none(seen))
     said += [] if probe is None else of_probe(probe)
     clients = None
     if bench is not None:
-        said += of_benchmark(bench, measured(bench, read_trace(bench)), seen if metrics is not None else None)
+        said += of_benchmark(bench, measured(bench, read_trace(bench)), seen if shown is not None else None)
     contradicted = contradictions(said)
-    for text in contradicted:
+    for text in (*contradicted, *assumed, *shown_first, *([""] if shown_first else [])):
         report.print_line(text)
     if bench is not None:
         server, clients = calibrated(server, bench, goal)
@@ -166,4 +198,20 @@ def diagnose(
         load = served_load(sources, seen, server.settings())
         found = Diagnoser(server, load, seen, clients, goal, seeds, workers).diagnose()
     print_diagnosis(found, goal, clients, report)
-    report.data(as_data(found, goal, clients) | {"contradictory_inputs": contradicted})
+    report.data(as_data(found, goal, clients) | {"contradictory_inputs": contradicted, "assumed": assumed} | first)
+
+
+def _lacking(gpu: str | None, serve: str | None, seen: ServerMetrics) -> str | None:
+    """What has to be given before the server can be simulated; None where it can be."""
+    if seen.server != VLLM and serve is None:
+        policy = POLICIES[seen.server]
+        remedy = f"compare it with a benchmark by validate --policy {policy} --against FILE --metrics FILE"
+        return f"Not simulated: the server is {seen.server}, and diagnose changes flags of vLLM; {remedy}."
+    if seen.server != VLLM:
+        remedy = (
+            f"leave --serve out, or give vLLM's own; validate --policy {POLICIES[seen.server]} simulates {seen.server}"
+        )
+        raise UserError(f"the readings are of {seen.server}, not of the vLLM server that --serve starts; {remedy}")
+    if gpu is None:
+        return "Not simulated: give the GPU (--gpu), on which step times depend, for what each change gains at the next restart."
+    return None

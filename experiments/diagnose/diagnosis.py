@@ -9,7 +9,8 @@
    gain is at least ``LEAST_GAIN`` and its confidence interval excludes 0.
 4. Changes that help are ranked by their gain. One that changes what the model answers comes after those that do not and reach
    half of its gain.
-5. A second change of another cause is added to the first if its symptom is still there with the first, and both together
+5. What helps without a restart (``relief``) is simulated in the same way, of each kind the best.
+6. A second change of another cause is added to the first if its symptom is still there with the first, and both together
    gain ``LEAST_GAIN`` more.
 
 The objective of a run is the geometric mean of p90 TTFT, p99 ITL and mean E2EL, because each flag trades one of them for
@@ -17,7 +18,7 @@ another; with ``--goodput`` it is the share of the requests that miss the object
 ``LEAST_GAIN`` in the mean and its KV cache is large enough, and with ``--goodput`` if and only if it meets its goal: else it misses its
 objectives as well as its flags can. It is undecided where a change gains as much in the mean, and the interval includes 0. It is
 overloaded if its queue keeps growing and no change stops that. A server that would be healthy, or miss its objectives, is "contradicted" where its own measurements are others
-(``contradictions``): then the simulation is not of this server.
+(``contradictions``): then the simulation is not of this server. One that would be healthy with a full KV cache has no room.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ from ..measured.server_metrics import ServerMetrics
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal
-from ..runs.student_t import student_t
+from ..runs.student_t import below, student_t
 from .causes import Case, Suspect, pressure, suspects
 from .contradictions import Contradiction, contradictions, meets
 from .load import ServedLoad
 from .measured import ClientLatencies
+from .relief import Measure, measures
 from .run import Observation, mean_of, observe
 from .server import Change, Server, flags_text
 
 #: Least gain: of the latency index, or of the share of requests that meet their objectives; and the confidence of its interval.
 LEAST_GAIN, CONFIDENCE = 0.05, 0.95
+#: Use of the KV cache while requests arrive from which on a server that no flag helps has no room.
+FULL = 0.95
 #: Difference of the objective within which the milder of two changes is taken.
 _AS_GOOD = 0.01
 #: Share of the gain of a change of the answers that another change must reach to come before it.
@@ -63,10 +67,12 @@ class Gain:
     Attributes:
         value: Relative decrease of the latency index, or increase of the share of requests that meet their objectives.
         interval: Confidence interval; None for a single seed.
+        chance: Probability that the mean over all draws is a gain; None for a single seed.
     """
 
     value: float
     interval: tuple[float, float] | None
+    chance: float | None = None
 
     @property
     def helps(self) -> bool:
@@ -82,6 +88,11 @@ class Gain:
     def is_certain(self) -> bool:
         """Whether the interval excludes 0; of a single seed nothing more is known."""
         return self.interval is None or self.interval[0] > 0 or self.interval[1] < 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is certain, or surely too small to matter: otherwise it may be an improvement or a harm."""
+        return self.is_certain or (self.interval is not None and max(map(abs, self.interval)) < LEAST_GAIN)
 
 
 @dataclass(frozen=True)
@@ -112,17 +123,33 @@ class Remedy:
 
 
 @dataclass(frozen=True)
+class Relief:
+    """A measure without a restart that was simulated.
+
+    Attributes:
+        measure: What to do.
+        seen: Means of the runs with it.
+        gain: Its effect on the requests that are served.
+    """
+
+    measure: Measure
+    seen: Observation
+    gain: Gain
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """The result.
 
     Attributes:
         case: The server as it serves.
-        state: "healthy", "misses" if the objectives are missed and no change helps, "contradicted" if only the simulation is either,
+        state: "healthy", "no room" if it is but for a KV cache that is full, "misses" if the objectives are missed and no change helps, "contradicted" if only the simulation is either,
             "remedy", "limited" if its KV cache is too small and no change helps, "undecided" if a change may help, or "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
         seeds: Number of seeds.
         contradictions: What the server measures that contradicts a simulation in which nothing helps.
+        reliefs: Measures without a restart, the best first.
     """
 
     case: Case
@@ -131,6 +158,7 @@ class Diagnosis:
     caching: Gain | None
     seeds: int
     contradictions: tuple[Contradiction, ...] = ()
+    reliefs: tuple[Relief, ...] = ()
 
     @property
     def advised(self) -> Remedy | None:
@@ -160,7 +188,7 @@ class Diagnoser:
     ) -> None:  # fmt: skip
         self._server, self._load, self._metrics, self._clients, self._goal = server, load, metrics, clients, goal
         self._seeds, self._workers = tuple(seeds), workers
-        self._runs: dict[tuple[Settings, int], Observation] = {}
+        self._runs: dict[tuple[Settings, int, float], Observation] = {}
 
     def diagnose(self) -> Diagnosis:
         """The diagnosis.
@@ -187,7 +215,8 @@ class Diagnoser:
         helps = bool(remedies) and remedies[0].gain.helps
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
         state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else settled
-        found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds))
+        reliefs = tuple(self._reliefs(case))
+        found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds), reliefs=reliefs)
         if state == settled and found.uncertain:
             return replace(found, state="undecided")
         return self._confirmed(found) if state == settled else found
@@ -195,7 +224,9 @@ class Diagnoser:
     def _confirmed(self, settled: Diagnosis) -> Diagnosis:
         """A diagnosis without a change, unless the server's own measurements contradict it."""
         found = contradictions(settled.case, self._clients, self._goal)
-        return replace(settled, state="contradicted", contradictions=found) if found else settled
+        if found:
+            return replace(settled, state="contradicted", contradictions=found)
+        return replace(settled, state="no room") if settled.state == "healthy" and is_full(settled.case) else settled
 
     def _require_no_burst(self, seen: Observation) -> None:
         load = self._load
@@ -234,6 +265,22 @@ class Diagnoser:
         self._simulate([other for *_, other in best], self._seeds)
         return [self._remedy((suspect,), change, other) for suspect, change, other in best]
 
+    def _reliefs(self, case: Case) -> list[Relief]:
+        """The best measure of each kind, on all seeds; of measures that are about as good, the mildest, which comes first."""
+        seed, found = self._seeds[0], []
+        for kind in measures(case, behind=case.seen.behind > _BEHIND):
+            able = [(each, other) for each in kind if (other := self._server.changed(each.change)) is not None]
+            if not able:
+                continue
+            for each, other in able:
+                self._simulate([other], self._seeds[:1], each.share)
+            least = min(self._cost(other, seed, each.share) for each, other in able)
+            best, other = next(each for each in able if self._cost(each[1], seed, each[0].share) <= least + _AS_GOOD)
+            self._simulate([other], self._seeds, best.share)
+            gain = self._gain(self._server, other, best.share)
+            found.append(Relief(best, self._mean(other, best.share), gain))
+        return sorted(found, key=lambda each: (not each.gain.helps, each.measure.share < 1, -each.gain.value))
+
     def _ranked(self, remedies: list[Remedy]) -> list[Remedy]:
         """Changes that help first, by their gains; a change of the answers after those that reach half of its gain."""
         most = max((each.gain.value for each in remedies if not each.lossless), default=0.0)
@@ -265,31 +312,40 @@ class Diagnoser:
     def _remedy(self, of: tuple[Suspect, ...], change: Change, other: Server) -> Remedy:
         return Remedy(of, change, self._mean(other), self._gain(self._server, other))
 
-    def _cost(self, server: Server, seed: int) -> float:
-        return self._runs[server.settings(), seed].cost
+    def _cost(self, server: Server, seed: int, share: float = 1.0) -> float:
+        return self._runs[server.settings(), seed, share].cost
 
-    def _mean(self, server: Server) -> Observation:
-        return mean_of([self._runs[server.settings(), seed] for seed in self._seeds])
+    def _mean(self, server: Server, share: float = 1.0) -> Observation:
+        return mean_of([self._runs[server.settings(), seed, share] for seed in self._seeds])
 
-    def _gain(self, base: Server, other: Server) -> Gain:
-        """The paired difference of the objective."""
-        saved = [self._cost(base, seed) - self._cost(other, seed) for seed in self._seeds]
-        mean, interval = fmean(saved), None
+    def _gain(self, base: Server, other: Server, share: float = 1.0) -> Gain:
+        """The paired difference of the objective; ``other`` may serve a share of the requests."""
+        saved = [self._cost(base, seed) - self._cost(other, seed, share) for seed in self._seeds]
+        mean, interval, chance = fmean(saved), None, None
         if len(saved) > 1:
-            half = student_t(CONFIDENCE, len(saved) - 1) * stdev(saved) / sqrt(len(saved))
+            error = stdev(saved) / sqrt(len(saved))
+            half = student_t(CONFIDENCE, len(saved) - 1) * error
             interval = self._of_cost(mean - half), self._of_cost(mean + half)
-        return Gain(self._of_cost(mean), interval)
+            chance = below(mean / error, len(saved) - 1) if error else (1 + (mean > 0) - (mean < 0)) / 2
+        return Gain(self._of_cost(mean), interval, chance)
 
     def _of_cost(self, saved: float) -> float:
         """A difference of costs as a share: of the index (costs are its logarithms), or of the requests."""
         return saved if self._goal is not None else -expm1(-saved)
 
-    def _simulate(self, servers: Iterable[Server], seeds: Sequence[int]) -> None:
+    def _simulate(self, servers: Iterable[Server], seeds: Sequence[int], share: float = 1.0) -> None:
         """Run what has not been run yet."""
-        wanted = [(server.settings(), seed) for server in servers for seed in seeds]
+        wanted = [(server.settings(), seed, share) for server in servers for seed in seeds]
         missing = [each for each in dict.fromkeys(wanted) if each not in self._runs]
-        works = {seed: self._load.work(seed) for _, seed in missing}
-        jobs = (((place, seed), chosen, works[seed], self._goal) for place, (chosen, seed) in enumerate(missing))
+        load = replace(self._load, share=share)
+        works = {seed: load.work(seed) for _, seed, _ in missing}
+        jobs = (((place, seed), chosen, works[seed], self._goal) for place, (chosen, seed, _) in enumerate(missing))
         found = as_they_finish(observe, jobs, len(missing), self._workers)
         for (place, _), observation in track(found, "Simulating", len(missing)):
             self._runs[missing[place]] = observation
+
+
+def is_full(case: Case) -> bool:
+    """Whether the KV cache is in use nearly as a whole while requests arrive, by the metrics if they say it."""
+    measured = None if case.metrics is None else case.metrics.kv_usage
+    return (case.seen.arriving_usage if measured is None else measured[0]) >= FULL

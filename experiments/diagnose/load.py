@@ -70,6 +70,7 @@ class ServedLoad:
         assumed: Whether it is a guess.
         think_s: Mean seconds between an answer and the user's next request, exponentially distributed.
         shares_nothing: Whether prompts are given to have nothing in common.
+        share: Share of the requests that reach the server: they come at so much of the rate, or of so many of the users.
     """
 
     trace: Trace
@@ -80,6 +81,7 @@ class ServedLoad:
     assumed: bool = False
     think_s: float = 0.0
     shares_nothing: bool = False
+    share: float = 1.0
 
     @property
     def knows_contents(self) -> bool:
@@ -101,10 +103,11 @@ class ServedLoad:
             trace = taken(self.trace, rows)
         if self.max_concurrency is not None:
             arrived = replace(trace, arrival_ticks=np.zeros(n, dtype=np.int64))
-            clients = Pacing(max_concurrency=self.max_concurrency, think_time=self.think_s)
+            concurrency = max(1, round(self.share * self.max_concurrency))
+            clients = Pacing(max_concurrency=concurrency, think_time=self.think_s)
             return workload(arrived, users=users(clients, arrived, seed))
         if self.rate is None and rows is not None:
-            gaps_s = traced_gaps_s(self.trace)[rows]
+            gaps_s = traced_gaps_s(self.trace)[rows] / self.share
             arrivals = np.rint(np.cumsum(gaps_s) * 1e9).astype(np.int64) * (ticks.PER_SECOND // 10**9)
         else:
             arrivals = at_rate(self.mean_rate, unit_gaps(n, 1.0, stream(seed, "arrivals")))
@@ -114,9 +117,9 @@ class ServedLoad:
     def mean_rate(self) -> float:
         """Requests/s of arrivals that do not wait for answers; infinite if all arrive at once."""
         if self.rate is not None:
-            return self.rate
+            return self.share * self.rate
         mean_s = float(traced_gaps_s(self.trace).mean())
-        return 1 / mean_s if mean_s else inf
+        return self.share / mean_s if mean_s else inf
 
 
 @dataclass(frozen=True)
@@ -228,17 +231,48 @@ def _of_file(kind: str, path: Path, sources: Sources) -> ServedLoad:
 def _of_metrics(metrics: ServerMetrics, sources: Sources, served: Settings) -> ServedLoad:
     """Lengths of the finished requests, sent as the server's clients send them."""
     longest, rng = not_none(served.max_model_len), stream(0, "diagnosed lengths")
-    if metrics.prompts is None or metrics.outputs is None:
-        remedy = "has no histograms of request lengths; give --bench, --probe or --trace as well"
-        raise UserError(f"metrics: {remedy}")
-    prompts, outputs = (_drawn_lengths(each, rng, longest) for each in (metrics.prompts, metrics.outputs))
+    lengths = "lengths by the server's histograms"
+    if metrics.prompts is not None and metrics.outputs is not None:
+        prompts, outputs = (_drawn_lengths(each, rng, longest) for each in (metrics.prompts, metrics.outputs))
+    elif (scaled := _by_throughput(metrics, served, longest)) is not None:
+        prompts, outputs = scaled
+        means = f"{prompts.mean():,.0f} and {outputs.mean():,.0f}"
+        lengths = f"lengths of ShareGPT's shape with means of {means} tokens, which the measured tokens/s and the use of the KV cache imply"
+    else:
+        remedy = "have no histograms of request lengths, and neither tokens/s nor the use of the KV cache"
+        raise UserError(f"the server's readings {remedy}; give --bench, --probe or --trace as well")
     prompts = np.minimum(prompts, longest - 1)
     trace = Trace("metrics", prompts, np.minimum(outputs, longest - prompts))
     rate, clients, why = sources.request_rate, sources.max_concurrency, ""
     if rate is None and clients is None:
+        if metrics.finished is None and metrics.output_rate and metrics.elapsed_s:
+            metrics = replace(metrics, arrival_rate=metrics.output_rate / float(trace.output_tokens.mean()))
         rate, clients, why = _clients(metrics)
-    origin = f"lengths by the server's histograms, {_sent(rate, clients, metrics)}{why}"
+    origin = f"{lengths}, {_sent(rate, clients, metrics)}{why}"
     return ServedLoad(trace, rate, clients, sources.num_prompts, origin, think_s=sources.think_s)
+
+
+def _by_throughput(metrics: ServerMetrics, served: Settings, longest: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Prompts and outputs, int64, of ShareGPT's shape scaled by two factors; None where the readings lack what gives them.
+
+    A request holds its prompt and half of its output in the mean over its own time, and long outputs are in flight for longer: with
+    outputs o and prompts p the mean over those that run is a sum(op) / sum(o) + b sum(oo) / (2 sum(o)), where a and b are the factors.
+    That is the use of the KV cache over the requests that run. Prompt over output tokens/s is a sum(p) / (b sum(o)).
+    """
+    usage, running, pool = metrics.kv_usage, metrics.running, served.num_gpu_blocks_override
+    if usage is None or not running or not pool or not metrics.prompt_rate or not metrics.output_rate:
+        return None
+    pairs = synthetic_pairs(DATASETS[DEFAULT_DATASET], _POOL, 0, longest)
+    prompts, outputs = (each.astype(np.float64) for each in (pairs.prompt_tokens, pairs.output_tokens))
+    held = usage[0] * pool * not_none(served.block_size) / running
+    ratio = metrics.prompt_rate / metrics.output_rate
+    # a = ratio * b * sum(o) / sum(p).
+    of_prompts = ratio * float(prompts @ outputs) / prompts.sum()
+    b = held / (of_prompts + float(outputs @ outputs) / (2 * outputs.sum()))
+    a = ratio * b * outputs.sum() / prompts.sum()
+    return tuple(
+        np.clip(np.rint(each * factor), 1, longest).astype(np.int64) for each, factor in ((prompts, a), (outputs, b))
+    )
 
 
 def _sent(rate: float | None, clients: int | None, metrics: ServerMetrics) -> str:

@@ -13,7 +13,8 @@ from ...sim.types.ticks import PER_SECOND
 from ...traces import measured, read
 from ..measured.knobs import fitted_scale
 from ..measured.replay import BenchmarkOfRequests, benchmark_of, replay
-from ..measured.server_metrics import ServerMetrics, read_served_load
+from ..measured.scrapes import Readings
+from ..measured.server_metrics import ServerMetrics, served_load
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
@@ -37,7 +38,7 @@ class ClientLatencies:
     attained: float | None = None
 
 
-def seen_by_server(metrics: Path | None, probe: Path | None, has_requests: bool) -> ServerMetrics | None:
+def seen_by_server(readings: Readings | None, probe: Path | None, has_requests: bool) -> ServerMetrics | None:
     """The server's own metrics, of its busiest engine; from its probe if there are none.
 
     Args:
@@ -46,8 +47,8 @@ def seen_by_server(metrics: Path | None, probe: Path | None, has_requests: bool)
     Raises:
         UserError: A file cannot be read.
     """
-    if metrics is not None:
-        return read_served_load(metrics, one_engine=has_requests)
+    if readings is not None:
+        return served_load(readings, one_engine=has_requests)
     return None if probe is None else _of_probe(probe)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...reports.page.table import Column, Table
 from ...sim.metrics.registry import headings
+from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
 from ..measured.server_class import Client
 from ..measured.server_metrics import ServerMetrics
@@ -19,8 +20,9 @@ from ..runs.slo_check import Goal
 from ..vllm_serve.flags import releases, text_of_release
 from .causes import PREEMPTS, Case, pressure
 from .contradictions import queue, queue_reason
-from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Remedy
+from .diagnosis import CONFIDENCE, LEAST_GAIN, Diagnosis, Gain, Relief, Remedy
 from .measured import ClientLatencies
+from .relief import costs_of
 from .run import Observation
 from .server import POOL_ORIGINS
 
@@ -39,7 +41,13 @@ def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencie
     if results := _evidence(found).headline():
         report.print_line(f"As served: {results}.")
     report.print_line()
-    for line in (*_remedies(found, clients), *_why(found), _filling(found), _caching(found, goal)):
+    for line in (
+        *_remedies(found, clients),
+        *_what_to_do(found, goal),
+        *_why(found),
+        _filling(found),
+        _caching(found, goal),
+    ):
         report.print_line(line)
     report.print_line()
     report.console.print(_changes(found, goal))
@@ -65,6 +73,12 @@ def headline(found: Diagnosis, goal: Goal | None) -> str:
         if goal is not None:
             return f"Healthy: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}."
         return f"Healthy: no flag that was tried gains {LEAST_GAIN:.0%} {_in_draws(found)}."
+    if found.state == "no room":
+        met = "" if goal is None else f" {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}."
+        return (
+            f"No room:{met} no flag that was tried gains {LEAST_GAIN:.0%} {_in_draws(found)}, and {_in_use(found)} of the KV cache is"
+            " in use while requests arrive: a burst, or longer requests, will wait or be preempted."
+        )
     if found.state == "misses" and goal is not None:
         return (
             f"Misses its objectives: {1 - found.case.seen.cost:.1%} of the requests meet {goal.objectives}, and"
@@ -109,6 +123,41 @@ def _remedies(found: Diagnosis, clients: ClientLatencies | None) -> Iterator[str
     )
 
 
+def _in_use(found: Diagnosis) -> str:
+    metrics = found.case.metrics
+    measured = None if metrics is None else metrics.kv_usage
+    return f"{found.case.seen.arriving_usage:.0%}" if measured is None else f"by its metrics {measured[0]:.0%}"
+
+
+def _what_to_do(found: Diagnosis, goal: Goal | None) -> Iterator[str]:
+    """The best measure without a restart, and the change at the next one: effect, probability that it helps, costs."""
+    relief, advised = next(iter(found.reliefs), None), found.advised
+    if relief is not None and relief.gain.helps:
+        effect = f"{_gain_text(relief.gain, goal)}{_chance_text(relief.gain)}"
+        yield f"Now, without a restart: {relief.measure.text}: {effect}. Costs: {relief.measure.costs}."
+    elif found.reliefs:
+        yield "Now, without a restart: nothing that was tried surely helps."
+    if advised is not None:
+        effect = f"{_gain_text(advised.gain, goal)}{_chance_text(advised.gain)}"
+        yield f"At the next restart: {advised.flags}: {effect}. Costs: {_costs(found, advised)}."
+
+
+def _costs(found: Diagnosis, remedy: Remedy) -> str:
+    server = found.case.server
+    return costs_of(remedy.change, server, not_none(server.changed(remedy.change)))
+
+
+def _chance_text(gain: Gain) -> str:
+    return "" if gain.chance is None else f", helps with a probability of {_chance(gain)}"
+
+
+def _chance(gain: Gain) -> str:
+    """The probability that a change helps; the draws do not tell it from certainty beyond 99 %."""
+    if gain.chance is None:
+        return ""
+    return ">99%" if gain.chance > 0.99 else "<1%" if gain.chance < 0.01 else f"{gain.chance:.0%}"
+
+
 def _in_draws(found: Diagnosis) -> str:
     return "on this draw" if found.seeds == 1 else f"in the mean of {found.seeds} draws"
 
@@ -118,7 +167,8 @@ def _uncertain(found: Diagnosis, goal: Goal | None) -> str:
     change = found.uncertain
     if change is None:
         return ""
-    return f"Not certain with {found.seeds} draws: with {change.flags} {_gain_text(change.gain, goal)}; add draws (--seeds)."
+    helps = f"{change.flags} helps with a probability of {_chance(change.gain)}"
+    return f"Not certain with {found.seeds} draws: {helps}; by how much is not known; add draws (--seeds)."
 
 
 def _advice(advised: Remedy, goal: Goal | None) -> str:
@@ -129,7 +179,11 @@ def _advice(advised: Remedy, goal: Goal | None) -> str:
 def _gain_text(gain: Gain, goal: Goal | None) -> str:
     low, high = gain.interval or (gain.value, gain.value)
     if goal is not None:
+        if not gain.is_known:
+            return "the change of the requests that meet the objectives is not known"
         return f"{100 * gain.value:+.1f} points of the requests meet the objectives ({100 * low:+.1f} to {100 * high:+.1f})"
+    if not gain.is_known:
+        return "the change of the latency index is not known"
     return f"latency index {-gain.value:+.0%} ({-high:+.0%} to {-low:+.0%})"
 
 
@@ -184,15 +238,22 @@ def _caching(found: Diagnosis, goal: Goal | None) -> str:
 
 def _changes(found: Diagnosis, goal: Goal | None) -> Table:
     label = "meet the\nobjectives" if goal else "latency\nindex"
-    headings = ("change", label, "p90\nTTFT", "p99\nITL", "mean\nE2EL", "pre-\nempt")
+    headings = ("change (restart)", label, "helps", "p90\nTTFT", "p99\nITL", "mean\nE2EL", "pre-\nempt")
     share = f"{1 - found.case.seen.cost:.1%}" if goal else ""
-    rows = [("as served (ms; preemptions per 100 requests)", share, *_cells(found.case.seen))]
-    for each in found.remedies[:_MOST_ROWS]:
-        sign = 1 if goal else -1
-        low, high = sorted(round(100 * sign * end) for end in each.gain.interval or (each.gain.value, each.gain.value))
-        effect = f"{sign * each.gain.value:+.0%} ({low:+} to {high:+})"
-        rows.append((each.flags, effect, *_cells(each.seen)))
+    rows = [("as served (ms; /100 requests)", share, "", *_cells(found.case.seen))]
+    live = [(f"live: {each.measure.text}", each.gain, each.seen) for each in found.reliefs]
+    for text, gain, seen in [*live, *((each.flags, each.gain, each.seen) for each in found.remedies[:_MOST_ROWS])]:
+        rows.append((text, _effect(gain, goal), _chance(gain), *_cells(seen)))
     return _table(headings, rows)
+
+
+def _effect(gain: Gain, goal: Goal | None) -> str:
+    if not gain.is_known:
+        return "not known"
+    sign = 1 if goal else -1
+    low, high = sorted(round(100 * sign * end) for end in gain.interval or (gain.value, gain.value))
+    # Without a negative zero.
+    return f"{sign * gain.value + 0.0:+.0%} ({low:+} to {high:+})"
 
 
 def _cells(seen: Observation) -> tuple[str, ...]:
@@ -322,7 +383,7 @@ def _evidence(found: Diagnosis) -> Evidence:
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     # The longest single flag fits on a line.
-    table = Table(Column(headings[0], is_text=True, wraps=True, least_width=30), *headings[1:], gap=2)
+    table = Table(Column(headings[0], is_text=True, wraps=True, least_width=30), *headings[1:], gap=1)
     for row in rows:
         table.add_row(*row)
     return table
@@ -338,7 +399,8 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
         "advised": None if found.advised is None else dict(found.advised.change),
         "as_served": asdict(case.seen),
         "contradictions": [asdict(each) for each in found.contradictions],
-        "changes": [_remedy_data(each) for each in found.remedies],
+        "changes": [_remedy_data(each) | {"costs": _costs(found, each)} for each in found.remedies],
+        "without_restart": [_relief_data(each) for each in found.reliefs],
         "prefix_caching": None if found.caching is None else asdict(found.caching) | {"hit_rate": case.would_hit},
         "measured": {
             "server": None if case.metrics is None else asdict(case.metrics),
@@ -377,7 +439,21 @@ def _remedy_data(remedy: Remedy) -> dict[str, Any]:
         "symptoms": [each.symptom for each in remedy.suspects],
         "gain": remedy.gain.value,
         "interval": remedy.gain.interval,
+        "chance": remedy.gain.chance,
         "helps": remedy.gain.helps,
         "lossless": remedy.lossless,
         "seen": asdict(remedy.seen),
+    }
+
+
+def _relief_data(relief: Relief) -> dict[str, Any]:
+    return {
+        "text": relief.measure.text,
+        "share": relief.measure.share,
+        "costs": relief.measure.costs,
+        "gain": relief.gain.value,
+        "interval": relief.gain.interval,
+        "chance": relief.gain.chance,
+        "helps": relief.gain.helps,
+        "seen": asdict(relief.seen),
     }

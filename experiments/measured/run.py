@@ -34,8 +34,8 @@ from .replay import (
     scatter,
     total_error,
 )
+from .scrapes import VLLM
 from .server_class import client_of
-from .server_metrics import VLLM
 from .servers_like import Served
 from .start import Server, benchmark, replica, started_line, statements
 from .statements import contradictions

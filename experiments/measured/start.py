@@ -117,7 +117,7 @@ def statements(
     if server.startup_log is not None:
         yield from of_log(server.startup_log)
     if metrics is not None and by_server is not None:
-        yield from of_metrics(metrics, by_server)
+        yield from of_metrics(metrics.name, by_server)
     yield from of_benchmark(path, seen, by_server)
 
 

@@ -33,7 +33,8 @@ from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.line import pasted
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started
-from .server_metrics import VLLM, ServerMetrics
+from .scrapes import VLLM
+from .server_metrics import ServerMetrics
 
 LINE = "the line"
 _GPU, _WEIGHTS = "GiB of a GPU", "GiB of weights"
@@ -364,9 +365,12 @@ def _literal(text: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def of_metrics(path: str | PathLike[str], seen: ServerMetrics) -> Iterator[Statement]:
-    """What a server's metrics say of its configuration."""
-    source = Path(path).name
+def of_metrics(source: str, seen: ServerMetrics) -> Iterator[Statement]:
+    """What a server's metrics say of its configuration.
+
+    Args:
+        source: Name of the file or the address.
+    """
     yield Statement(source, "server", seen.server)
     if seen.model_name is not None:
         yield Statement(source, "model", seen.model_name, by_clients=True)
@@ -377,8 +381,8 @@ def of_metrics(path: str | PathLike[str], seen: ServerMetrics) -> Iterator[State
             yield Statement(source, name, value)
     if seen.block_size is not None:
         yield Statement(source, "block_size", seen.block_size)
-    if seen.num_engines > 1:
-        yield Statement(source, "data_parallel_size", seen.num_engines)
+    if seen.num_engines > seen.num_replicas:
+        yield Statement(source, "data_parallel_size", seen.num_engines // seen.num_replicas)
 
 
 def of_probe(path: str | PathLike[str]) -> Iterator[Statement]:

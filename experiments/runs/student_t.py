@@ -1,9 +1,9 @@
-"""Quantiles of Student's t distribution."""
+"""Quantiles and probabilities of Student's t distribution."""
 
 from __future__ import annotations
 
 from functools import cache
-from math import cos, pi, sin, sqrt, tan
+from math import atan, cos, pi, sin, sqrt, tan
 
 #: Halvings of an interval, after which float64 has no more digits.
 _HALVINGS = 60
@@ -17,6 +17,12 @@ def student_t(confidence: float, degrees: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
     return sqrt(degrees) * tan(low)
+
+
+def below(value: float, degrees: int) -> float:
+    """The probability that Student's t with this many degrees of freedom is below a value."""
+    within = _within(atan(abs(value) / sqrt(degrees)), degrees)
+    return (1 + within) / 2 if value >= 0 else (1 - within) / 2
 
 
 def _within(angle: float, degrees: int) -> float:

@@ -40,7 +40,7 @@ _MEMORY = re.compile(
     re.ASCII,
 )
 #: The line of the API server or of the engine; the third form is the picture above the API server's lines.
-_VERSION = re.compile(
+VERSION_LINE = re.compile(
     r"(?:vLLM API server version|LLM engine \(v|[█▀▄] +version) ?v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?([\w.+]*)"
 )
 #: The line of an error that ends a process, and that which only says that another process ended.
@@ -251,7 +251,7 @@ def read_log(text: str) -> StartupLog:
         num_tokens=_last(_whole(tokens) for tokens in _TOKENS.findall(text)),
         concurrency=_last(concurrency),
         memory_bytes=min(memory, default=None),
-        version=_last(_version(*found) for found in _VERSION.findall(text)),
+        version=_last(_version(*found) for found in VERSION_LINE.findall(text)),
         parts=read_parts(text),
         failure=_failure(text),
     )
@@ -265,11 +265,11 @@ def read_log(text: str) -> StartupLog:
 
 def _failure(text: str) -> str | None:
     """The error that ended the last start of a log: out of memory, else the first that is not of a process that waited for another."""
-    lines = (_MEMORY, _BLOCKS, _TOKENS, _CONCURRENCY, _VERSION)
+    lines = (_MEMORY, _BLOCKS, _TOKENS, _CONCURRENCY, VERSION_LINE)
     ended = text[max((match.end() for line in lines for match in line.finditer(text)), default=0) :]
     runs = _RUNS.search(ended)
     ended = ended if runs is None else ended[: runs.start()]
-    last = text[max((match.end() for match in _VERSION.finditer(text)), default=0) :]
+    last = text[max((match.end() for match in VERSION_LINE.finditer(text)), default=0) :]
     errors = [
         found[1].strip()
         for each in ended.splitlines()

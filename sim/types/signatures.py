@@ -184,7 +184,7 @@ SERVERS = (
             r"|Maximum concurrency for |Model loading took |^(\(.*\) )?(INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d ",
             "vLLM's lines, such as `GPU KV cache size`",
         ),
-        "give it as --startup-log, beside --serve", "startup_log",
+        "give it as --startup-log beside --serve, or to diagnose as --log", "startup_log",
     ),
     _read(
         "a log of SGLang", lines(r"server_args=ServerArgs\(|max_total_num_tokens=\d|KV Cache is allocated", "`server_args=ServerArgs(` or `max_total_num_tokens=`"),
@@ -219,7 +219,7 @@ SERVERS = (
         "metrics of something else than an LLM server", lines(r"^# TYPE [\w:]+ (counter|gauge|histogram|summary|untyped)", "`# TYPE`"),
         _SCRAPE,
     ),
-    _read("the answer to a Prometheus query", keys("data.resultType", "data.result"), _SCRAPE),
+    _read("the answer to a Prometheus query", keys("data.resultType", "data.result"), "give it to diagnose as --prometheus"),
     _read("a dashboard of Grafana", keys("panels", "schemaVersion"), _SCRAPE),
     _read(
         "an output of nvidia-smi", lines(r"\A[^\n]*\[(%|MiB|W|MHz)\]|^\| NVIDIA-SMI |\A# gpu +pwr", "units in the header, or its box"),

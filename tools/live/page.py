@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fragmeter.experiments.measured.replay import Replayed, scatter
-from fragmeter.experiments.measured.server_metrics import kv_usage_over_time
+from fragmeter.experiments.measured.scrapes import kv_usage_over_time
 from fragmeter.experiments.measured.step_fit import step_table
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.figures.measured import simulated_against_measured

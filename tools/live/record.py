@@ -18,7 +18,7 @@ from math import fsum
 from pathlib import Path
 from urllib.request import urlopen
 
-from fragmeter.experiments.measured.server_metrics import READ
+from fragmeter.experiments.measured.scrapes import READ
 from fragmeter.sim.output.files import as_json, write_whole
 from fragmeter.sim.types.errors import UserError
 

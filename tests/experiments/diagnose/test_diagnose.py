@@ -154,7 +154,9 @@ class TestCertainty:
         change = few["changes"][0]
         assert change["gain"] > 0.05 and change["interval"][0] < 0 < change["interval"][1]
         assert few["advised"] is None and few["state"] == "overloaded"
-        assert f"Not certain with 2 draws: with {change['flags']} latency index -" in text
+        assert f"Not certain with 2 draws: {change['flags']} helps with a probability of " in text
+        # No figure of an interval with improvement and harm.
+        assert 0.5 < change["chance"] < 0.975 and "not known" in text
         assert "add draws (--seeds)" in text and "no flag that was tried gains" not in text
         more, text = answers[4]
         assert more["advised"] == change["change"] and "Not certain" not in text
@@ -452,7 +454,7 @@ class TestEvidence:
         (["--serve", LINE, "--gpu", "h100-80gb", "--num-prompts", "10"], "num_prompts = '10': must be at least 50"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--bench", "load.csv", "--trace", "load.csv"], "trace = 'load.csv'"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--trace", "load.csv"], "trace = 'load.csv': has no arrivals"),
-        (["--serve", LINE, "--gpu", "h100-80gb", "--metrics", "few.txt"], "has no histograms of request lengths"),
+        (["--serve", LINE, "--gpu", "h100-80gb", "--metrics", "few.txt"], "have no histograms of request lengths"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--request-rate", "0"], "request_rate = 0"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--max-concurrency", "0"], "max_concurrency = 0"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--attainment", "0.5"], "attainment = 0.5"),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.measured.loop import Loop, Point, loop_of
-from fragmeter.experiments.measured.server_metrics import RUNNING, _in_flight, _read, _sum, read_served_load
+from fragmeter.experiments.measured.scrapes import RUNNING, in_flight, read_scrapes, total
+from fragmeter.experiments.measured.server_metrics import served_load
 from paths import ROOT
 
 SERVER = ROOT / "tests" / "data" / "real_server" / "1"
@@ -34,13 +35,13 @@ def written(path, rows: Iterable[Point]) -> None:
 def of_real_server(folder, name: str, every: int) -> Loop:
     """Every so many of its scrapes. The files have no count of finished requests: those with a first token that do not run any
     more have finished."""
-    scrapes, _ = _read(SERVER / f"{name}.metrics.txt")
+    scrapes = read_scrapes(SERVER / f"{name}.metrics.txt").scrapes
     rows = []
     for at_s, samples in scrapes[::every]:
-        finished = max(0.0, (_sum(samples, FIRST_TOKENS) or 0.0) - (_sum(samples, RUNNING) or 0.0))
-        rows.append(Point(at_s, finished, _in_flight(samples)))
+        finished = max(0.0, (total(samples, FIRST_TOKENS) or 0.0) - (total(samples, RUNNING) or 0.0))
+        rows.append(Point(at_s, finished, in_flight(samples)))
     written(folder / "metrics.txt", rows)
-    return read_served_load(folder / "metrics.txt").loop
+    return served_load(read_scrapes(folder / "metrics.txt")).loop
 
 
 class TestRealServer:
@@ -154,14 +155,14 @@ def test_of_several_engines_all_requests_in_flight_count(tmp_path):
     lines = []
     for place, first in enumerate((10, 28, 16, 22, 12, 26)):
         lines.append(f"{1_790_000_000 + 15 * place}")
-        for engine, in_flight in enumerate((first, 40 - first)):
+        for engine, requests in enumerate((first, 40 - first)):
             for name, value in (
-                ("num_requests_running", in_flight),
+                ("num_requests_running", requests),
                 ("num_requests_waiting", 0),
                 ("e2e_request_latency_seconds_count", 100 * place),
             ):
                 lines.append(f'vllm:{name}{{engine="{engine}"}} {value}')  # fmt: skip
     (tmp_path / "metrics.txt").write_text("\n".join(lines) + "\n")
-    found = read_served_load(tmp_path / "metrics.txt")
+    found = served_load(read_scrapes(tmp_path / "metrics.txt"))
     assert found.loop.kind == "closed" and found.engine == "1"
     assert found.loop.in_flight == pytest.approx(np.mean([30, 12, 24, 18, 28]))

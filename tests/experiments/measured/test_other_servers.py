@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.experiments.measured.server_metrics import read_metrics, read_served_load
-from fragmeter.sim.types.errors import UserError
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.measured.server_metrics import read_metrics
 
 RECORDED = Path(__file__).parents[2] / "data" / "real_server" / "1" / "ample" / "random-medium.metrics.txt"
 #: SGLang's names (0.5.23, metrics_collector.py) of vLLM's.
@@ -56,7 +56,9 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_sglangs_metrics_are_read_as_vllms_of_the_same_values(tmp_path):
     ours = read_metrics(RECORDED)
     theirs = read_metrics(written(tmp_path, as_sglang(RECORDED.read_text())))
-    assert theirs == replace(ours, server="SGLang", num_gpu_blocks=19_200, block_size=1, config={})
+    # Its prompt tokens are those that its cache looks up.
+    rates = {"prompt_rate": theirs.prompt_rate}
+    assert theirs == replace(ours, server="SGLang", num_gpu_blocks=19_200, block_size=1, config={}, **rates)
     assert ours.hit_rate and ours.ttft_s and ours.running
 
 
@@ -88,8 +90,10 @@ def test_metrics_of_two_servers_are_those_of_the_first(tmp_path):
 
 
 @pytest.mark.parametrize("text", [LLAMA_CPP, as_sglang(RECORDED.read_text())])
-def test_a_vllm_server_is_not_diagnosed_by_them(text, tmp_path):
-    with pytest.raises(
-        UserError, match=r"is metrics of (SGLang|llama.cpp), not of the vLLM server .*validate --policy"
-    ):
-        read_served_load(written(tmp_path, text))
+def test_a_vllm_server_is_not_diagnosed_by_them(text, tmp_path, capsys):
+    line = ["diagnose", "--metrics", str(written(tmp_path, text))]
+    assert status([*line, "--serve", "vllm serve llama-3.1-8b"]) == MISTAKE
+    assert re.search(r"are of (SGLang|llama.cpp), not of the vLLM server .*validate --policy", capsys.readouterr().err)
+    # What they measure is shown all the same.
+    assert status(line) == DONE
+    assert "Not simulated: the server is" in capsys.readouterr().out

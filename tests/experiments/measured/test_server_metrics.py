@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.measured.server_metrics import (
-    ServerMetrics,
-    _samples,
-    _scrapes,
-    kv_usage_over_time,
-    read_metrics,
-    read_served_load,
-)
+from fragmeter.experiments.measured.scrapes import _samples, kv_usage_over_time, read_scrapes, scrapes_of
+from fragmeter.experiments.measured.server_metrics import ServerMetrics, read_metrics, served_load
 from fragmeter.sim.types.errors import UserError
 from served_bench import Server, requests
 
@@ -101,7 +95,7 @@ class TestArrivals:
 
     def load(self, tmp_path, text: str) -> ServerMetrics:
         (tmp_path / "metrics.txt").write_text(text)
-        return read_served_load(tmp_path / "metrics.txt")
+        return served_load(read_scrapes(tmp_path / "metrics.txt"))
 
     def test_neither_the_drain_nor_the_time_before_counts(self, tmp_path):
         text = benchmark(*self.POINTS)
@@ -157,7 +151,7 @@ class TestEngines:
 
     def test_all_is_of_the_busiest(self, tmp_path):
         (tmp_path / "metrics.txt").write_text(self.text())
-        load = read_served_load(tmp_path / "metrics.txt")
+        load = served_load(read_scrapes(tmp_path / "metrics.txt"))
         assert (load.engine, load.num_engines, load.num_scrapes) == ("1", 2, 3)
         assert (load.running, load.kv_usage, load.preemptions) == (4.0, (0.4, 0.6), 2.0)
         assert (load.num_gpu_blocks, load.finished, load.arrival_rate) == (901, 10, 0.6)
@@ -167,13 +161,13 @@ class TestEngines:
         other = [line.replace('engine="0"', 'engine="10"').replace("} 2 2.5", "} 9 2.5") for line in families]
         text = families[0] + "".join(families[1:4] + other[1:4] + families[4:-1] + other[5:-1]) + families[-1]
         (tmp_path / "metrics.txt").write_text(text)
-        load = read_served_load(tmp_path / "metrics.txt")
+        load = served_load(read_scrapes(tmp_path / "metrics.txt"))
         assert (load.engine, load.num_engines, load.running, load.preemptions) == ("10", 2, 6.5, 3)
 
     def test_beside_the_requests_of_all_they_are_refused(self, tmp_path):
         (tmp_path / "metrics.txt").write_text(self.text())
         with pytest.raises(UserError, match="has metrics of 2 engines; the requests of a file went to all of them"):
-            read_served_load(tmp_path / "metrics.txt", one_engine=True)
+            served_load(read_scrapes(tmp_path / "metrics.txt"), one_engine=True)
 
 
 FAMILIES = """# TYPE vllm:num_requests_running gauge
@@ -272,7 +266,7 @@ def test_samples_are_those_of_prometheus_own_parser():
             for sample in family.samples
             if sample.name.startswith("vllm:")
         }
-        ((_, ours),) = _scrapes(_samples("dump", text))
+        ((_, ours),) = scrapes_of(_samples("dump", text))
         unescaped = {
             (name, frozenset((key, value.replace('\\"', '"').replace("\\\\", "\\")) for key, value in labels)): value
             for (name, labels), value in ours.items()

@@ -15,7 +15,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
-from fragmeter.experiments.measured.server_metrics import read_metrics, read_served_load
+from fragmeter.experiments.measured.scrapes import read_scrapes
+from fragmeter.experiments.measured.server_metrics import read_metrics, served_load
 from fragmeter.experiments.runs.pool_use import use_while_arriving
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.cluster import cluster, simulate_cluster
@@ -241,7 +242,7 @@ def test_what_is_read_back_are_the_means_while_requests_arrive(
     every_s = max(0.001, float(run.workload.arrival_ticks.max()) / 1e12 / 250)
     path = tmp_path_factory.mktemp("metrics") / "metrics.txt"
     path.write_text("".join(openmetrics([run], "opt-13b", every_s)))
-    found, simulated = read_served_load(path), use_while_arriving(run)
+    found, simulated = served_load(read_scrapes(path)), use_while_arriving(run)
     assert found.running == pytest.approx(simulated.mean_running, rel=0.08, abs=0.3)
     assert found.waiting == pytest.approx(simulated.mean_waiting, rel=0.08, abs=0.3)
     assert found.kv_usage[0] == pytest.approx(simulated.mean_usage, rel=0.08, abs=0.01)
