@@ -3,13 +3,15 @@
     python benchmarks/diagnose_causes.py                    ten servers of each kind, seeds 0 to 9
     python benchmarks/diagnose_causes.py --first 1000       other loads
     python benchmarks/diagnose_causes.py --kind healthy     one kind
+    python benchmarks/diagnose_causes.py --metrics-alone    what an operator has: the line and /metrics, every 5 s
 
 Each server is random: a model on a GPU, lengths, a rate, and prompts that share prefixes. A healthy one has no preemptions and
 keeps up. A cause is planted by one flag that makes the latency index of a healthy server at least a tenth worse; loads in which
 it does not are drawn again. The server is a simulation with steps that take up to 15 % more or less time, which the diagnosis
 does not know. It leaves what a real server does: its /metrics, scraped every 15 s from 0 to the end, and a trace of its requests, or for
 every other server a benchmark without contents and with the time of every token. Its load lasts for five scrapes or more.
-``fragmeter diagnose`` reads these files and the command line, and the cause that it names first is counted.
+``fragmeter diagnose`` reads these files and the command line, and the cause that it names first is counted. Of the change that it
+advises the effect on the server's own requests is simulated, too, with the server's step times: it is to be within the interval.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, expm1
 from pathlib import Path
 
 import numpy as np
 
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.diagnose.run import Observation, observation, step_cost
-from fragmeter.experiments.diagnose.server import Server, server_of
+from fragmeter.experiments.diagnose.server import Change, Server, server_of
 from fragmeter.experiments.runs.pool_use import pool_use
 from fragmeter.experiments.runs.slo_check import saturated_rate
 from fragmeter.experiments.vllm_serve.line import parse_serve
@@ -37,6 +39,7 @@ from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.users import Users
@@ -260,10 +263,11 @@ def bench(run: Run, load: Load) -> dict[str, object]:
     }
 
 
-def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
+def diagnosed(found: Planted, seed: int, folder: Path, metrics_alone: bool) -> dict[str, object]:
     """What ``fragmeter diagnose`` says of a server, from the files that it leaves."""
     run = run_of(replace(server_of(parse_serve(found.line), found.gpu, None, None), step_scale=found.scale), found.load)
-    (folder / "metrics.txt").write_text("".join(openmetrics([run], run.settings.model, SCRAPES_S)))
+    every_s = 5.0 if metrics_alone else SCRAPES_S
+    (folder / "metrics.txt").write_text("".join(openmetrics([run], run.settings.model, every_s)))
     arguments = [
         "--serve",
         found.line,
@@ -274,10 +278,10 @@ def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
         "--json",
         folder / "d.json",
     ]
-    if seed % 2 and "no-enable-prefix" not in found.line:
+    if seed % 2 and "no-enable-prefix" not in found.line and not metrics_alone:
         (folder / "bench.json").write_text(json.dumps(bench(run, found.load)))
         arguments += ["--bench", folder / "bench.json"]
-    else:
+    elif not metrics_alone:
         write(replace(found.load.trace, arrival_ticks=run.workload.arrival_ticks), folder / "trace.parquet")
         arguments += ["--trace", folder / "trace.parquet"]
         arguments += ["--max-concurrency", found.load.users] if found.load.users else []
@@ -287,22 +291,36 @@ def diagnosed(found: Planted, seed: int, folder: Path) -> dict[str, object]:
     return json.loads((folder / "d.json").read_text())
 
 
+def effect(found: Planted, change: Change) -> float:
+    """The decrease of the server's latency index by a change of its flags, on its own requests."""
+    server = replace(server_of(parse_serve(found.line), found.gpu, None, None), step_scale=found.scale)
+    costs = [observation(run_of(each, found.load), None).cost for each in (server, not_none(server.changed(change)))]
+    return -expm1(costs[1] - costs[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--servers", type=int, default=10, help="servers of each kind")
     parser.add_argument("--kind", choices=ANSWERS, help="one kind only")
+    parser.add_argument("--metrics-alone", action="store_true", help="no trace and no benchmark of the requests")
     flags = parser.parse_args()
     counts: dict[str, Counter[str]] = {}
+    within: list[bool] = []
     for kind in [flags.kind] if flags.kind else ANSWERS:
         for seed in range(flags.first, flags.first + flags.servers):
             found, hurts = planted(kind, seed)
             with tempfile.TemporaryDirectory() as name:
-                said = diagnosed(found, seed, Path(name))
+                said = diagnosed(found, seed, Path(name), flags.metrics_alone)
             first = said["causes"][0] if said["causes"] else said["state"]
             counts.setdefault(kind, Counter())[first] += 1
+            promised = ""
+            if said["advised"]:
+                (low, high), real = said["changes"][0]["interval"], effect(found, said["advised"])
+                within.append(low <= real <= high)
+                promised = f" promised {-high:+.0%} to {-low:+.0%}, is {-real:+.0%};"
             print(
-                f"{kind}, seed {seed}: {first}; {said['advised']}; planted +{hurts:.0%}: {found.line} on {found.gpu}",
+                f"{kind}, seed {seed}: {first}; {said['advised']};{promised} planted +{hurts:.0%}: {found.line} on {found.gpu}",
                 flush=True,
             )
     named = list(dict.fromkeys([*ANSWERS.values(), *(name for each in counts.values() for name in each)]))
@@ -312,6 +330,7 @@ def main() -> None:
     right = sum(each[ANSWERS[kind]] for kind, each in counts.items() if kind != "healthy")
     of = sum(sum(each.values()) for kind, each in counts.items() if kind != "healthy")
     print(f"\nCause first: {right} of {of}." if of else "")
+    print(f"Effect of the advised change within its interval: {sum(within)} of {len(within)}.")
 
 
 if __name__ == "__main__":

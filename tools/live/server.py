@@ -27,7 +27,7 @@ from fragmeter.sim.types.errors import UserError
 MODEL = "small-llama"
 VOCABULARY = 4096
 #: Seconds in which a server must answer, and in which it must end.
-START_S, STOP_S = 240, 30
+START_S, STOP_S = 600, 30
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
