@@ -41,8 +41,12 @@ class Point:
     inputs: Inputs
 
 
-def axes(texts: Sequence[str]) -> dict[str, list[str]]:
+def axes(texts: Sequence[str], flag: str = "grid", also: Sequence[str] = ()) -> dict[str, list[str]]:
     """Values of each axis, by name.
+
+    Args:
+        flag: The flag that gives them, for errors.
+        also: Names that are allowed beside those of settings.
 
     Raises:
         SettingError: An axis is invalid, names no setting, or is given twice.
@@ -50,11 +54,12 @@ def axes(texts: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        name = known_name(name, "grid", text) if equals else ""
+        if equals and name not in also:
+            name = known_name(name, flag, text)
         if not name or not values:
-            raise SettingError("grid", text, _EXAMPLE)
+            raise SettingError(flag, text, _EXAMPLE)
         if name in found:
-            raise SettingError("grid", text, f"gives {name} a second time; put all its values into one")
+            raise SettingError(flag, text, f"gives {name} a second time; put all its values into one")
         found[name] = axis_values(values, text)
     return found
 

@@ -52,6 +52,9 @@ BASES: dict[tuple[str, ...], list[Base]] = {
         Base(("run",), {"--out": "out.html"}, ("run",)), Base(("sweep",), {"--out": "out.html"}, ("sweep",)),
         Base(("against",), {"--out": "out.html"}, ("against",)), Base(("missing",), {"--out": "out.html"}),
     ],
+    ("explore",): [
+        Base((), {"--num-prompts": "4", "--grid": "policy=orca", "--jobs": "1", "--out": "out.html"}, (), ("--vary", "block_size=16,32"))
+    ],
     ("plan",): [Base((), {"--serve": SERVE, "--gpu": "h200"}), Base((), GOODPUT, ("prices.json",))],
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],
     ("diagnose",): [Base((), {"--serve": SERVE, "--gpu": "h200", "--trace": "trace.csv", "--num-prompts": "50", "--seeds": "1"}, ("trace.csv",))],
