@@ -60,7 +60,7 @@ def explore(
     base = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
     found = make_grid(base, *(axes(texts or [], flag, [POOL]) for flag, texts in (("grid", grid), ("vary", vary))))
     states, runs = finished_runs(found, workers)
-    explorer = Explorer(found.axes, found.policies, states, runs)
+    explorer = Explorer(found.axes, found.policies, states, runs, base.max_model_len)
     write_explorer(out, _lead(found), explorer, _about(found, len(runs)))
     failed = sum(bool(run.error) for run in runs)
     left_out = f", {failed:,} of which could not be made" if failed else ""

@@ -112,12 +112,14 @@ class Explorer:
         names: Policies, side by side.
         states: For each state, the index of the run of each policy; ``experiments.explore.axes`` has their order.
         runs: All runs.
+        max_model_len: Tokens of the longest request that the model accepts.
     """
 
     axes: Sequence[Axis]
     names: Sequence[str]
     states: Sequence[Sequence[int]]
     runs: Sequence[FinishedRun]
+    max_model_len: int
     kind: ClassVar[str] = "explore"
     figures: ClassVar[Sequence[go.Figure]] = ()
 
@@ -134,7 +136,7 @@ class Explorer:
     @property
     def questions(self) -> list[Any]:
         """What to try first."""
-        return questions(self.sliders, self.names)
+        return questions(self.sliders, self.names, self.max_model_len)
 
     @property
     def definitions(self) -> list[tuple[str, str, str]]:
@@ -180,7 +182,6 @@ class Explorer:
         colours = {"light": palette() + plain_palette(), "dark": palette(is_dark=True) + plain_palette(is_dark=True)}
         facts = {
             "colours": colours,
-            "free_colour": len(palette()) + KINDS.index("free"),
             "plain": len(palette()),
             "kinds": list(KINDS),
             "labels": KIND_LABELS,

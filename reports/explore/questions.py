@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from .explorer import Axis
 
 
-def questions(axes: Sequence[Axis], policies: Sequence[str]) -> list[dict[str, Any]]:
+def questions(axes: Sequence[Axis], policies: Sequence[str], max_model_len: int) -> list[dict[str, Any]]:
     """Those that the axes and policies of a page can answer.
 
     Each has the ``question``, what to ``look`` at, and the places of sliders ``before`` and ``after`` the click, by name;
     sliders that it does not name go to their start.
     """
-    return [*_asked({axis.name: axis for axis in axes}, policies)]
+    return [*_asked({axis.name: axis for axis in axes}, policies, max_model_len)]
 
 
-def _asked(axes: dict[str, Axis], policies: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _asked(axes: dict[str, Axis], policies: Sequence[str], max_model_len: int) -> Iterator[dict[str, Any]]:
     if "max_tokens" in axes and "orca" in policies:
         last = len(axes["max_tokens"].values) - 1
         yield _question(
@@ -28,13 +28,14 @@ def _asked(axes: dict[str, Axis], policies: Sequence[str]) -> Iterator[dict[str,
             {"max_tokens": 0},
             {"max_tokens": 1},
         )
-        yield _question(
-            "Why does Orca (Max) waste?",
-            "Here Orca reserves as much as the model can take, which is what Orca (Max) does. The orange slots are for words"
-            " that are never written, and requests wait outside of a pool that is mostly empty.",
-            {"max_tokens": 0},
-            {"max_tokens": last},
-        )
+        if axes["max_tokens"].values[last] == str(max_model_len):
+            yield _question(
+                "Why does Orca (Max) waste?",
+                "Here Orca reserves as much as the model can take, as Orca (Max) does. The orange slots are for words that are never"
+                " written, and requests wait outside of a pool that hardly holds tokens.",
+                {"max_tokens": 0},
+                {"max_tokens": last},
+            )
     if "block_size" in axes:
         yield _question(
             "What does a larger block do?",

@@ -53,7 +53,8 @@ BASES: dict[tuple[str, ...], list[Base]] = {
         Base(("against",), {"--out": "out.html"}, ("against",)), Base(("missing",), {"--out": "out.html"}),
     ],
     ("explore",): [
-        Base((), {"--num-prompts": "4", "--grid": "policy=orca", "--jobs": "1", "--out": "out.html"}, (), ("--vary", "block_size=16,32"))
+        Base((), LOAD | {"--grid": "policy=orca", "--vary": "block_size=16,32", "--max-tokens": "2048", "--jobs": "1", "--out": "out.html"}),
+        Base((), {"--trace": "trace.csv", "--grid": "policy=vllm-v1", "--vary": "block_size=16", "--jobs": "1", "--out": "out.html"}, ("trace.csv",)),
     ],
     ("plan",): [Base((), {"--serve": SERVE, "--gpu": "h200"}), Base((), GOODPUT, ("prices.json",))],
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],

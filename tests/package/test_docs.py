@@ -45,7 +45,9 @@ def needs(text: str) -> list[pytest.MarkDecorator]:
     computes = measures or "devices.open" in text
     # In `make test` tests/gpu/test_runbook.py runs both with these flags, and tests/gpu/test_validate.py a validation with a calibration
     # of its own.
-    return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes) + [pytest.mark.slow] * bool(measures)
+    # The grid of the default page takes a minute; tests/reports/test_explore.py looks at a smaller one.
+    is_long = measures or text == "fragmeter explore --out waste.html"
+    return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes) + [pytest.mark.slow] * bool(is_long)
 
 
 def outputs(page: Path) -> dict[str, list[str]]:
