@@ -21,7 +21,7 @@ def uncertainty(candidate: Candidate) -> Uncertainty:
     """What is not known of a candidate that starts."""
     chosen = not_none(candidate.settings)
     if chosen.step_scale is not None:
-        return Uncertainty(_quantiles(*after_a_benchmark()), _memories(candidate), spread_text())
+        return Uncertainty(quantiles(*after_a_benchmark()), _memories(candidate), spread_text())
     found = evidence(chosen)
     if found.like is None:
         # A calibration, a server's constants, the paper: step times of the user's choice.
