@@ -151,7 +151,7 @@ def require_papers(**files: str | PathLike[str] | None) -> None:
         held = trace.pairs.capped(MAX_MODEL_LEN, strict=False)
         columns = (lengths.astype("<i8").tobytes() for lengths in (held.prompt_tokens, held.output_tokens))
         if trace.arrival_ticks is not None or sha256(b"".join(columns)).hexdigest() != known:
-            remedy = f"not the paper's pairs of {name}; sweep and compare --waste take a trace of your own"
+            remedy = f"not the paper's pairs of {name}; simulate and sweep take a trace of your own"
             raise SettingError(field, str(path), remedy)
 
 

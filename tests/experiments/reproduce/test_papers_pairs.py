@@ -21,7 +21,7 @@ def test_other_pairs_are_refused_before_anything_is_run(flag, name, text, tmp_pa
     Path("mine.csv").write_text(text)
     assert status(["reproduce", "fig13b", flag, "mine.csv", "--out", "out"]) == MISTAKE
     field = flag.removeprefix("--").replace("-", "_")
-    remedy = f"not the paper's pairs of {name}; sweep and compare --waste take a trace of your own"
+    remedy = f"not the paper's pairs of {name}; simulate and sweep take a trace of your own"
     assert capsys.readouterr() == ("", f"fragmeter: {field} = 'mine.csv': {remedy}\n")
     assert not Path("out").exists()
 
