@@ -10,11 +10,12 @@ from typing import Any
 from ...sim.types.optional import not_none
 from .candidates import Candidate
 from .confidence import mean_rate
-from .fleet import MOST_REPLICAS, Fleet
+from .fleet import Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
 from .sensitivity import PRICE, Influence
+from .trials import MOST_REPLICAS
 
 
 @dataclass(frozen=True)

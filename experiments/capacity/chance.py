@@ -24,7 +24,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .confidence import Kind
-from .trials import Case, Memory, Results, Trial
+from .trials import MOST_REPLICAS, Case, Memory, Results, Trial
 
 #: Quantiles of the step times and their weights: the ends of the interval stand for a tenth each.
 QUANTILES, SCALE_WEIGHTS = (0.05, 0.25, 0.5, 0.75, 0.95), (1, 3, 2, 3, 1)
@@ -140,8 +140,9 @@ class ChanceSearch:
     ) -> None:
         self._about, self._seeds, self._confidence = about, seeds, confidence
         self._engines, self._least = engines, -(-least // engines)
-        self._first = max(first // engines, self._least)
-        self._most = _MOST_TIMES * self._first
+        most = max(self._least, MOST_REPLICAS // engines)
+        self._first = min(max(first // engines, self._least), most)
+        self._most = min(_MOST_TIMES * self._first, most)
         self._found: dict[int, Chance] = {}
         #: Number of scales with which requests served alone meet the goal, where it was asked for.
         self._alone: int | None = None

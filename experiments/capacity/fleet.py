@@ -42,10 +42,10 @@ from .confidence import NUM_SEEDS, Decision, Kind, Limit, decide, lower_limit, m
 from .load import TURNOVERS, Load
 from .max_rate import ALONE, MOST, highest
 from .max_rate import rate as rate_of_power
-from .trials import Case, Results, Trial
+from .trials import MOST_REPLICAS, Case, Results, Trial
 
-#: Most replicas of a fleet (``Cluster.num_replicas``), and relative to the first fleet that is tried.
-MOST_REPLICAS, _TIMES_FIRST = 1024, 8
+#: Most replicas of a fleet, relative to the first that is tried.
+_TIMES_FIRST = 8
 #: Seeds to begin with.
 DEFAULT_FLEET_SEEDS = 4
 #: Share of the size by which ``fewest`` may be smaller at the end of the search.

@@ -18,8 +18,8 @@ from ...sim.types.optional import not_none
 from ...sim.workload.workload import Workload
 from .answer import Answer
 from .candidates import Candidate
-from .fleet import MOST_REPLICAS
 from .prices import Prices
+from .trials import MOST_REPLICAS
 
 #: Tolerance for the rounding of floats.
 _ROUNDING = 1e-9

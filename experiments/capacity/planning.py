@@ -52,7 +52,6 @@ from .confidence import NUM_SEEDS, Decision, Kind
 from .day import Day, DayPlan, replicas_for, sizes_below
 from .detail import BEYOND
 from .fleet import (
-    MOST_REPLICAS,
     Fleet,
     FleetSearch,
     RateSearch,
@@ -66,7 +65,7 @@ from .prices import Prices
 from .sensitivity import changes, influences
 from .split import AUTO, divided, fewest_replicas
 from .stages import carry_out, rate_of
-from .trials import Results, Trial
+from .trials import MOST_REPLICAS, Results, Trial
 from .uncertainty import uncertainty
 from .unlisted import Contest
 

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from .confidence import Kind
 
+#: Most replicas of a fleet (``Cluster.num_replicas``).
+MOST_REPLICAS = 1024
+
 
 class Memory(NamedTuple):
     """A KV cache: its blocks, and the longest sequence of the server."""

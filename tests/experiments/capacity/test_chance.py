@@ -188,3 +188,14 @@ def test_one_run_of_each_draw_closes_no_size_that_has_the_chance(of_one, seed, s
         assert not ended.value.value
     if not any(service.meets(size, each, SCALES[0], MEMORIES[2]) for each in range(8)):
         assert ended.value.value
+
+
+def test_no_fleet_is_tried_that_no_cluster_has():
+    steps = ChanceSearch(ABOUT, range(1), 0.9, 700, 1).steps()
+    trials, sizes = next(steps), set()
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            sizes |= {each.replicas for each in trials}
+            # Requests alone meet the goal, which leaves larger fleets to be tried.
+            trials = steps.send({each: each.replicas == 0 for each in trials})
+    assert ended.value.value[0] is None and 700 < max(sizes) == 1024
