@@ -1,10 +1,13 @@
-"""The benchmarks of plans: the probability on measured servers."""
+"""The benchmarks of plans: its probability on measured servers, and its answers beside whole searches that are kept."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from types import ModuleType
+
+import pytest
 
 from fragmeter.experiments.measured.intervals import RunError, run_errors
 from fragmeter.experiments.measured.servers_like import stored_rows
@@ -35,3 +38,16 @@ def test_a_server_that_is_slower_than_the_others_makes_its_answers_wrong():
     assert not [each for each in calibration.cases(errors) if each.chance >= 0.9 and not each.enough]
     errors.append(RunError("outlier", "outlier", 0.5, levels))
     assert [each for each in calibration.cases(errors) if each.chance >= 0.9 and not each.enough]
+
+
+def kept() -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = json.loads((ROOT / "benchmarks/plan_questions.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", sorted(kept(), key=int)[:4])
+def test_a_plan_costs_no_more_than_a_whole_search(place):
+    questions = benchmark("plan_questions")
+    answer = questions.planned(questions.questions()[int(place)])
+    assert questions.regret(answer, kept()[place]) < 0.05

@@ -1,0 +1,209 @@
+"""Whether ``plan`` finds what a whole search finds: twenty drawn questions, of which plan_questions.json keeps the whole searches made so far.
+
+    python benchmarks/plan_questions.py              regret of every question, CPU seconds, and whether the first answer was right
+    python benchmarks/plan_questions.py --whole      the missing whole searches first, half a minute or more of CPU time each
+
+A question is a model, five cards, lengths, a rate and objectives, drawn with a seed. ``plan`` searches the five cards with 1 to 8 ranks
+and every known checkpoint. The whole search answers each combination of the three cards with the lowest bound (``least``) by itself.
+Regret is the bill of ``plan`` over the lowest of the whole search, less one; a lower one, with another card, counts as 0.
+
+Questions are small: one draw of 1,000 requests, at most 128 sequences at a time. The probability is over step times and KV caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from fragmeter.experiments.capacity.answer import ranked
+from fragmeter.experiments.capacity.candidates import CHECKPOINT, Candidate, Choices, candidates
+from fragmeter.experiments.capacity.load import Load
+from fragmeter.experiments.capacity.planning import Planner, service_of
+from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.capacity.search import Aims, PlanRequest, search
+from fragmeter.experiments.capacity.unlisted import RANKS
+from fragmeter.experiments.runs.grid import NONE
+from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.output import Report
+from fragmeter.experiments.runs.parallel import Workers
+from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.vllm_serve.line import ServeLine
+from fragmeter.experiments.vllm_serve.start import shape_of
+from fragmeter.sim.metrics.objectives import objectives
+from fragmeter.sim.spec import published_formats
+from fragmeter.traces import Pacing
+
+KEPT = Path(__file__).with_suffix(".json")
+SEED, COUNT = 57, 20
+MODELS = (
+    "llama-3.1-8b", "qwen3-14b", "mistral-small-24b", "qwen3-32b", "qwen3-30b-a3b", "llama-3.1-70b",
+    "meta-llama/Llama-3.1-70B-Instruct", "ibm-granite/granite-3.3-8b-instruct",
+)  # fmt: skip
+NUM_CARDS, NUM_WHOLE, MOST_CANDIDATES = 5, 3, 30
+NUM_PROMPTS, MAX_NUM_SEQS, CONFIDENCE = 1000, "128", 0.9
+_ROUNDING = 1e-9
+_FIRST = re.compile(r"best so far, by one seed: ([^,\n]+)(?:, checkpoint=([^,\n]+))?(?:, tensor_parallel_size=(\d+))?")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; lengths in tokens, objectives in ms."""
+
+    model: str
+    cards: tuple[str, ...]
+    prompts: int
+    outputs: int
+    rate: float
+    ttft: int
+    tpot: int
+
+    @property
+    def goodput(self) -> list[str]:
+        """Objectives as flags."""
+        return [f"ttft:{self.ttft}", f"tpot:{self.tpot}"]
+
+    @property
+    def line(self) -> ServeLine:
+        """The base line."""
+        return ServeLine(self.model, {"max-model-len": "auto"}, version=None)
+
+    @property
+    def inputs(self) -> Inputs:
+        """The load."""
+        requests = Requests(input_len=self.prompts, output_len=self.outputs, num_prompts=NUM_PROMPTS)
+        return Inputs(requests=requests, pacing=Pacing(request_rate=self.rate))
+
+
+def questions() -> list[Question]:
+    """The drawn questions."""
+    rng, cards = np.random.default_rng(SEED), sorted(prices(None).per_gpu_hour)
+    found = []
+    for _ in range(COUNT):
+        chosen = tuple(str(each) for each in rng.choice(cards, NUM_CARDS, replace=False))
+        prompts, outputs = (
+            round(float(np.exp(rng.uniform(np.log(low), np.log(high))))) for low, high in ((200, 4000), (50, 500))
+        )
+        rate = round(float(np.exp(rng.uniform(0, np.log(12)))), 1)
+        found.append(
+            Question(
+                str(rng.choice(MODELS)),
+                chosen,
+                prompts,
+                outputs,
+                rate,
+                int(rng.choice([500, 1000, 2000])),
+                int(rng.choice([25, 33, 50, 80])),
+            )  # fmt: skip
+        )
+    return found
+
+
+def of_cards(cards: Sequence[str]) -> Prices:
+    """The prices of the package, of some cards alone."""
+    known = prices(None)
+    return Prices(known.origin, known.currency, {each: known.per_gpu_hour[each] for each in cards}, {})
+
+
+def planned(question: Question) -> dict[str, Any]:
+    """The answer of ``plan``: its bill an hour, card, ranks and checkpoint; the same of the first answer; and CPU seconds."""
+    said, start_s = io.StringIO(), time.process_time()
+    with TemporaryDirectory() as folder:
+        file, data = Path(folder, "prices.json"), Path(folder, "plan.json")
+        file.write_text(json.dumps({"per_gpu_hour": of_cards(question.cards).per_gpu_hour}))
+        aims = Aims(goodput=question.goodput, seeds=1, confidence=CONFIDENCE, prices=file)
+        choices = Choices(max_num_seqs=[MAX_NUM_SEQS])
+        request = PlanRequest(question.line, (), choices, question.model, None, question.inputs, searches_ranks=True)
+        with redirect_stderr(said), redirect_stdout(io.StringIO()):
+            search(aims, request, Workers(jobs=1), None, Report(str(data)))
+        document = json.loads(data.read_text())
+    found = _FIRST.search(said.getvalue())
+    first = None if found is None else [found[1], found[3] or "1", found[2] or NONE]
+    best = document["recommended"]
+    named = None if best is None else [best["gpu"], best["tensor_parallel_size"], best.get(CHECKPOINT, NONE)]
+    bill = document["candidates"][0].get("bill") if named else None
+    return {
+        "recommended": named, "per_hour": bill and bill["per_hour"], "first": first, "text": document["recommendation"],
+        "cpu_s": round(time.process_time() - start_s, 1),
+    }  # fmt: skip
+
+
+def whole(question: Question) -> list[dict[str, Any]]:
+    """Every combination of the three cards with the lowest bound that starts: its bill an hour, or None where no fleet is enough."""
+    axes = {"tensor_parallel_size": list(RANKS), "max_num_seqs": [MAX_NUM_SEQS]}
+    axes[CHECKPOINT] = [NONE, *published_formats(question.model)]
+    started = candidates(question.line, question.cards, axes, question.model, unlisted=["gpu", *axes])
+    able = [each for each in started if each.settings is not None]
+    priced = of_cards(question.cards)
+    name = shape_of(question.line, question.model).name
+    of_model = replace(question.inputs, settings=replace(question.inputs.settings, model=name, max_model_len=None))
+    load, goal = Load(of_model), Goal(objectives(question.goodput))
+    planner = Planner(load, goal, range(1), Workers(jobs=1), None, question.rate, CONFIDENCE)
+    members = {service_of(each): each for each in able}
+    lowest: dict[str, float] = {}
+    for service, (_, replicas) in planner.least(members).items():
+        launch = members[service].started.launch
+        cost = (replicas or 1) * launch.num_gpus * priced.of(launch.gpu.name)
+        lowest[launch.gpu.name] = min(cost, lowest.get(launch.gpu.name, inf))
+    cards = sorted(lowest, key=lambda card: lowest[card])[:NUM_WHOLE]
+    chosen = [each for each in able if each.started.launch.gpu.name in cards][:MOST_CANDIDATES]
+    answers = planner.answers([[each] for each in chosen], priced, lambda *_: None)
+    bills = {
+        answer.candidate.name: bill.per_hour
+        for answer, bill in ranked(answers, load, priced, question.rate)
+        if not answer.is_burst and not answer.is_unsure
+    }
+    return [_row(each, bills) for each in chosen]
+
+
+def _row(candidate: Candidate, bills: dict[str, float]) -> dict[str, Any]:
+    values = candidate.axis_values
+    named = [values["gpu"], values["tensor_parallel_size"], values[CHECKPOINT]]
+    return {"candidate": named, "per_hour": bills.get(candidate.name)}
+
+
+def regret(answer: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float:
+    """The bill over the lowest of the whole search, less one; infinite where ``plan`` alone finds none, and 0 where neither does."""
+    lowest = min((row["per_hour"] for row in rows if row["per_hour"] is not None), default=inf)
+    own = inf if answer["per_hour"] is None else answer["per_hour"]
+    if own <= lowest * (1 + _ROUNDING):
+        return 0.0
+    return own / lowest - 1
+
+
+def main() -> None:
+    """Make the whole searches that are asked for, and print a line for each question."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--whole", action="store_true", help="make the whole searches that are missing")
+    asked = parser.parse_args()
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    for place, question in enumerate(questions()):
+        if asked.whole and str(place) not in kept:
+            kept[str(place)] = whole(question)
+            rows = ",\n".join(f'"{name}": {json.dumps(rows)}' for name, rows in kept.items())
+            KEPT.write_text(f"{{\n{rows}\n}}\n")
+        if str(place) not in kept:
+            continue
+        answer = planned(question)
+        right = answer["first"] == answer["recommended"]
+        print(
+            f"{place}: {question}\n   {answer['text'][:90]}\n   {answer['recommended']} {answer['per_hour']}; regret"
+            f" {regret(answer, kept[str(place)]):.1%} over {len(kept[str(place)])} candidates; first answer"
+            f" {'the same' if right else answer['first']}; {answer['cpu_s']} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
