@@ -1,0 +1,34 @@
+"""What is kept of a recorded incident is what diagnose reads of it."""
+
+from __future__ import annotations
+
+from fragmeter.experiments.measured.scrapes import readings_of
+from fragmeter.experiments.measured.server_log import readings_of as readings_of_log
+from fragmeter.experiments.measured.server_metrics import served_load
+from paths import ROOT
+from tools.live.incidents import PLANTED, _compact, _kept
+
+RECORDED = ROOT / "tests" / "data" / "real_server" / "1" / "tight" / "random-saturated.metrics.txt"
+LINE = "Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 2 reqs, Waiting: 1 reqs, CPU KV cache usage: 3.0%"
+
+
+def test_compact_scrapes_are_read_as_all_of_them():
+    whole = RECORDED.read_text()
+    kept = _compact(whole)
+    assert len(kept) < 0.8 * len(whole)
+    assert served_load(readings_of("kept", kept)) == served_load(readings_of("whole", whole))
+
+
+def test_lines_of_the_start_and_of_the_periods_are_kept_apart():
+    log = f"INFO non-default args: {{}}\nINFO something else\nINFO {LINE}\n"
+    assert _kept(log, starting=True) == ["INFO non-default args: {}"]
+    assert _kept(log) == [f"INFO {LINE}"]
+    assert len(readings_of_log("log", "\n".join(_kept(log))).scrapes) == 1
+
+
+def test_five_causes_are_planted_four_times_and_ten_servers_are_healthy():
+    runs = {}
+    for each in PLANTED:
+        runs[each.cause] = runs.get(each.cause, 0) + len(each.loads)
+    assert runs.pop("healthy") == 10
+    assert list(runs.values()) == [4] * 5
