@@ -70,6 +70,11 @@ class TestPlanted:
         first, *others = found["changes"]
         assert first["seen"]["preemptions"] < 0.1 * found["as_served"]["preemptions"]
         assert first["interval"][0] > 0.05
+        assert first["chance"] > 0.975 and "a restart" in first["costs"] and "GiB less of each GPU" in first["costs"]
+        # Without a restart a limit at the gateway ends the preemptions, and half of the load has fewer.
+        limit, half = sorted(found["without_restart"], key=lambda each: -each["share"])
+        assert limit["share"] == 1 and limit["seen"]["preemptions"] < 0.1 * found["as_served"]["preemptions"]
+        assert half["share"] == 0.5 and half["seen"]["preemptions"] < 0.5 * found["as_served"]["preemptions"]
         assert "KV dtype" in [cause for each in others for cause in each["causes"]]
 
     def test_what_the_server_measured_is_no_symptom_of_the_changed_one(self, tmp_path):
