@@ -39,6 +39,8 @@ DECIMALS = {
     "preemptions.swap": 0,
     "refused": 0,
 }
+#: Shares of the bars are stored in thousandths of a percent, so that sums of them round as the exact ones.
+_PER_PERCENT = 1000
 #: In place of a number that a run does not have.
 _NONE = -1
 #: What is written for policies that a reader meets first; the others have their system's name.
@@ -190,6 +192,7 @@ class Explorer:
             "numbers": [[name, decimals] for name, decimals in DECIMALS.items()],
             "moments": MOST_MOMENTS,
             "none": _NONE,
+            "per_percent": _PER_PERCENT,
         }
         return {
             "explore_columns": len(self.names),
@@ -247,7 +250,7 @@ def _scaled(run: FinishedRun) -> list[int]:
 
 
 def _share_row(run: FinishedRun) -> list[int]:
-    return [round(share * WHOLE / 100) for share in run.shares] or [0] * len(BUCKETS)
+    return [round(share * _PER_PERCENT) for share in run.shares] or [0] * len(BUCKETS)
 
 
 def _stacked(runs: Sequence[FinishedRun]) -> dict[str, np.ndarray]:

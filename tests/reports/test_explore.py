@@ -112,11 +112,11 @@ def check_card(card: dict[str, str], found: dict) -> None:
         number, _, unit = card[name].replace(",", "").partition(" ")
         decimals = len(number.partition(".")[2])
         scale = 1000 if unit == "s" else 1
-        # The page rounds numbers that it has with one or two digits more.
-        assert float(number) == pytest.approx(value / scale, abs=0.56 * 10**-decimals), (name, card[name], value)
+        # The page rounds numbers that it has with a few digits more.
+        assert float(number) == pytest.approx(value / scale, abs=0.51 * 10**-decimals), (name, card[name], value)
     parts = dict(part.rsplit(" ", 2)[:2] for part in card["bar"].partition(": ")[2].split(", "))
     assert {name.replace(" ", "_"): float(part) for name, part in parts.items()} == {
-        bucket: pytest.approx(share, abs=0.06) for bucket, share in buckets.items() if round(share, 2)
+        bucket: pytest.approx(share, abs=0.06) for bucket, share in buckets.items() if round(share, 3)
     }
 
 
@@ -220,6 +220,9 @@ def test_every_question_shows_what_to_look_at_and_a_change(driver, page):
         was = [card["was"] for card in driver.execute_script(CARDS)]
         assert was[1].startswith("Before: ")
         assert was[3].startswith("The same run" if place < 2 else "Before: ")
+    # Pictures are drawn anew where a text makes the page longer, and a map may come later.
+    wait(driver, "return document.querySelector('.explore').dataset.state !== ''")
+    assert driver.get_log("browser") == []
 
 
 def test_stepping_through_shows_the_queue_and_ends_with_all_served(driver, page):
