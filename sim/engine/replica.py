@@ -65,6 +65,7 @@ def build(
     workload: PromptSource | None = None,
     grouped: bool = False,
     dialogue: Dialogue | None = None,
+    kv_connector: bool = False,
 ) -> Replica:
     """Build a replica: server -> pool size -> limits -> policy -> memory -> cost.
 
@@ -73,6 +74,7 @@ def build(
         workload: The requests; a prefix cache reads the contents of their prompts.
         grouped: Whether sequences share blocks or are copied (``is_grouped``).
         dialogue: Parents of requests, if any, that they share memory with.
+        kv_connector: See ``Limits``.
 
     Raises:
         SettingError: An unknown model or GPU, a model with layers that keep a state of fixed size, that leaves no
@@ -83,7 +85,7 @@ def build(
     _refuse_beside(settings, grouped, server.layout)
     kind = serving(settings.kind, options, grouped)
     num_blocks, size = _pool_size(settings, kind, server)
-    limits = _limits(kind, server, options, num_blocks, size)
+    limits = replace(_limits(kind, server, options, num_blocks, size), kv_connector=kv_connector)
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
     pool = Pool(
         num_blocks=num_blocks,
@@ -322,6 +324,7 @@ def _page_groups(
         exports_states=config is not None and config.exports_states,
         most_prompt_blocks=window and most_prompt_blocks(window, in_flight, longest, size),
         sizes=sizes,
+        drafter=0 if config is None else config.last_group,
     )
 
 

@@ -546,10 +546,10 @@ class VllmV1Options(VllmServeOptions):
         """
         if not self.kv_offloading_size:
             return 0
-        host_bytes = int(self.kv_offloading_size * GIB)
-        blocks = offloaded_blocks(
-            server.model, server.tensor_parallel, block_size, host_bytes, server.deployment, server.layout
-        )
+        host_bytes, drafts, ranks = int(self.kv_offloading_size * GIB), self.speculative, server.tensor_parallel
+        of_drafter = 0 if drafts is None else drafts.drafter_slot_bytes(server.model, ranks, server.deployment)
+        parts = server.deployment, server.layout, of_drafter * block_size
+        blocks = offloaded_blocks(server.model, ranks, block_size, host_bytes, *parts)
         if not blocks:
             raise SettingError("kv_offloading_size", self.kv_offloading_size, "holds no block; give more GiB")
         return blocks
@@ -578,9 +578,6 @@ class VllmV1Options(VllmServeOptions):
             }
         if offloads:
             others["kv_offloading_size"] = {
-                # With a connector vLLM's hashes do not look ahead; look-ups drop the last block of the drafter's group instead.
-                "drafts of eagle or mtp": drafts and bool(self.speculative and self.speculative.hash_lookahead_tokens),
-                "drafts over several KV groups": drafts and layout is not None,
                 "blocks of several sizes": layout is not None and layout.has_block_sizes,
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **parallel,

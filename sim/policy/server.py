@@ -19,12 +19,14 @@ class Limits:
         max_num_seqs: Maximum number of running sequences; in static batching the batch size.
         max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1.
         watermark_blocks: Blocks that an admission must leave free.
+        kv_connector: Whether a KV connector sends blocks to other replicas, or takes theirs.
     """
 
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark_blocks: int = 0
+    kv_connector: bool = False
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):

@@ -72,7 +72,9 @@ class VllmV1(TokenBudget):
         super().__init__(limits, options, groups)
         chosen, self.schedules_ahead = self.options, self.options.schedules_ahead
         drafts = 0 if chosen.speculative is None else chosen.speculative.num_speculative_tokens
-        self.groups = (groups or PageGroups(ahead=self.schedules_ahead))._replace(drafts=drafts)
+        connects = limits.kv_connector or chosen.kv_offloading_size > 0
+        drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
+        self.groups = (groups or PageGroups(ahead=self.schedules_ahead))._replace(drafts=drafts, drops_block=drops)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
         self.reserves_whole, self._release = chosen.scheduler_reserve_full_isl, chosen.vllm_release
@@ -197,8 +199,9 @@ class VllmV1(TokenBudget):
         )
 
     def _speculative_memory(self, drafts: Speculation, pool: Pool, usable: int) -> SpeculativeMemory:
-        runs, size, config = pool.token_runs, pool.block_size, drafts.config
-        chains = None if runs is None else Chains(runs, size, config.hash_lookahead_tokens)
+        runs, size = pool.token_runs, pool.block_size
+        ahead = 0 if self.groups.drops_block else drafts.config.hash_lookahead_tokens
+        chains = None if runs is None else Chains(runs, size, ahead)
         length, order = self.limits.max_model_len, self._order(runs is not None)
         if chains is None or not pool.host_blocks:
             return SpeculativeMemory(usable, size, drafts, chains, length, order, self.groups)
@@ -430,7 +433,7 @@ class VllmV1(TokenBudget):
         exports = end >= prompt_end and self.groups.exports(computed, prompt_end, prompt_end, size)
         stops = [
             -(-computed // size) * size,
-            end if exports else (known - 1) // size * size,
+            end if exports else self.groups.last_end(known, size) * size,
             computed + (junction - computed) // size * size if computed < junction < end else end,
         ]
         return max(0, min([stop for stop in stops if computed < stop < end], default=end) - computed)

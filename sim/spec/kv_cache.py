@@ -205,6 +205,11 @@ class KvCacheConfig:
         return max((layer.export_tokens for layer in layers if isinstance(layer, StateLayer)), default=0)
 
     @property
+    def last_group(self) -> int:
+        """The group of the last layer, which is a drafter's where there is one."""
+        return max(range(len(self.groups)), key=lambda place: max(self.groups[place].layers))
+
+    @property
     def exports_states(self) -> bool:
         """Whether prefills export states for prefix hits from within their last chunk."""
         return self.mamba_cache_mode == "align" and self.export_tokens > 0

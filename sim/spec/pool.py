@@ -149,6 +149,7 @@ def offloaded_blocks(
     host_bytes: int,
     deployment: Deployment = Deployment(),
     hybrid: HybridLayout | None = None,
+    drafter_bytes: int = 0,
 ) -> int:
     """Blocks of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
 
@@ -158,11 +159,12 @@ def offloaded_blocks(
     Args:
         host_bytes: Over all ranks.
         hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
+        drafter_bytes: Of a block on each rank, what the layers of a drafter keep; KV groups have these layers.
 
     Raises:
         SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
-    own = block_bytes(model, num_gpus, block_size, deployment.kv_dtype)
+    own = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) + drafter_bytes
     if hybrid is not None:
         own = page_bytes(model, hybrid, num_gpus, block_size, deployment)
     whole = own * (1 if model.has_vectors else num_gpus)

@@ -61,8 +61,6 @@ def drafting(case: Case, method: str, drafts: int, rates: list[float]) -> Case:
 
 def beside_drafts(layers: tuple[Layer, ...], method: str, drafts: int) -> tuple[Layer, ...]:
     """What the layers keep beside drafts: a convolution also its inputs of those; and the drafter's layer comes last."""
-    if len(layers) == 1 and layers[0].kind == "full":
-        return layers
     kept = []
     for layer in layers:
         if layer.kind == "state":

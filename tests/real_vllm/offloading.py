@@ -23,6 +23,7 @@ from fragmeter.sim.real_vllm.core import vllm_config
 from fragmeter.sim.spec import model
 from fragmeter.sim.spec.pool import block_bytes
 from fragmeter.sim.spec.speculative import parse_speculative
+from fragmeter.sim.types.optional import not_none
 from tools.live.step_log import Served, Step, StepLog
 
 from . import ours, server, speculation
@@ -133,6 +134,8 @@ class OffloadingRecorder(server.Recorder):
         done = [job for job, end in self.ends.items() if end <= self.clock.now]
         for job in done:
             del self.ends[job]
+        # What the scheduler hears may let it do more at once.
+        self.idle = self.idle and not done
         received = {self.loads.pop(job) for job in done if job in self.loads}
         meta = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
         return KVConnectorOutput(finished_recving=received or None, kv_connector_worker_meta=meta)
@@ -222,6 +225,13 @@ def _host_bytes(case: Case) -> int:
     chosen = ours.settings_of(case, enable_prefix_caching=True)
     replica = build(chosen)
     own = replica.page_bytes or block_bytes(model(chosen.model), 1, replica.block_size)
+    drafts = chosen.policy_options.speculative
+    if drafts is not None and not replica.page_bytes:
+        own += (
+            block_bytes(not_none(drafts.drafter(model(chosen.model))), 1, replica.block_size)
+            if drafts.has_layers
+            else 0
+        )
     return -(-own // _PAGE) * _PAGE
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -202,7 +202,11 @@ class Recorder(IdleExecutor):
 
 
 def _specs_of(setup: Setup, config: VllmConfig) -> list[KVCacheSpec]:
-    return [spec_of(layer, config) for layer in setup.layers]
+    specs, drafts = [spec_of(layer, config) for layer in setup.layers], config.speculative_config
+    if drafts is not None and drafts.use_eagle():
+        # The drafter's layer comes last; vLLM's model runner marks it so.
+        specs[-1] = replace(specs[-1], is_draft=True)
+    return specs
 
 
 class Clock:

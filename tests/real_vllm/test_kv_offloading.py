@@ -10,6 +10,7 @@ import pytest
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+from fragmeter.sim.memory.accounting.kv_groups import PageGroups
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.offload import HostTierMemory, OffloadedMemory
 from fragmeter.sim.memory.prefix.host_cache import HostCache
@@ -17,7 +18,7 @@ from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import offloading
-from .drafts import drawn
+from .drafts import METHODS, drawn
 from .workloads import KINDS, OPTIONS
 
 #: Kinds of workloads over several KV groups.
@@ -176,8 +177,8 @@ def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_c
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
-@pytest.mark.parametrize("kind", ["prefixes", "turns"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["prefixes", "turns", *HYBRIDS])
 @pytest.mark.parametrize("first", range(0, 24, 6))
 def test_every_step_with_drafts_is_that_of_the_scheduler_with_the_connector(
     first: int, kind: str, method: str, asynchronous: bool, record_property
@@ -197,6 +198,21 @@ def test_a_load_that_leaves_no_room_for_a_step_with_drafts_is_noticed(monkeypatc
     copies, differing = offloading.Copies(200, 30, 30), 0
     for seed in range(24):
         case = replace(drawn("prefixes", seed, "ngram"), prefix_caching=True)
+        real, _ = offloading.serve(case, copies)
+        ours = offloading.serve_ours(case, copies)
+        differing += first_difference(offloading.comparable(real), offloading.comparable(ours)) is not None
+    assert differing
+
+
+@pytest.mark.parametrize("kind", ["prefixes", "windows_cached"])
+def test_a_drafters_last_block_that_is_kept_is_noticed(kind: str, monkeypatch):
+    replaced = PageGroups._replace
+    monkeypatch.setattr(
+        PageGroups, "_replace", lambda groups, **given: replaced(groups, **given | {"drops_block": False})
+    )
+    copies, differing = offloading.Copies(200, 30, 30), 0
+    for seed in range(12):
+        case = replace(drawn(kind, seed, "eagle"), prefix_caching=True)
         real, _ = offloading.serve(case, copies)
         ours = offloading.serve_ours(case, copies)
         differing += first_difference(offloading.comparable(real), offloading.comparable(ours)) is not None

@@ -82,6 +82,9 @@ class PageGroups(NamedTuple):
             and the blocks of the pool have as many slots as the least common multiple of the sizes.
         drafts: Drafts of a sequence and step, for each of which a group of states has a block besides
             (``num_speculative_blocks``).
+        drafter: The group of a drafter's layer, where it has one.
+        drops_block: Whether look-ups drop the last block that they find in the drafter's group: its KV depends on the token after
+            the block, which the hash covers only without a KV connector (``use_eagle_block_drop`` of vLLM).
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -92,6 +95,8 @@ class PageGroups(NamedTuple):
     exports_states: bool = False
     sizes: tuple[GroupSize, ...] = ()
     drafts: int = 0
+    drafter: int = 0
+    drops_block: bool = False
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:
@@ -163,7 +168,12 @@ class PageGroups(NamedTuple):
         """
         if not self.exports_states or tokens < prefill_end or computed % block_size:
             return False
-        return -(-tokens // block_size) - computed // block_size > 1
+        return self.last_end(tokens, block_size) > computed // block_size
+
+    def last_end(self, tokens: int, block_size: int) -> int:
+        """Blocks of the longest prefix of ``tokens`` that a look-up may find with its state: one that leaves a token, and what is dropped
+        (``get_mamba_prefill_checkpoint_position`` of vLLM)."""
+        return max(0, tokens // block_size - 1) if self.drops_block else (tokens - 1) // block_size
 
 
 def skipped_blocks(tokens: int, window_tokens: int, block_size: int) -> int:

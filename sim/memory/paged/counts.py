@@ -40,7 +40,7 @@ import numpy as np
 
 from ...types.sequence import Sequence
 from ...types.state import State
-from ..accounting.kv_groups import FULL, SLIDING, STATE, GroupClass, PageGroups
+from ..accounting.kv_groups import FULL, SLIDING, STATE, GroupClass, PageGroups, skipped_blocks
 from ..accounting.ledger import METER, of_class
 from ..interface.memory import Memory
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
@@ -232,6 +232,16 @@ class BlockCounts(Memory):
             wanted += each.number * each.wanted_blocks(tokens)
         return wanted
 
+    def blocks_beside(self, known_tokens: int, tokens: int) -> int:
+        """As ``wanted_blocks``, of a sequence that comes with ``known_tokens``: without what its windows have passed of them."""
+        wanted = 0
+        for each in self.classes:
+            own = each.wanted_blocks(tokens)
+            if known_tokens and each.kind == SLIDING:
+                own = -(-tokens // each.block_size) - skipped_blocks(known_tokens, each.window_tokens, each.block_size)
+            wanted += each.number * own
+        return wanted
+
     def skipped_in_prefill(self, sequence: Sequence, holding: Partial, computed: int, tokens: int) -> list[int]:
         """Blocks that each kind releases in a step that computes a prompt from ``computed`` up to ``tokens`` tokens.
 
@@ -314,9 +324,9 @@ class BlockCounts(Memory):
         return limit
 
     def begin(self, sequence: Sequence, known_tokens: int) -> None:
-        """Count the blocks of ``known_tokens``, which a waiting sequence has found."""
+        """Count the blocks of ``known_tokens``, which a waiting sequence has found, or comes with."""
         if known_tokens:
-            blocks = known_tokens // self.unit_tokens
+            blocks = -(-known_tokens // self.unit_tokens)
             nothing = self._nothing._replace(known_tokens=known_tokens)
             skipped = self.skipped_in_prefill(sequence, nothing, known_tokens, known_tokens)
             self._hold(blocks, skipped)

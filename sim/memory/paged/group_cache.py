@@ -110,7 +110,7 @@ class GroupCache:
         self.states: list[tuple[Sequence, int, int, int, int]] | None = None
         self._groups, self._size, self._chains = groups, block_size, chains
         self._number = groups.number
-        hashed = groups.hash_block_size(block_size)
+        self._hashed = hashed = groups.hash_block_size(block_size)
         self._classes = groups.classes(block_size)
         self.shared = [0] * len(self._classes)
         #: Of each group.
@@ -137,6 +137,8 @@ class GroupCache:
             # As below, for the most frequent case; a block's hash is its name.
             self._junction[sequence] = 0
             found: Table = [*self.pool.get_cached_blocks(names[:blocks])]
+            if self._groups.drops_block:
+                del found[-1:]
             return Found((found,), len(found))
         longest, before, first = 0, -1, True
         # Each class may shorten the prefix that another one has accepted. Groups that keep every token have all shorter ones, too.
@@ -146,7 +148,7 @@ class GroupCache:
                 if seeker.kind == FULL:
                     if not first:
                         continue
-                    blocks = self._prefix(seeker, names, blocks)
+                    blocks = self._prefix(seeker, names[: sequence.start_tokens // self._hashed], blocks)
                 elif seeker.kind == SLIDING:
                     blocks = self._end_in_windows(seeker, names, blocks)
                 else:
@@ -170,12 +172,16 @@ class GroupCache:
         return Found(tuple(tables), blocks)
 
     def _prefix(self, seeker: _Seeker, names: list[int], most: int) -> int:
-        """Length of a prefix that all groups of a class have, of at most so many blocks of ``block_size``."""
-        blocks = most * seeker.ratio
+        """Length of a prefix that all groups of a class have, of at most so many blocks of ``block_size``.
+
+        Of those with a drafter one more block is asked for, and the last one is dropped.
+        """
+        dropped = int(self._groups.drops_block and self._groups.drafter in seeker.places)
+        blocks = most * seeker.ratio + dropped
         for place in seeker.places:
             asked = [self._hash(name, place) for name in seeker.names(names, 0, blocks)]
             blocks = len(self.pool.get_cached_blocks(asked))
-        return blocks // seeker.ratio
+        return max(0, blocks - dropped) // seeker.ratio
 
     def _end_in_windows(self, seeker: _Seeker, names: list[int], most: int) -> int:
         """As ``_prefix``, for groups of which only the blocks of the window before its end must be there."""
@@ -267,7 +273,7 @@ class GroupCache:
         names, pool = self.names_of(sequence), self.pool
         # A block without the tokens that its hash covers beside its own has no name.
         full = min(full, len(names))
-        ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
+        ends, drops = self._ends(sequence), self._groups.drops_block
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
             if kind == RING:
                 continue
@@ -275,17 +281,37 @@ class GroupCache:
             needed, ratio, hashes = seeker.needed, seeker.ratio, seeker.hashes
             for at in range(done * ratio, full * ratio):
                 block = table[at]
-                if block is NULL_BLOCK or (
-                    kind != FULL and not any(end * ratio - needed <= at < end * ratio for end in ends)
-                ):
+                if block is NULL_BLOCK:
+                    continue
+                if kind == STATE and drops and at == full - 1 and tokens % self._size:
+                    # A prefill has exported it from the block before.
+                    if at and at in ends[1:]:
+                        self._publish_state(sequence, place, at - 1, block)
+                    continue
+                if kind != FULL and not any(end * ratio - needed <= at < end * ratio for end in ends):
+                    continue
+                if kind == STATE:
+                    self._publish_state(sequence, place, at, block)
                     continue
                 name = self._hash(names[at * hashes + hashes - 1], place)
                 pool.cache_full_blocks((block,), (name,))
-                if kind == STATE:
-                    self._computed_now.add(name)
-                    if self.states is not None:
-                        self.states.append((sequence, place, name, at, block))
         self._published[sequence] = full
+
+    def _publish_state(self, sequence: Sequence, place: int, at: int, block: int) -> None:
+        """Publish the state at the end of the block ``at``, which a look-up finds after this step."""
+        name = self._hash(self.names_of(sequence)[at], place)
+        self.pool.cache_full_blocks((block,), (name,))
+        self._computed_now.add(name)
+        if self.states is not None:
+            self.states.append((sequence, place, name, at, block))
+
+    def _ends(self, sequence: Sequence) -> tuple[int, ...]:
+        """Ends, in blocks, of the prefixes that a later look-up may find: of the prompt again, and of a longer one (``replay_boundaries``
+        of vLLM); and of the junction."""
+        prompt, size, junction = sequence.prompt_tokens, self._size, self._junction.get(sequence, 0)
+        if not self._groups.drops_block:
+            return (prompt - 1) // size, junction
+        return (prompt - 1) // size - 1, prompt // size - 1, junction
 
     def published(self, sequence: Sequence) -> int:
         """Blocks of ``block_size`` of a sequence, from its first on, that it published or found."""

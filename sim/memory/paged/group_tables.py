@@ -54,6 +54,10 @@ class GroupTables:
         windowed = [each for each in classes if each.window_tokens]
         self._windows = [(each.window_tokens, each.block_size) for each in windowed]
         self._releasing = sorted((place, number) for number, each in enumerate(windowed) for place in each.places)
+        #: Groups with a window of one token.
+        self._alone = {
+            place for each in windowed if each.kind == SLIDING and each.window_tokens == 1 for place in each.places
+        }
         self._none_skipped = [0] * len(windowed)
         # Sequences that may take or release blocks in a step, by the step modulo the smallest size of blocks.
         self._takers: list[set[Sequence]] = [set() for _ in range(size)]
@@ -99,9 +103,12 @@ class GroupTables:
             loads: Whether a load fills the blocks: those for states of drafts are then taken after those of all groups.
         """
         tables, drafts = self._tables_of(sequence), self._groups.drafts
-        for kind, size, table in zip(self._groups.kinds, self._sizes, tables, strict=True):
+        for place, (kind, size, table) in enumerate(zip(self._groups.kinds, self._sizes, tables, strict=True)):
             if kind == STATE:
                 self._take_states(sequence, table, tokens, 0 if loads else drafts)
+                continue
+            if loads and place in self._alone:
+                # A token attends to no other: nothing that is loaded is of use.
                 continue
             missing = (1 if kind == RING else -(-max(tokens, slots) // size)) - len(table)
             if missing > 0:
@@ -123,7 +130,7 @@ class GroupTables:
             return
         if groups.states_by_block:
             scratch = self._scratch(sequence)
-            kept_from = ends - 1 - self._exports(sequence, ends - before + scratch, tokens)
+            kept_from = ends - 1 - self._exports(sequence, before - scratch, tokens)
             table += [NULL_BLOCK] * (kept_from - before)
             for place in range(before - scratch, min(before, kept_from)):
                 table.append(table[place])
@@ -135,9 +142,10 @@ class GroupTables:
         """Blocks for states of drafts at the end of a table of states."""
         return self._groups.drafts if sequence in self._drafting else 0
 
-    def _exports(self, sequence: Sequence, entered: int, tokens: int) -> bool:
-        """Whether a step up to ``tokens`` that enters so many blocks exports a state from within (``PageGroups.exports``)."""
-        return self._groups.exports_states and tokens >= sequence.prefill_end and entered > 1
+    def _exports(self, sequence: Sequence, blocks: int, tokens: int) -> bool:
+        """Whether a step from a table of ``blocks`` up to ``tokens`` exports a state from within (``PageGroups.exports``)."""
+        groups = self._groups
+        return groups.exports_states and tokens >= sequence.prefill_end and groups.last_end(tokens, self._size) > blocks
 
     def lacked(
         self,
@@ -166,7 +174,8 @@ class GroupTables:
             elif kind == STATE:
                 ends, scratch = -(-tokens // self._size) if groups.states_by_block else 1, self._scratch(sequence)
                 exports = groups.exports(computed, tokens, sequence.prefill_end, self._size)
-                new = 1 + groups.drafts - scratch + (exports and ends - len(table) + scratch > 1)
+                own = len(table) - scratch
+                new = 1 + groups.drafts - scratch + (exports and groups.last_end(tokens, self._size) > own)
                 blocks = min(ends + groups.drafts, len(table) + new)
             lacked += max(0, blocks - len(table))
         return lacked
@@ -183,6 +192,12 @@ class GroupTables:
     def enter(self, sequence: Sequence, found: tuple[Table, ...]) -> None:
         """Set the tables of a waiting sequence to the blocks that it found."""
         self.tables[sequence] = found
+
+    def receive(self, sequence: Sequence, tokens: int) -> None:
+        """A waiting sequence takes the blocks of its first ``tokens``, which it comes with, of all groups, before those of the step."""
+        if tokens:
+            self.tables[sequence] = self.passed(tuple([] for _ in self._groups.kinds), tokens)
+            self.take(sequence, tokens, 0, loads=True)
 
     def _tables_of(self, sequence: Sequence) -> tuple[Table, ...]:
         tables = self.tables.get(sequence)

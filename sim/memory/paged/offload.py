@@ -240,12 +240,15 @@ class HostTierMemory(PagedMemory, ABC):
             most -= 1
             if self.groups.states:
                 most -= most % size
+        # The drafter's group is asked for one block more, which is then dropped.
+        drops = self.groups.drops_block
         while seekers:
             again: list[_Seeker] = []
             any_sparse = False
             for seeker in seekers:
                 most = min(most, hashed * size)
-                stop = min(-(-most // size), hashed)
+                dropped = drops and seeker.place == self.groups.drafter
+                stop = min(-(-most // size) + dropped, hashed)
                 names = cache.group_names(sequence, seeker.place, start, stop)
                 if not seeker.needed:
                     blocks = tier.prefix(names)
@@ -254,10 +257,12 @@ class HostTierMemory(PagedMemory, ABC):
                     blocks = tier.window(names, seeker.needed, first)
                 waits = waits or blocks is None
                 if blocks is not None:
-                    most = min(most, (start + blocks) * size)
+                    most = min(most, (start + blocks - dropped) * size)
+                    drops = drops and not dropped
                 if most - known < size:
                     return 0
                 if most - known < found:
+                    drops = drops or (self.groups.drops_block and seeker.place != self.groups.drafter)
                     if waits:
                         waits, again = False, self._seeking
                     elif any_sparse and not again:

@@ -145,6 +145,18 @@ class PagedMemory(BlockCounts):
             self.group_tables.grow_until(decode_step)
             self.group_tables.park(sequence)
 
+    def pass_windows(self, sequence: Sequence) -> None:
+        """A stalled sequence that computes nothing more here gives back what its windows have passed."""
+        if self.is_plain:
+            return
+        held = self.partial[sequence]
+        skipped = tuple(kind.of(held.computed_tokens) for kind in self.giving)
+        self._hold(0, [now - before for now, before in zip(skipped, held.skipped, strict=True)])
+        self.partial[sequence] = held._replace(skipped=skipped)
+        if self.group_tables:
+            self.group_tables.skip(sequence, held.computed_tokens)
+            self._settle_cache()
+
     def _drop(self, sequence: Sequence, decode_step: int) -> None:
         """A stalled sequence, or one in a chunked prefill, gives up its blocks."""
         self._release_partial(sequence, decode_step)

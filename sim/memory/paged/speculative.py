@@ -82,10 +82,15 @@ class SpeculativeTransaction(PagedTransaction):
 
     def look_up(self, sequence: Sequence) -> int | None:
         """See ``PagedTransaction``."""
-        cache = self.memory.cache
-        nothing = Found(tuple([] for _ in self.memory.groups.kinds), 0)
-        self.group_found = nothing if cache is None else cache.look_up(sequence)
-        return self.group_found.blocks * self.block_size
+        cache, kinds = self.memory.cache, self.memory.groups.kinds
+        if cache is None:
+            # What a sequence comes with has no blocks yet.
+            self.known = sequence.computed_tokens
+            self.group_found = Found(self.memory.kept.passed(tuple([] for _ in kinds), self.known), 0)
+        else:
+            self.group_found = cache.look_up(sequence)
+            self.known = self.group_found.blocks * self.block_size
+        return self.known
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
@@ -94,20 +99,21 @@ class SpeculativeTransaction(PagedTransaction):
             # The state at the end of the prefix is only available after this step.
             return self.memory.num_blocks + 1
         most = self.memory.groups.most_prompt_blocks
-        found = self.group_found.blocks * self.block_size
-        whole = self.memory.kept.lacked(sequence, self.group_found.tables, known, known, found, most) + self._hits()
+        whole = (
+            self.memory.kept.lacked(sequence, self.group_found.tables, known, known, self.known, most) + self._hits()
+        )
         return max(whole, self._at_once(sequence, tokens))
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
         """See ``PagedTransaction``."""
-        now = tokens - self.group_found.blocks * self.block_size
+        now = tokens - self.known
         if self.memory.cache is not None and self.memory.cache.computes_now(self.group_found):
             return 0
         return self.lacking(sequence, now) - self._at_once(sequence, now)
 
     def _at_once(self, sequence: Sequence, tokens: int) -> int:
         """Blocks that must be free to compute ``tokens`` after those that were found."""
-        known = self.group_found.blocks * self.block_size
+        known = self.known
         slots = self.memory.slots_with_lookahead(known + tokens)
         return self.memory.kept.lacked(sequence, self.group_found.tables, known + tokens, slots, known) + self._hits()
 
@@ -117,9 +123,9 @@ class SpeculativeTransaction(PagedTransaction):
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         """See ``PagedTransaction``."""
-        sequence.computed_tokens = known = self.group_found.blocks * self.block_size
-        self.memory.enter(sequence, self.group_found)
-        self._enter_with(sequence, known, tokens)
+        sequence.computed_tokens = self.known
+        self.memory.enter(sequence, self.group_found, self.known)
+        self._enter_with(sequence, self.known, tokens)
 
     def _enter_with(self, sequence: Sequence, known: int, tokens: int) -> None:
         """A sequence that has ``known`` tokens takes the blocks to compute ``tokens``."""
@@ -229,6 +235,7 @@ class SpeculativeMemory(PagedMemory):
         self.in_flight: dict[Sequence, Verified] = {}
         self.prefilling: dict[Sequence, tuple[int, int]] = {}
         self._lookahead = speculation.config.lookahead_tokens
+        self._hash_lookahead = 0 if chains is None else chains.lookahead_tokens
         # Tokens with KV of sequences that neither decode nor prefill; of sequences that decoded in the last step, where the coming
         # one cannot find them yet; and rejected slots of the last step.
         self._standing: dict[Sequence, int] = {}
@@ -270,12 +277,13 @@ class SpeculativeMemory(PagedMemory):
         """Slots of ``tokens`` and of the drafter's after them."""
         return min(tokens + self._lookahead, self.max_model_len)
 
-    def enter(self, sequence: Sequence, found: Found) -> None:
-        """A sequence that waits takes the blocks that it found."""
+    def enter(self, sequence: Sequence, found: Found, computed: int) -> None:
+        """A sequence that waits takes the blocks that it found; its first ``computed`` tokens need no computing."""
         if self.cache is not None:
             self.cache.enter(sequence, found)
-        self.kept.enter(sequence, found.tables)
-        computed = found.blocks * self.block_size
+            self.kept.enter(sequence, found.tables)
+        else:
+            self.kept.receive(sequence, computed)
         self.prefilling[sequence] = computed, computed
 
     def resume(self, sequence: Sequence, computed: int) -> None:
@@ -295,14 +303,14 @@ class SpeculativeMemory(PagedMemory):
 
     def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
         """A sequence takes the blocks of ``tokens``, of ``known`` ones, and of the slots after them that it lacks."""
-        published = min(tokens, known - self.speculation.config.hash_lookahead_tokens)
+        published = min(tokens, known - self._hash_lookahead)
         self.kept.take(sequence, tokens, published, self.slots_with_lookahead(tokens))
         self.free = self.kept.pool.num_free
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Blocks of the first ``tokens`` can be found from now on, as far as the tokens that their hashes cover are known."""
         if self.cache is not None:
-            hashed = min(tokens, tokens + 1 - self.speculation.config.hash_lookahead_tokens)
+            hashed = min(tokens, tokens + 1 - self._hash_lookahead)
             self.cache.publish(sequence, self.kept.tables[sequence], hashed)
 
     def drop_table(self, sequence: Sequence) -> None:
@@ -411,6 +419,12 @@ class SpeculativeMemory(PagedMemory):
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``."""
         self.stand(sequence, sequence.held_tokens(decode_step))
+
+    def pass_windows(self, sequence: Sequence) -> None:
+        """See ``PagedMemory``."""
+        self.kept.skip(sequence, self._standing[sequence])
+        self.free = self.kept.pool.num_free
+        self._end_row()
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""

@@ -122,10 +122,10 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
-        leaving = [*leaving]
         for sequence in leaving:
+            # What its windows have passed comes free after the blocks of those before it.
             self._finish(sequence)
-        super().release(leaving, decode_step)
+            super().release((sequence,), decode_step)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
@@ -136,6 +136,8 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
                 self.deferred[sequence] = self.kept.detach(sequence)
                 self.leave(sequence)
                 self.stand(sequence, sequence.held_tokens(decode_step))
+                # What it has passed is free at once.
+                self.free = self.kept.pool.num_free
             else:
                 self.drop_table(sequence)
             self.speculation.forget(sequence)

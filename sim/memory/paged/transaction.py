@@ -27,9 +27,21 @@ class PagedTransaction:
         decode_step: The step.
         groups: KV groups, each of which takes a block where a sequence needs one.
         group_found: Result of the last look-up in a prefix cache of KV groups.
+        known: Computed tokens of the sequence that was looked up last, under drafts.
     """
 
-    __slots__ = ("block_size", "decode_step", "free", "gave", "group_found", "groups", "memory", "need", "takes")
+    __slots__ = (
+        "block_size",
+        "decode_step",
+        "free",
+        "gave",
+        "group_found",
+        "groups",
+        "known",
+        "memory",
+        "need",
+        "takes",
+    )
     memory: BlockCounts
     block_size: int
     free: int
@@ -38,6 +50,7 @@ class PagedTransaction:
     decode_step: int
     groups: int
     group_found: Found
+    known: int
     #: The running sequence that gave blocks back last in a pass over all of them, and how many.
     gave: tuple[Sequence | None, int]
 
@@ -91,7 +104,7 @@ class PagedTransaction:
         """
         memory, start = self.memory, sequence.start_tokens
         if memory.cache is None:
-            return self.blocks_of(start)
+            return self.blocks_of(start) if memory.is_plain else memory.blocks_beside(sequence.computed_tokens, start)
         known = self.group_found.blocks * self.block_size
         if memory.cache.computes_now(self.group_found):
             # The state at the end of the prefix is only available after this step.
@@ -142,9 +155,13 @@ class PagedTransaction:
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
             self.free -= blocks
+            known = sequence.computed_tokens
+            if not self.memory.is_plain:
+                self.memory.begin(sequence, known)
             if tables:
                 # In the order of admissions; the executor knows those that end their prefill first.
-                tables.take(sequence, tokens, tokens)
+                tables.receive(sequence, known)
+                tables.take(sequence, known + tokens, known + tokens)
             return
         sequence.computed_tokens = known = self.group_found.blocks * self.block_size
         cache.enter(sequence, self.group_found)

@@ -74,7 +74,7 @@ class Chains:
     """
 
     def __init__(self, tokens: Tokens, block_size: int, lookahead_tokens: int = 0) -> None:
-        self._tokens, self._block_size, self._lookahead = tokens, block_size, lookahead_tokens
+        self._tokens, self._block_size, self.lookahead_tokens = tokens, block_size, lookahead_tokens
         #: Chains by number of the parent chain, token at which they begin, and their first token (stream, start).
         self._children: dict[tuple[int, int, int, int], Chain] = {}
         #: For each request, whether no other request begins with the same token.
@@ -116,7 +116,7 @@ class Chains:
                 common, left = chain.follow(left)
                 token += common
             number = chain.number
-            whole = max(0, token - self._lookahead) // size
+            whole = max(0, token - self.lookahead_tokens) // size
             if whole > blocks:
                 blocks = whole
                 path.append((chain, blocks))
