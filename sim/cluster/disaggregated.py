@@ -109,7 +109,7 @@ class PrefillEngine(RoutedEngine):
         others: As for ``RoutedEngine``.
     """
 
-    source: PrefillMailbox
+    _mailbox: PrefillMailbox
 
     def __init__(
         self, env: simpy.Environment, number: int, transfer: Callable[[int, Sequence, int], int | None], *others: Any
@@ -131,13 +131,14 @@ class PrefillEngine(RoutedEngine):
                 release((sequence,), decode_step)
                 continue
             self.memory.stall(sequence, decode_step)
+            self.memory.pass_windows(sequence)
             sequence.start_step, sequence.computed_tokens = NOT_DECODING, sequence.start_tokens
-            self.source.hold(until, sequence)
+            self._mailbox.hold(until, sequence)
 
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:
         """See ``Engine``. Blocks may be held meanwhile, so the ledger has a row; waiting sequences may need them."""
         until = self.source.next_ticks
-        if until >= NEVER or (self.state.waiting and not self.source.held):
+        if until >= NEVER or (self.state.waiting and not self._mailbox.held and self._transfers is None):
             return None
         rest = until - now, (now, 0, until - now, 0, 0, 0, 0, 0, len(self.state.waiting))
         self._begin(now, 0, *rest, rests=True)
@@ -153,7 +154,7 @@ class KVTransfers:
         decoders: Engines of the decode replicas.
         router: Chooses the decode replica.
         links: Links of the prefill replicas.
-        slot_bytes: Bytes of a token's KV.
+        bytes_of: Bytes of the KV of a prompt of so many tokens.
         remaining: Number of requests of more than one token that will be served.
 
     Attributes:
@@ -167,11 +168,11 @@ class KVTransfers:
         decoders: list[RoutedEngine],
         router: Router,
         links: list[Link],
-        slot_bytes: int,
+        bytes_of: Callable[[int], int],
         remaining: int,
     ) -> None:
         self._lengths, self._sent, self.decoders, self._router = lengths, sent, decoders, router
-        self._links, self._slot_bytes, self._remaining = links, slot_bytes, remaining
+        self._links, self._bytes_of, self._remaining = links, bytes_of, remaining
         self.transfers = Table(TRANSFER)
         router.watch(decoders)
         if not remaining:
@@ -183,7 +184,7 @@ class KVTransfers:
         if self._lengths.outputs[row] == 1:
             return None
         decoder = self.decoders[self._router.choose(row, now)]
-        size_bytes = sequence.prompt_tokens * self._slot_bytes
+        size_bytes = self._bytes_of(sequence.prompt_tokens)
         start, end = self._links[number].carry(now, size_bytes)
         self.transfers.append((row, number, decoder.number, now, start, end, size_bytes))
         coming = self._lengths.sequence(row)

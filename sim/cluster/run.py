@@ -41,6 +41,7 @@ from ..engine.run import (
     require_served,
     with_leaps,
 )
+from ..memory.accounting.kv_groups import FULL, SLIDING, GroupClass
 from ..memory.accounting.ledger import Table
 from ..memory.prefix import Chains
 from ..policy.options import either
@@ -170,15 +171,13 @@ class Fleet:
         """Prefill engines, then decode engines."""
         first, chosen = cluster.num_arriving, self._settings
         decoders = [self._routed(number) for number in range(first, cluster.size)]
-        shape = model(chosen.model)
-        dtype = resolved_kv_dtype(shape, gpu(chosen.gpu), chosen.kv_cache_dtype)
         self._kv_transfers = KVTransfers(
             self._lengths,
             self._sent,
             decoders,
             decode_router(cluster),
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
-            shape.slot_bytes(dtype),
+            partial(_prompt_bytes, chosen, self._replicas[0]),
             remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
         )
         return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
@@ -416,15 +415,10 @@ def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workloa
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
-    elsewhere = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
-    refused = {
-        "kv_offloading_size": "is not simulated where replicas only prefill or only decode; leave out one of them",
-        "speculative_config": elsewhere,
-        "decode_context_parallel_size": elsewhere,
-    }
-    for name, remedy in refused.items():
-        if (value := settings.value(name)) != default_of(name):
-            raise SettingError(name, value, remedy)
+    name = "decode_context_parallel_size"
+    if (value := settings.value(name)) != default_of(name):
+        remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
+        raise SettingError(name, value, remedy)
 
 
 def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:
@@ -445,17 +439,41 @@ def _replicas(
     settings: Settings, cluster: Cluster, step_cost: StepCost | None, sent: list[Sent], prefilling: int
 ) -> list[Replica]:
     """The replicas, of which the first ``prefilling`` prefill; they share one cost model, which is immutable."""
-    first = build(settings, step_cost, sent[0])
-    if cluster.disaggregated and first.layout is not None:
-        remedy = "needs layers that keep every token; give --disable-hybrid-kv-cache-manager"
-        raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
-    # Where requests only decode, their prompts come from elsewhere.
-    decodes = replace(settings, enable_prefix_caching=False)
+    build_one = partial(build, kv_connector=cluster.disaggregated)
+    first = build_one(settings, step_cost, sent[0])
+    # Where requests only decode, their prompts come from elsewhere: nothing is cached, on the GPU or on the host.
+    options = tuple((name, value) for name, value in settings.options if name != "kv_offloading_size")
+    decodes = replace(settings, enable_prefix_caching=False, options=options)
     return [
         first,
-        *(build(settings, first.cost, part) for part in sent[1:prefilling]),
-        *(build(decodes, first.cost, part) for part in sent[prefilling:]),
+        *(build_one(settings, first.cost, part) for part in sent[1:prefilling]),
+        *(build_one(decodes, first.cost, part) for part in sent[prefilling:]),
     ]
+
+
+def _prompt_bytes(settings: Settings, replica: Replica, tokens: int) -> int:
+    """Bytes of the KV of a prompt that is sent, over all ranks: its tokens in layers that all keep every token, a drafter's too; else
+    the whole blocks of each KV group that the next token needs, as NixlConnector sends them (``get_exchange_clipped_blocks``)."""
+    shape, layout, ranks = model(settings.model), replica.layout, settings.tensor_parallel_size
+    copies = 1 if shape.has_vectors else ranks
+    if layout is not None:
+        return (
+            replica.page_bytes
+            * copies
+            * sum(_sent_blocks(each, tokens) for each in replica.policy.groups.classes(replica.block_size))
+        )
+    dtype = resolved_kv_dtype(shape, gpu(settings.gpu), settings.kv_cache_dtype)
+    drafts = settings.policy_options.speculative
+    drafter = None if drafts is None else drafts.drafter(shape)
+    return tokens * (shape.slot_bytes(dtype) + (0 if drafter is None else drafter.slot_bytes(dtype)))
+
+
+def _sent_blocks(groups: GroupClass, tokens: int) -> int:
+    """Blocks of the groups of a class that are sent of a prompt: of a window one more than it fills, of a state its last one."""
+    blocks = -(-tokens // groups.block_size)
+    if groups.kind == SLIDING:
+        blocks = min(blocks, -(-groups.window_tokens // groups.block_size) + 1)
+    return groups.number * (blocks if groups.kind in (FULL, SLIDING) else 1)
 
 
 def _router(cluster: Cluster, count: int, replica: Replica, workload: Workload, whole: TokenRuns) -> Router:

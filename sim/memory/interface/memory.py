@@ -130,6 +130,10 @@ class Allocation(Protocol):
         """
         raise _cannot(self, "stall a sequence")
 
+    def pass_windows(self, sequence: Sequence) -> None:
+        """A stalled sequence that computes nothing more on this replica gives back what its windows have passed."""
+        raise _cannot(self, "keep a prompt that is sent elsewhere")
+
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
         """Blocks that move between device and host when these go out, or come back. Changes nothing."""
         raise _cannot(self, "swap")

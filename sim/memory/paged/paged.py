@@ -146,7 +146,7 @@ class PagedMemory(BlockCounts):
             self.group_tables.park(sequence)
 
     def pass_windows(self, sequence: Sequence) -> None:
-        """A stalled sequence that computes nothing more here gives back what its windows have passed."""
+        """See ``Memory``."""
         if self.is_plain:
             return
         held = self.partial[sequence]

@@ -421,7 +421,7 @@ class SpeculativeMemory(PagedMemory):
         self.stand(sequence, sequence.held_tokens(decode_step))
 
     def pass_windows(self, sequence: Sequence) -> None:
-        """See ``PagedMemory``."""
+        """See ``Memory``."""
         self.kept.skip(sequence, self._standing[sequence])
         self.free = self.kept.pool.num_free
         self._end_row()

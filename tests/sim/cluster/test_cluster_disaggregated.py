@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fragmeter.sim.cluster import (
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.spec import model
 from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from shared_prefixes import shared_cases
@@ -301,7 +303,16 @@ def test_a_cluster_that_cannot_be(fields, message):
     ("fields", "message"),
     [
         ({"policy": "orca"}, "orca cannot go on from a prompt computed elsewhere; take vllm-v1 or sarathi"),
-        ({"policy": "vllm-v1", "model": "gemma-3-27b", "gpu": "h200"}, "needs layers that keep every token"),
+        (
+            {
+                "policy": "vllm-v1",
+                "model": "deepseek-v3",
+                "gpu": "h200",
+                "tensor_parallel_size": 8,
+                "decode_context_parallel_size": 8,
+            },
+            "is not simulated where prompts are computed elsewhere",
+        ),
     ],
 )
 def test_a_policy_or_a_model_that_cannot(fields, message):
@@ -309,3 +320,52 @@ def test_a_policy_or_a_model_that_cannot(fields, message):
     with pytest.raises(SettingError, match=message):
         apart = cluster(prefill_replicas=1, decode_replicas=1)
         simulate_cluster(settings(**fields), Workload("one", one, one, one), apart)
+
+
+_DRAFTS = {"num_speculative_tokens": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}
+#: What a deployment of prefill and decode apart has beside layers of several kinds.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "n-grams": {"speculative_config": json.dumps({"method": "ngram", **_DRAFTS})},
+    "MTP": {"speculative_config": json.dumps({"method": "mtp", **_DRAFTS})},
+    "offloading": {"kv_offloading_size": 0.25},
+    "MTP and offloading": {
+        "speculative_config": json.dumps({"method": "mtp", **_DRAFTS}),
+        "kv_offloading_size": 0.25,
+    },
+}
+
+
+@pytest.mark.parametrize("beside", _BESIDE)
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "gpt-oss-120b", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_a_deployment_of_several_features_serves_every_token(shape: str, beside: str, ahead: bool):
+    """Windows, states, drafts and offloading: nothing is lost, decodes compute no prompt, and no block is left."""
+    draw = np.random.default_rng(0)
+    prompts, outputs = draw.integers(20, 3000, 24), draw.integers(1, 30, 24)
+    contents = PromptContent.of_sessions(np.arange(24) // 4)
+    work = Workload("several", np.sort(draw.integers(0, 10**11, 24)), prompts, outputs, content=contents)
+    chosen = settings(
+        policy="vllm-v1",
+        gpu="h200",
+        model=shape,
+        tensor_parallel_size=2,
+        max_model_len=4096,
+        num_gpu_blocks_override=3000,
+        async_scheduling=ahead,
+        enable_prefix_caching=True,
+        **_BESIDE[beside],
+    )
+    run = simulate_cluster(chosen, work, cluster(prefill_replicas=1, decode_replicas=1))
+    assert not run.refused.any()
+    more = np.flatnonzero(outputs > 1)
+    assert sorted(run.transfers["row"].tolist()) == more.tolist()
+    tokens = cluster_times(run)
+    assert (tokens.finish_ticks > tokens.first_token_ticks)[more].all()
+    prefilling, decoding = run.runs
+    # In the first step of a sequence there the first token's KV is computed, and nothing of the prompt.
+    assert decoding.log.rows["prefill_tokens"].sum() == len(more)
+    assert prefilling.replica.caches_prefixes
+    assert not decoding.replica.caches_prefixes
+    for part in run.runs:
+        assert sum(part.accounts.window().slot_ticks.values()) == part.replica.memory.capacity_slots * run.end_ticks

@@ -514,10 +514,12 @@ def test_the_host_has_pages_of_kv_groups_and_copies_take_the_time_of_a_page():
         assert 1.99 * page < block < 2.01 * page
 
 
-def test_replicas_that_only_prefill_are_refused():
-    work = Workload("one", np.zeros(2), np.array([10, 10]), np.array([2, 2]))
-    with pytest.raises(SettingError, match="^kv_offloading_size = 1.0: is not simulated where replicas only prefill"):
-        simulate_cluster(settings(**_V1), work, cluster(prefill_replicas=1, decode_replicas=1))
+def test_replicas_that_prefill_have_a_host_and_those_that_decode_have_none():
+    work = Workload("one", np.zeros(2), np.array([40, 40]), np.array([2, 2]))
+    run = simulate_cluster(settings(**_V1), work, cluster(prefill_replicas=1, decode_replicas=1))
+    tiers = [part.replica.memory.transfers for part in run.runs]
+    assert [tier is not None for tier in tiers] == [True, False]
+    assert _tier(run.runs[0]).cache.used_blocks == 2 * (40 // 16)
 
 
 @pytest.mark.parametrize("router", ["round-robin", "kv-aware"])
