@@ -37,9 +37,7 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
     return differing, steps
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"), [("mixed", None), ("mixed", "draft_model"), ("states", None), ("states", "ngram")]
-)
+@pytest.mark.parametrize(("kind", "method"), [("mixed", None), ("mixed", "draft_model"), ("states", None)])
 def test_every_step_is_that_of_the_scheduler_with_a_connector(
     kind: str, method: str | None, record_property: Callable[[str, object], None]
 ):
