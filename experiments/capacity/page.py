@@ -28,6 +28,7 @@ from .answer import Answer, Bill
 from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
+from .manifest import FILES
 from .prices import GPU_HOURS
 from .sensitivity import CHANGE
 from .text import (
@@ -43,7 +44,7 @@ from .text import (
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED, *FILES.values()))
 
 
 def write_plan(

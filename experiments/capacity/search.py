@@ -39,6 +39,7 @@ from .day_text import day_lines, day_table
 from .fleet import DEFAULT_FLEET_SEEDS
 from .least import least_headline
 from .load import Load
+from .manifest import FILES, Form, loadable, manifest
 from .max_rate import DEFAULT_SEEDS
 from .measurement import measured_text, next_measurement, with_measured_steps
 from .page import write_plan
@@ -103,6 +104,7 @@ class Aims:
         startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
             assumption.
         measured: Result of vllm bench serve for one replica of the only candidate: steps take as long as it says.
+        deploy: Write the manifest of the recommended fleet into --out: compose.yaml for Docker Compose, or kubernetes.yaml.
         server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
             parallelism and release must be those of every candidate.
         seed: Seed of the first draw.
@@ -119,6 +121,7 @@ class Aims:
     startup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     cost: str | None = None
     measured: Path | None = None
+    deploy: Form | None = None
     server: str | None = None
     seed: Seed = 0
 
@@ -162,6 +165,10 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     """
     goal = Goal(objectives(not_none(aims.goodput)), aims.attainment)
     known = prices(aims.prices)
+    if aims.deploy is not None:
+        if out is None:
+            raise SettingError("deploy", aims.deploy, "has no place; give --out")
+        loadable(request.model or request.line.model)
     # A line without a length takes the longest that fits on each GPU.
     flags = request.line.flags or {"max-model-len": "auto"}
     line = replace(request.line, flags=flags)
@@ -379,6 +386,10 @@ class _SearchOutput:
         document = self._document(text, [*about, *verified], explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
+            if self._aims.deploy is not None and self._ranks:
+                name, version = FILES[self._aims.deploy], self._ranks[0][0].candidate.started.line.version
+                out.write(name, manifest(self._aims.deploy, *self._ranks[0], loadable(self._model), version).encode())
+                report.point_to("Manifest", out.path / name)
         report.data(document)
 
     def _measurements(self) -> list[str]:

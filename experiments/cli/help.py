@@ -24,7 +24,7 @@ MOST_USED = {
     "--trace", "--input-len", "--output-len", "--num-prompts", "--request-rate",
     # What is asked.
     "--goodput", "--confidence", "--attainment", "--prices", "--explain", "--grid", "--vary", "--search", "--maximize", "--set", "--against",
-    "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured",
+    "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured", "--deploy",
     # What comes out.
     "--out", "--json", "--record-blocks", "--jobs",
 }  # fmt: skip
