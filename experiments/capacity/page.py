@@ -113,7 +113,7 @@ def _asked(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill]]) ->
     """What was asked for: model, lengths, arrivals and objectives; and the flags of the recommendation."""
     goal = document["goal"]
     limits = " and ".join(f"{name.upper()} {limit:,g} ms" for name, limit in goal["goodput"].items())
-    chosen = [f" Each replica: {_ranks_text(ranks[0][0])}, {document['flags']}."] * bool(ranks)
+    chosen = [f" Each replica: {_ranks_text(ranks[0][0])}, {document['flags']}."] if ranks else []
     return f"{document['model']}; {document['load']}; {limits} for {goal['attainment']:.0%} of the requests.{''.join(chosen)}"
 
 
