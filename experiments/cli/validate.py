@@ -63,7 +63,7 @@ def validate(
     """Compare the simulation with a device, or with a benchmark of a real server.
 
     On a device: runs of several policies and loads are predicted from a calibration and replayed step by step, with the
-    simulator's block tables, through a model with random weights, beside null models fitted to the same runs. With
+    simulator's block tables, through a model with random weights, beside null models fitted to the same calibration. With
     --against: the requests of a benchmark are simulated, and the setting to calibrate first is found by trial.
 
     Args:
@@ -224,8 +224,10 @@ def _watch(items: Any, subject: str, total: int) -> Any:
 def _time_plan(
     plan: Plan, name: str, device: Device, model: str | None, dtype: str | None, kv_cache_dtype: str, report: Report
 ) -> None:
+    from ...gpu.calibrate.fitting import require_scipy
     from ..measured.validation import plan_timed, print_plan
 
+    require_scipy()
     spec = model_spec(model or plan.meta["model"])
     found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch, kv_cache_dtype)
     print_plan(name, found, report)
@@ -243,9 +245,11 @@ def _validate(
     out: OutputFolder | None,
     report: Report,
 ) -> None:
+    from ...gpu.calibrate.fitting import require_scipy
     from ..measured import validation
     from ..measured.validation_runs import scale_of
 
+    require_scipy()
     scale = scale_of(device, quick)
     scale = replace(scale, model=model) if model else scale
     with _calibrated(device, calibration, scale, dtype, kv_cache_dtype, quick, seed, out) as (path, again):
@@ -329,13 +333,11 @@ def _steps_again(
         parts: How often it will be called.
         kept: Writes a calibration file.
     """
-    from ...gpu.calibrate.fitting import require_scipy
     from ...gpu.calibrate.steps_again import StepsAgain
 
     then = read(path)
     if then.kind != "calibration" or then.device.get("name") != device.describe()["name"]:
         return None
-    require_scipy()
     known: list[StepsAgain] = []
 
     def measured(skeleton: Skeleton) -> Path | None:

@@ -27,9 +27,9 @@ from ...gpu.validate import operations as validate_operations
 from ...gpu.validate.drift import Drift
 from ...reports.page.table import Table
 from ...sim import Settings, Workload
-from ...sim.cost import cost
 from ...sim.cost.base import StepCost
-from ...sim.cost.calibration import read
+from ...sim.cost.calibrated import CalibratedCost
+from ...sim.cost.calibration import Calibration, read
 from ...sim.recording.plans import Plan
 from ...sim.spec import ModelSpec, gpu
 from ...sim.spec import model as model_spec
@@ -41,7 +41,9 @@ from .repriced import PricedPlan, priced
 from .validation_runs import BLOCK_SIZE, PAGED, RUNS, SAME_REQUESTS, Loads, Scale, Served, room_tokens
 
 Document = Mapping[str, Any]
-_NULLS = ("mean step error", "ours", "constant", "line", "better", "noise", "KV read", "beaten")
+_NULLS = ("mean step error", "ours", *acceptance.NULLS, "better", "noise", "KV read", "beaten")
+#: Factor by which attention is longer in the prediction that tells its part of the time.
+_LONGER = 1.1
 _OPERATIONS = {
     "gemm": "GEMMs",
     "decode_attention": "decode attention",
@@ -131,12 +133,13 @@ def _nulls(runs: list[Document]) -> Table:
 
 
 def _beside_nulls(run: Document) -> tuple[str, ...]:
-    nulls = (f"{run['nulls'][name]['mape']:.1%}" for name in ("constant", "line"))
+    errors = {name: f"{null['mape']:.1%}" for name, null in run["nulls"].items()}
+    nulls = (errors.get(name, "-") for name in acceptance.NULLS)
     better, noise, share = run["times_better"], run["noise"], run["read_bytes"]["kv_share"]
     return (
         f"{run['step']['mape']:.1%}",
         *nulls,
-        "exact" if better is None else f"{better:.2f}x",
+        "-" if better is None else f"{better:.2f}x",
         "-" if noise is None else f"{noise['step_mape']:.1%}",
         f"{share:.0%}",
         ("yes" if run["beats_nulls"] else "NOT MET") if share >= acceptance.LEAST_KV_SHARE else "-",
@@ -148,10 +151,20 @@ def _print_acceptance(found: Document, report: Report) -> None:
     report.print_line(f"Validated: {'yes' if found['validated'] else 'no'}.", style="bold")
     for reason in found["reasons"]:
         report.print_line(f"  {reason}")
+    report.print_line(noticed_text(found["noticed"]))
     report.print_line(
-        "Constant, line in the batch size: the best of all, fitted to the measured times of the same run."
+        "Null models, fitted to the steps of the calibration: one time; a line in tokens; sequences, context and prompt tokens."
     )
-    report.print_line("They must be beaten where at least a third of the bytes that a run reads is KV.")
+    report.print_line(
+        "They must be beaten where at least a third of the bytes that a run reads is KV, and elsewhere but for the noise."
+    )
+
+
+def noticed_text(noticed: Mapping[str, float | None]) -> str:
+    """A sentence: the smallest errors of the prediction that a validation would have noticed."""
+    parts = {"time": "all steps", "attention": "attention"}
+    found = {what: "no error" if least is None else f"{least:.1%}" for what, least in noticed.items()}
+    return f"It would have noticed {' and '.join(f'{found[what]} of {part}' for what, part in parts.items())}."
 
 
 def _steps(*more: str) -> Table:
@@ -212,6 +225,8 @@ ATTENTION_ROUNDS = 9
 #: Replays of a single plan.
 ROUNDS = 3
 _PER_US = PER_SECOND // 1_000_000
+#: The operations of a calibration that read KV.
+ATTENTION = ("decode_attention", "contiguous_attention", "prefill_attention")
 
 
 class Replay(NamedTuple):
@@ -220,12 +235,14 @@ class Replay(NamedTuple):
     Attributes:
         steps: Their places in the plan.
         predicted_us: float [steps].
+        attention_us: float [steps], the part of it that is attention.
         samples_us: float [repetitions, steps].
         measured_us: float [steps], the stopwatch's quantile of the repetitions.
     """
 
     steps: np.ndarray
     predicted_us: np.ndarray
+    attention_us: np.ndarray
     samples_us: np.ndarray
     measured_us: np.ndarray
 
@@ -282,7 +299,7 @@ class Validation:
             # Of the passes so far; a validation that is stopped has those.
             yield "calibration", self._calibration_data()
             yield "runs", runs
-        yield "acceptance", acceptance.acceptance(runs)
+        yield "acceptance", acceptance.acceptance([self._judged(name) for name in self.replays])
         yield "drift", drift.as_dict()
         yield "operations", self._operations()
         yield "allocation", self._allocation()
@@ -295,7 +312,7 @@ class Validation:
     def _read(self, calibration: Path) -> None:
         self._cost = str(calibration)
         self._calibration, self._calibrated = read(calibration), json.loads(calibration.read_bytes())
-        self._costs: dict[bool, StepCost] = {}
+        self._costs: dict[tuple[bool, float], StepCost] = {}
 
     def _passes(self, drift: Drift) -> Iterator[list[dict[str, Any]]]:
         """Replay all runs once, and then all again: the repetitions of a run contain the drift of the machine. After each
@@ -338,19 +355,13 @@ class Validation:
         """The calibration as step times of the model over paged memory."""
         return self._cost_of(paged=True)
 
-    def _cost_of(self, paged: bool) -> StepCost:
-        """The same, or over memory in which each sequence lies in one piece."""
-        if paged not in self._costs:
-            self._costs[paged] = self._new_cost(paged)
-        return self._costs[paged]
-
-    def _new_cost(self, paged: bool) -> StepCost:
-        kv_dtype = points.KV_DTYPES[self._kv_cache_dtype]
-        deployment = Deployment(kv_dtype=kv_dtype, cuda_graphs=self._device.torch_device.type == "cuda")
-        # No link and no speedup of a GPU enters: one GPU, 16 bits.
-        spec = model_spec(self._scale.model)
-        card = gpu("a100-80gb")
-        return cost(self._cost, spec, card, block_size=BLOCK_SIZE, deployment=deployment, paged=paged)
+    def _cost_of(self, paged: bool, attention: float = 1) -> StepCost:
+        """The same, or over memory in which each sequence lies in one piece, and with attention that takes so many times as long."""
+        if (paged, attention) not in self._costs:
+            on_gpu = self._device.torch_device.type == "cuda"
+            fit = self._calibration if attention == 1 else self._calibration.scaled(ATTENTION, attention)
+            self._costs[paged, attention] = cost_of(fit, self._scale.model, self._kv_cache_dtype, on_gpu, paged)
+        return self._costs[paged, attention]
 
     @cached_property
     def served(self) -> dict[str, Served]:
@@ -443,12 +454,17 @@ class Validation:
             "predicted_tokens_per_s": round(predicted_rate, 2),
             "measured_tokens_per_s": round(measured_rate, 2),
             "throughput_error": round(predicted_rate / measured_rate - 1, 4),
-            **judged_replay(self.skeleton, plan, replay),
+            **self._judged(name).as_dict(),
         }
+
+    def _judged(self, name: str) -> acceptance.Run:
+        measured = acceptance.calibrated_steps(self._calibrated.get("points", ()))
+        return judged(name, self.skeleton, self.plans[name], self.replays[name], measured)
 
     def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
         """Timed steps of a plan, with their times by the calibration as it is now."""
-        return replay_of(self.skeleton, steps, one.ticks(self._cost_of(one.plan.is_paged)), samples_us)
+        ticks, longer = (one.ticks(self._cost_of(one.plan.is_paged, times)) for times in (1, _LONGER))
+        return replay_of(self.skeleton, steps, ticks, (longer - ticks) / (_LONGER - 1), samples_us)
 
     def _transformers(self) -> dict[str, Any]:
         """Output tokens/s of the static run's first batch through transformers, beside ours of the same batch; or the reason why
@@ -486,13 +502,22 @@ class Validation:
         passes = max((len(replay.samples_us) for replay in self.replays.values()), default=0)
         rounds = [f"repetition_{number}_us" for number in range(1, passes + 1)]
         lines = [
-            ",".join(["run", "step", "rows", "new_tokens", "context_tokens", "predicted_us", "measured_us", *rounds])
+            ",".join(
+                [
+                    *("run", "step", "rows", "new_tokens", "context_tokens"),
+                    "predicted_us",
+                    "attention_us",
+                    "measured_us",
+                    *rounds,
+                ]
+            )
         ]
         for name, replay in self.replays.items():
             for place, step in enumerate(replay.steps.tolist()):
                 found = self.plans[name].step(step)
                 sizes = (len(found.sequence), found.query_tokens.sum(), found.context_lens.sum())
-                times = (replay.predicted_us[place], replay.measured_us[place], *replay.samples_us[:, place])
+                predicted = (replay.predicted_us[place], replay.attention_us[place])
+                times = (*predicted, replay.measured_us[place], *replay.samples_us[:, place])
                 lines.append(",".join([name, str(step), *map(str, sizes), *(f"{us:.3f}" for us in times)]))
         return "\n".join(lines) + "\n"
 
@@ -545,26 +570,50 @@ def samples_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Callable[...,
     return np.array([validate.pass_us(skeleton, plan, steps, watch) for _ in range(rounds)])
 
 
-def replay_of(skeleton: Skeleton, steps: np.ndarray, ticks: np.ndarray, samples_us: np.ndarray) -> Replay:
+def cost_of(fit: Calibration, model: str, kv_cache_dtype: str, captures: bool, paged: bool) -> StepCost:
+    """Step times of a skeleton by a calibration.
+
+    Args:
+        captures: Whether steps that only decode are captured, and so padded.
+        paged: Whether decodes read KV by block tables.
+    """
+    deployment = Deployment(kv_dtype=points.KV_DTYPES[kv_cache_dtype], cuda_graphs=captures)
+    # No link and no speedup of a GPU enters: one GPU, 16 bits.
+    return CalibratedCost(fit, model_spec(model), gpu("a100-80gb"), 1, BLOCK_SIZE, deployment, paged, 0)
+
+
+def replay_of(
+    skeleton: Skeleton, steps: np.ndarray, ticks: np.ndarray, attention_ticks: np.ndarray, samples_us: np.ndarray
+) -> Replay:
     """Timed steps of a plan.
 
     Args:
         steps: Their places in the plan.
-        ticks: Durations of all steps of the plan.
+        ticks, attention_ticks: Durations of all steps of the plan, and of their attention.
         samples_us: float [repetitions, steps].
     """
     measured = np.quantile(samples_us, timing.stopwatch(skeleton.device).quantile, axis=0)
-    return Replay(steps, ticks[steps] / _PER_US, samples_us, measured)
+    predicted, attention = (of_all[steps] / _PER_US for of_all in (ticks, attention_ticks))
+    return Replay(steps, predicted, attention, samples_us, measured)
 
 
-def judged_replay(skeleton: Skeleton, plan: Plan, replay: Replay) -> dict[str, Any]:
-    """Null models, noise and bytes of a replay."""
+def judged(
+    name: str, skeleton: Skeleton, plan: Plan, replay: Replay, measured: tuple[acceptance.Sizes, np.ndarray] | None
+) -> acceptance.Run:
+    """A replay with its null models and the bytes that it read.
+
+    Args:
+        name: Of the run.
+        measured: Sizes and microseconds of the steps to which null models are fitted; None: the steps of the replay itself.
+    """
     steps = replay.steps.tolist()
-    rows = np.array([len(validate.batch_of(plan, step).query_lens) for step in steps])
+    sizes = acceptance.sizes_of(plan, steps)
+    nulls = acceptance.null_models(sizes, *(measured or (sizes, replay.measured_us)))
     element_bytes, kv_element_bytes = DTYPES[skeleton.dtype].itemsize, skeleton.pool.keys[0].itemsize
     read_bytes = acceptance.read_bytes(plan, skeleton.model, element_bytes, steps, kv_element_bytes)
     quantile = timing.stopwatch(skeleton.device).quantile
-    return acceptance.judged(replay.predicted_us, replay.samples_us, quantile, rows, read_bytes)
+    times = (replay.predicted_us, replay.attention_us, replay.samples_us, quantile)
+    return acceptance.Run(name, *times, nulls, read_bytes)
 
 
 def plan_timed(
@@ -579,11 +628,13 @@ def plan_timed(
         model, device, blocks, block_size, dtype, host_blocks=host_blocks, kv_cache_dtype=kv_cache_dtype
     )
     samples = samples_us(skeleton, plan, ROUNDS, lambda items, total: watch(items, "steps", total))
-    replay = replay_of(skeleton, np.arange(plan.num_steps), plan.ticks, samples)
+    # Of a recorded plan the prediction is one time a step, and its attention is not known.
+    unknown = np.zeros(plan.num_steps)
+    replay = replay_of(skeleton, np.arange(plan.num_steps), plan.ticks, unknown, samples)
     predicted, measured = replay.predicted_us, replay.measured_us
     sums = {"predicted_ms": predicted.sum() / 1e3, "measured_ms": measured.sum() / 1e3}
     return {
         "step": validate.compared(predicted, measured),
         **{name: round(float(ms), 3) for name, ms in sums.items()},
-        **judged_replay(skeleton, plan, replay),
+        **judged("", skeleton, plan, replay, None).as_dict(),
     }

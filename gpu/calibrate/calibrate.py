@@ -237,7 +237,10 @@ def _modelled_us(ops: Mapping[str, Mapping[str, Any]], point: Point) -> float:
 
 
 def beside(step: StepProbe, whole: timing.Timing, us_of: Mapping[Any, float]) -> Point:
-    """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from."""
+    """Overhead of a step beyond its operations; ``whole_us`` and ``parts_us`` are the times that it is computed from, ``decodes`` and
+    ``context_tokens`` its sequences that decode, and their contexts together."""
     parts_us = sum(count * us_of[points.key(part)] for count, part in step.parts)
     rest = whole._replace(us=max(LEAST_REST * whole.us, whole.us - parts_us))
-    return step.point | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us}
+    decode = next((part for _, part in step.parts if part["op"] == "decode_attention"), {})
+    sizes = {"decodes": decode.get("batch", 0), "context_tokens": decode.get("context_tokens", 0)}
+    return step.point | rest._asdict() | {"whole_us": whole.us, "parts_us": parts_us, **sizes}

@@ -153,11 +153,14 @@ def _validation(found: Found) -> str:
 
 def _acceptance(found: Found) -> str:
     reasons = "".join(f"\n- {reason}" for reason in found["reasons"])
-    return f"Validated: {'yes' if found['validated'] else 'no'}.\n{reasons}".rstrip()
+    noticed = [f"{what} {'-' if least is None else f'{least:.1%}'}" for what, least in found["noticed"].items()]
+    return f"Validated: {'yes' if found['validated'] else 'no'}. Errors noticed from: {', '.join(noticed)}.\n{reasons}".rstrip()
 
 
 def _runs(runs: Iterable[Found]) -> str:
-    """Throughputs and errors of steps, and beside these the best constant, the best line in the batch size, and the noise."""
+    """Throughputs and errors of steps, and beside these the null models and the noise."""
+    runs = list(runs)
+    nulls = list(runs[0]["nulls"])
     throughputs = [
         (
             run["run"],
@@ -172,14 +175,14 @@ def _runs(runs: Iterable[Found]) -> str:
         (
             run["run"],
             f"{run['step']['mape']:.1%}",
-            *(f"{run['nulls'][name]['mape']:.1%}" for name in ("constant", "line")),
+            *(f"{run['nulls'][name]['mape']:.1%}" for name in nulls),
             "-" if run["times_better"] is None else f"{run['times_better']:.2f}",
             f"{run['noise']['step_mape']:.1%}" if run["noise"] else "-",
             f"{run['read_bytes']['kv_share']:.0%}",
         )
         for run in runs
     ]
-    headings = ("mean error of a step", "ours", "constant", "line", "times better", "noise", "KV of the bytes read")
+    headings = ("mean error of a step", "ours", *nulls, "times better", "noise", "KV of the bytes read")
     tables = [
         _table(("run", *ERRORS, "predicted tokens/s", "measured", "error"), throughputs),
         _table(headings, beside),

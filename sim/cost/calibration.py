@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import field
+from copy import copy
+from dataclasses import field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -92,6 +93,15 @@ class Calibration:
         if self.kind == "profile" or own == self.kv_cache_dtype:
             return None
         return f"was measured with --kv-cache-dtype {self.kv_cache_dtype}, and the KV cache of this run is {kv_dtype}"
+
+    def scaled(self, names: Iterable[str], factor: float) -> Calibration:
+        """The same, but for these operations, whose calls take so many times as long; the file's hash stays."""
+        found = copy(self)
+        longer = {name: self.ops[name] for name in names if name in self.ops}
+        found.ops = self.ops | {
+            name: replace(model, coefficients=model.coefficients.scaled(factor)) for name, model in longer.items()
+        }
+        return found
 
     def require(self, names: Iterable[str]) -> None:
         """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from math import fsum, log2, prod
 from typing import Annotated, Any, Literal, NamedTuple
@@ -708,6 +708,11 @@ class Coefficients:
     bytes_per_s: Positive | None = None
     each_us: NotNegative = 0.0
     q: Annotated[float, Field(ge=0.25, le=32, allow_inf_nan=False)] = 1.0
+
+    def scaled(self, factor: float) -> Coefficients:
+        """Those of calls that take so many times as long."""
+        rates = {name: rate / factor for name in ("flops_per_s", "bytes_per_s") if (rate := getattr(self, name))}
+        return replace(self, t0_us=self.t0_us * factor, each_us=self.each_us * factor, **rates)
 
     def us(self, work: Work) -> np.ndarray:
         """Microseconds of every call, before residuals."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -73,6 +74,33 @@ def test_errors_of_steps_follow_from_the_steps(folder):
             failing.append(run["run"])
     assert [name for name in failing if not any(name in reason for reason in found["acceptance"]["reasons"])] == []
     assert found["acceptance"]["validated"] == (not found["acceptance"]["reasons"])
+
+
+def validations() -> Any:
+    """docs/validations.py."""
+    spec = importlib.util.spec_from_file_location("docs_validations", ROOT / "docs" / "validations.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_verdicts_by_todays_rules():
+    pytest.importorskip("torch")
+    found = validations()
+    assert found.folders() == VALIDATED
+    text = found.PAGE.read_text()
+    assert found.page(text) == text, "python docs/validations.py --write"
+
+
+@pytest.mark.parametrize(("what", "error"), [("time", 0.03), ("attention", 0.1)])
+def test_a_planted_error_makes_the_validated_card_fail(what, error):
+    pytest.importorskip("torch")
+    from fragmeter.gpu.validate.acceptance import acceptance
+
+    runs = validations().runs_of(H100)
+    assert acceptance(runs)["validated"]
+    for sign in (1, -1):
+        assert not acceptance([run.planted(what, sign * error) for run in runs])["validated"]
 
 
 def percent(share: float, form: str = ".1f") -> str:
