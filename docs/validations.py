@@ -1,5 +1,5 @@
-"""The verdicts of ``gpu/results`` by the rules of today, from their raw times: ``python docs/validations.py`` prints the tables, and
-``--write`` writes them into docs/gpu.md.
+"""The verdicts of ``gpu/results`` by the rules of today, from their raw times, and what a validation reads on cards of other sizes:
+``python docs/validations.py`` prints the tables, and ``--write`` writes them into docs/gpu.md.
 
 ``sizes.json`` has what the files of a validation from before 2026-11-29 lack: the sizes of the steps of runs and of the calibration, and
 the part of each predicted step that is attention. They were computed once, by the program that had served the runs, from each folder's
@@ -11,19 +11,33 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fragmeter.experiments.measured.repriced import priced
+from fragmeter.experiments.measured.validation import chosen_steps
+from fragmeter.experiments.measured.validation_runs import BLOCK_SIZE, RUNS, Loads, gpu_scale, room_of
+from fragmeter.gpu.devices.devices import usual_model
 from fragmeter.gpu.validate import acceptance
 from fragmeter.gpu.validate.acceptance import Run, Sizes
 from fragmeter.reports.page.table import markdown
+from fragmeter.sim import Settings
+from fragmeter.sim.cost import cost, default_cost
+from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec.deployment import Deployment
+from fragmeter.sim.types.ticks import PER_SECOND
 
 PAGE = Path(__file__).with_name("gpu.md")
 RESULTS = Path(__file__).parents[1] / "gpu" / "results"
-BEGIN, END = "<!-- verdicts -->", "<!-- end of verdicts -->"
+#: Presets of which what a validation reads is computed.
+CARDS = ("a100-40gb", "a100-80gb", "l40s", "a10", "rtx-4090", "rtx-5080", "h100-80gb", "h200")
+#: A run that shows errors of attention: its share of KV, and the sequences of its median step.
+SHOWS_KV, SHOWS_ROWS = 0.4, 16
+#: Of a card's memory what a driver leaves to programs.
+_USABLE = 0.985
 
 
 def folders() -> list[Path]:
@@ -65,6 +79,66 @@ def _document(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "validation" / "validation.json").read_text()))
 
 
+class Read(NamedTuple):
+    """What the timed steps of a run read.
+
+    Attributes:
+        kv_share: KV in the bytes.
+        rows: Sequences that decode in the median step.
+        timed_s: Predicted seconds of all passes.
+    """
+
+    kv_share: float
+    rows: int
+    timed_s: float
+
+    @property
+    def shows(self) -> bool:
+        """Whether the run shows errors of attention."""
+        return self.kv_share >= SHOWS_KV and self.rows >= SHOWS_ROWS
+
+
+def reads_of(card: str, names: Iterable[str] = RUNS) -> dict[str, Read]:
+    """What runs of ``fragmeter validate`` would read on a card, with step times of its profile."""
+    preset, name = gpu(card), model_of(card)
+    spec, room = model(name), room_of(int(_USABLE * preset.memory_bytes), name, "fp16")
+    times = default_cost(spec, preset)
+    price = cost(times, spec, preset, block_size=BLOCK_SIZE, deployment=Deployment(cuda_graphs=True))
+    scale = gpu_scale(name, room)
+    loads, found = Loads(scale, 1, price, room), {}
+    for run in names:
+        served = loads.served(run)
+        common = {"model": name, "gpu": card, "cost": times, "seed": 1, "block_size": BLOCK_SIZE}
+        one = priced(Settings(**common, **served.settings), served.workload, served.shuffle_ids, price)
+        steps = chosen_steps(one.plan, scale.timed_steps)
+        share = acceptance.read_bytes(one.plan, spec, 2, steps.tolist())["kv_share"]
+        rows = int(np.median(acceptance.sizes_of(one.plan, steps.tolist()).sequences))
+        found[run] = Read(share, rows, scale.rounds * float(one.ticks(price)[steps].sum()) / PER_SECOND)
+    return found
+
+
+def model_of(card: str) -> str:
+    """The model that is validated on a card by default."""
+    return usual_model(gpu(card).memory_bytes)
+
+
+def cards() -> str:
+    """What the runs read on cards of several sizes."""
+    rows = []
+    for card in CARDS:
+        reads = reads_of(card)
+        shares = (f"{run} {read.kv_share:.0%} ({read.rows})" for run, read in reads.items() if read.shows)
+        seconds = sum(read.timed_s for read in reads.values())
+        rows.append((card, model_of(card), ", ".join(shares), f"{seconds:.0f} s"))
+    columns = (
+        "card",
+        "model",
+        f"runs with {SHOWS_KV:.0%} of KV and {SHOWS_ROWS} sequences or more",
+        "timed steps, predicted",
+    )
+    return "\n".join(markdown(columns, rows))
+
+
 def tables() -> str:
     """The verdicts and, of each run, its errors beside those of the null models."""
     verdicts, beside = [], []
@@ -89,14 +163,21 @@ def _beside(folder: Path, runs: list[Run]) -> Iterator[tuple[str, ...]]:
         yield folder.name, run.name, *(f"{100 * error:.1f} %" for error in errors)
 
 
-def page(text: str) -> str:
-    """The page with the tables of now."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+#: What stands between markers of the page, by the name of the marker.
+PARTS: dict[str, Callable[[], str]] = {"verdicts": tables, "cards": cards}
+
+
+def page(text: str, names: Iterable[str] = PARTS) -> str:
+    """The page with parts as they are now."""
+    for name in names:
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{PARTS[name]()}\n\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         PAGE.write_text(page(PAGE.read_text()))
     else:
-        print(tables())
+        print("\n\n".join(part() for part in PARTS.values()))

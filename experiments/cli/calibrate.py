@@ -36,7 +36,8 @@ def calibrate(
     Args:
         device: cpu, cuda, or cuda:N. By default cpu.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder, of an OPT- or
-            Llama-like model; its shapes are measured. toy-llama, the default, and toy-opt are small enough for a CPU.
+            Llama-like model; its shapes are measured. By default the one that validate takes: on a GPU llama-3.1-8b, with less than
+            60 GB llama-3.2-3b, with less than 30 GB llama-3.2-1b; on a CPU, and with --quick, toy-llama.
         dtype: Number format of weights, activations and KV. By default fp32 on a CPU and fp16 on a GPU.
         kv_cache_dtype: Number format of the KV cache: auto, the default, is dtype; fp8 (e4m3) takes dtype fp16 or bf16 on a GPU. The file
             prices runs with this KV cache alone.
@@ -57,8 +58,9 @@ def calibrate(
         _fit(probe, out, report)
         return
     require_apart({"out": out, "json": json}, named_files(model=model))
-    spec = model_of(model or "toy-llama")
+    named = None if model is None else model_of(model)
     opened = devices.open_timed(device or "cpu")
+    spec = named or model_of("toy-llama" if quick else devices.usual_model(devices.memory_bytes(opened)))
     # Needs torch, which an open device has imported.
     from ...gpu.calibrate.calibrate import calibrate as measure
 

@@ -6,7 +6,6 @@ import gc
 import json as json_module
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,8 +74,8 @@ def validate(
         calibration: Calibration that predicts the step times, from fragmeter calibrate. By default the device is
             calibrated first. On a GPU its whole steps are measured again beside the runs.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder. By default toy-llama; on a
-            GPU llama-3.1-8b; for timing a plan the plan's model; for checking a plan toy-llama; for a server the model that
-            the benchmark names.
+            GPU llama-3.1-8b, with less than 60 GB llama-3.2-3b, with less than 30 GB llama-3.2-1b; for timing a plan the
+            plan's model; for checking a plan toy-llama; for a server the model that the benchmark names.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, for a first try.
         seed: Seed of requests, block tables and weights, by default 1. It does not affect the calibration.
@@ -250,8 +249,7 @@ def _validate(
     from ..measured.validation_runs import scale_of
 
     require_scipy()
-    scale = scale_of(device, quick)
-    scale = replace(scale, model=model) if model else scale
+    scale = scale_of(device, quick, model)
     with _calibrated(device, calibration, scale, dtype, kv_cache_dtype, quick, seed, out) as (path, again):
         running = validation.Validation(device, path, scale, dtype, seed, _watch, again, kv_cache_dtype)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "model": scale.model, "seed": seed}

@@ -1,19 +1,20 @@
 """The runs of a validation: what is served, under which policy, over which pool.
 
-Three policies serve the same requests, which read little KV: the comparison of static, continuous and paged batching. Five
-more runs make paging matter, each in one way: much KV a step, prompts that arrive over time, a pool that is too small,
-prompts with a common prefix, and samples that share their prompt.
+Three policies serve the same requests: the comparison of static, continuous and paged batching. Five more runs make paging
+matter, each in one way: much KV a step, prompts that arrive over time, a pool that is too small, prompts with a common prefix,
+and samples that share their prompt. On a GPU the pools are as large as the weights, so that several runs read as much KV as
+weights (:func:`gpu_scale`); on a CPU only the long contexts do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ...gpu.devices.devices import Device
+from ...gpu.devices.devices import Device, memory_bytes, usual_dtype, usual_model
 from ...gpu.validate import attention as validate_attention
 from ...sim import Workload
 from ...sim.cost.base import StepCost
@@ -45,6 +46,7 @@ class Scale:
         long_sequences, long_tokens: Sequences that decode together, and the longest context of one.
         requests_each: Number of requests of each of the other runs.
         prompt_tokens, output_tokens: Longest prompt and output of those.
+        tight_tokens, prefix_tokens: Longest prompt of the requests for the tight pool, and common prefix of those that have one.
         budget_tokens: Tokens of a step with chunked prefills.
         rounds: Repetitions of each run.
         timed_steps: Steps of a run that are timed, evenly spread over it.
@@ -62,6 +64,8 @@ class Scale:
     requests_each: int
     prompt_tokens: int
     output_tokens: int
+    tight_tokens: int
+    prefix_tokens: int
     budget_tokens: int
     rounds: int
     timed_steps: int
@@ -71,35 +75,43 @@ class Scale:
     shapes: tuple[tuple[int, int], ...]
 
 
-CPU = Scale(
-    "toy-llama", 112, 256, 21, 48, 1536, 24, 256, 64, 256, 3, 90, 20, 2048, 256, validate_attention.SHAPES["cpu"]
-)
+_CPU_SHAPES, _CUDA_SHAPES = (validate_attention.SHAPES[name] for name in ("cpu", "cuda"))
+CPU = Scale("toy-llama", 112, 256, 21, 48, 1536, 24, 256, 64, 64, 128, 256, 3, 90, 20, 2048, 256, _CPU_SHAPES)
 #: A short validation, for trials.
-QUICK = Scale("toy-llama", 28, 64, 4, 6, 96, 6, 40, 12, 64, 2, 12, 6, 256, 128, ((4, 64),))
-#: The pool of the paper's OPT-13B; 256 sequences of up to 2,000 tokens, 67 GB of KV with Llama 3.1 8B; a 16K prompt.
-CUDA = Scale(
-    "llama-3.1-8b",
-    983,
-    1024,
-    60,
-    256,
-    2000,
-    64,
-    2048,
-    256,
-    2048,
-    3,
-    100,
-    48,
-    16384,
-    2048,
-    validate_attention.SHAPES["cuda"],
-)
+QUICK = Scale("toy-llama", 28, 64, 4, 6, 96, 6, 40, 12, 10, 16, 64, 2, 12, 6, 256, 128, ((4, 64),))
 
 
-def scale_of(device: Device, quick: bool) -> Scale:
-    """The scale for a device."""
-    return QUICK if quick else CUDA if device.torch_device.type == "cuda" else CPU
+def gpu_scale(model: str, room_tokens: int) -> Scale:
+    """The scale for a GPU.
+
+    Args:
+        model: Preset, or whatever ``spec.model`` takes.
+        room_tokens: Tokens of KV that fit beside the weights.
+    """
+    spec = model_spec(model)
+    # As many bytes of KV as of weights.
+    tokens = min(spec.weight_bytes("fp16") // spec.slot_bytes("fp16"), room_tokens)
+    blocks = tokens // BLOCK_SIZE
+    # A quarter of 80 requests are 20 sequences: three quarters of the longest prompt and 320 outputs each.
+    each, outputs = 80, 256
+    tight = max(outputs, (tokens // (each // 4) - 5 * outputs // 4) * 4 // 3)
+    prefix = max(BLOCK_SIZE, tokens // 40)
+    sizes = (blocks, 1024, 400, 256, 2000, each, 2048, outputs, tight, prefix)
+    return Scale(model, *sizes, 2048, 3, 100, 48, 16384, 2048, _CUDA_SHAPES)
+
+
+def scale_of(device: Device, quick: bool, model: str | None = None) -> Scale:
+    """The scale for a device.
+
+    Args:
+        model: What ``spec.model`` takes; None is the device's usual one.
+    """
+    memory = memory_bytes(device)
+    if quick or memory is None:
+        scale = QUICK if quick else CPU
+        return replace(scale, model=model or scale.model)
+    named = model or usual_model(memory)
+    return gpu_scale(named, room_tokens(device, named, usual_dtype(device)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +176,19 @@ class Loads:
     def tight_pool(self, run: str) -> Served:
         """A pool with room for a quarter of the requests at their longest: sequences are preempted and swapped."""
         scale, rng = self.scale, stream(self.seed, run)
-        prompts = rng.integers(scale.prompt_tokens // 8, scale.prompt_tokens // 4, scale.requests_each)
+        prompts = rng.integers(scale.tight_tokens // 2, scale.tight_tokens, scale.requests_each)
         outputs = rng.integers(scale.output_tokens // 2, 2 * scale.output_tokens, scale.requests_each)
         blocks = max(-(-int((prompts + outputs).sum()) // BLOCK_SIZE) // 4, self._blocks(prompts, outputs, 1))
-        # Ids of host blocks are shuffled, too, so the host pool is not larger than its use.
-        slots = int((prompts + outputs).sum()) + BLOCK_SIZE * scale.requests_each
-        host_gib = slots * model_spec(scale.model).slot_bytes(self.kv_dtype) / GIB
+        # Ids of host blocks are shuffled, too, so that all of the host pool is allocated.
+        host_gib = blocks // 2 * BLOCK_SIZE * model_spec(scale.model).slot_bytes(self.kv_dtype) / GIB
         swap = {"preemption_mode": "swap", "swap_space": host_gib}
         return Served(_at_once(run, prompts, outputs), {"policy": "vllm-v0", "num_gpu_blocks_override": blocks, **swap})
 
     def shared_prefixes(self, run: str) -> Served:
         """Prompts that begin with one of a few common prefixes, most of which are in the cache."""
         scale, rng = self.scale, stream(self.seed, run)
-        each, prefix = scale.requests_each, scale.prompt_tokens // 2 // BLOCK_SIZE * BLOCK_SIZE
-        own = rng.integers(1, scale.prompt_tokens // 2, each)
+        each, prefix = scale.requests_each, scale.prefix_tokens // BLOCK_SIZE * BLOCK_SIZE
+        own = rng.integers(1, scale.prefix_tokens, each)
         outputs = rng.integers(scale.output_tokens // 4, scale.output_tokens, each)
         pieces = PromptContent(np.arange(each + 1), rng.integers(0, PREFIXES, each), np.full(each, prefix))
         arrivals = np.arange(each) * self.cost.step_ticks(0, 0, prefix, prefix * (prefix + 1) // 2)
@@ -196,8 +207,9 @@ class Loads:
         return Served(workload, {"policy": "vllm-v0", "num_gpu_blocks_override": blocks})
 
     def _chunked(self, prompts: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
-        """vllm-v1 over a pool with room for all requests at once."""
-        blocks = self._blocks(prompts, outputs, len(prompts))
+        """vllm-v1 over a pool with room for all requests at once, or as many as the device holds."""
+        longest = self._blocks(prompts, outputs, 1)
+        blocks = max(longest, min(self._blocks(prompts, outputs, len(prompts)), self.room_tokens // BLOCK_SIZE))
         limits = {"max_num_batched_tokens": self.scale.budget_tokens, "max_num_seqs": len(prompts)}
         return {"policy": "vllm-v1", "num_gpu_blocks_override": blocks, **limits}
 
@@ -220,8 +232,13 @@ RUNS: dict[str, Callable[[Loads, str], Served]] = {
 
 def room_tokens(device: Device, model: str, dtype: str, kv_cache_dtype: str = "auto") -> int:
     """Tokens of KV that fit on the device beside a model's weights and what a replay needs."""
+    return room_of(device.free_bytes(), model, dtype, kv_cache_dtype)
+
+
+def room_of(free_bytes: int, model: str, dtype: str, kv_cache_dtype: str = "auto") -> int:
+    """The same, on a device with so much free memory."""
     spec = model_spec(model)
-    room = int(KV_SHARE_OF_MEMORY * (device.free_bytes() - spec.weight_bytes(dtype)))
+    room = int(KV_SHARE_OF_MEMORY * (free_bytes - spec.weight_bytes(dtype)))
     return max(0, room) // spec.slot_bytes(dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
 
 

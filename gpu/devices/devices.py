@@ -271,6 +271,23 @@ def require(name: str) -> int:
     return probe().memory_bytes[number]
 
 
+#: Models to calibrate and validate, by the least memory of a card: their weights take a fifth of it, so that there is room for as much KV as
+#: weights, and a validation reads enough of it.
+_USUAL_MODELS = {60 * 10**9: "llama-3.1-8b", 30 * 10**9: "llama-3.2-3b", 0: "llama-3.2-1b"}
+
+
+def usual_model(memory_bytes: int | None) -> str:
+    """Default model to calibrate and validate on a GPU with this memory; None for a CPU."""
+    if memory_bytes is None:
+        return "toy-llama"
+    return next(name for least, name in _USUAL_MODELS.items() if memory_bytes >= least)
+
+
+def memory_bytes(device: Device) -> int | None:
+    """Memory of a GPU; None for a CPU."""
+    return int(device.describe()["memory_bytes"]) if device.torch_device.type == "cuda" else None
+
+
 def usual_dtype(device: Device) -> str:
     """Default dtype of a device: fp16 on a GPU, fp32 elsewhere."""
     return "fp16" if device.torch_device.type == "cuda" else "fp32"

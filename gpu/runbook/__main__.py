@@ -31,16 +31,13 @@ from ...sim.output.folders import FolderKind, check_folder
 from ...sim.output.interrupts import handle
 from ...sim.types.errors import SettingError, UserError, user_paths
 from ..devices import devices, program
+from ..devices.devices import usual_model
 from .summary import summary
 
-#: Models to calibrate and validate: one that fits every A100, and one for a single CPU core.
-MODELS = {"cuda": "llama-3.1-8b", "cpu": "toy-llama"}
-#: Instead, on cards with less memory than this: there would be room for few sequences beside 16 GB of weights.
-SMALL_MODEL, SMALL_BYTES = "llama-3.2-1b", 40 * 10**9
 #: Budget of each part on a CPU, which may be under other load.
 CPU_BUDGET_S = 600
 #: Time of all parts together.
-SECONDS = 480.0
+SECONDS = 600.0
 #: With less time than this left, no further part begins.
 LEAST_SECONDS = 5.0
 #: Modules of the measuring programs.
@@ -87,7 +84,8 @@ def parts_for(device: str, model: str | None = None, only: Sequence[str] | None 
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise SettingError("device", device, "must be cpu, cuda, or cuda: and a number")
     on_cpu = device == "cpu"
-    parts = (_on_cpu if on_cpu else _on_gpu)(device, model or MODELS["cpu" if on_cpu else "cuda"])
+    # Which parts there are does not depend on the model of a GPU; its memory is looked at where they run.
+    parts = (_on_cpu if on_cpu else _on_gpu)(device, model or usual_model(None if on_cpu else 0))
     names = [part.name for part in parts]
     for name in only or ():
         if name not in names:
@@ -163,7 +161,7 @@ def _validate(device: str, model: str, *more: str) -> Part:
     # Of a GPU whole steps are measured again, which gives another calibration.
     names = ("validation.json", "steps.csv", *(() if device == "cpu" else ("calibration.json",)), "fragmeter.json")
     left = tuple(f"validation/{name}" for name in names)
-    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=130)
+    return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=220)
 
 
 def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:
@@ -246,7 +244,11 @@ def play(
 
 def _folder_kind(parts: Sequence[Part], earlier: Iterable[Outcome]) -> FolderKind:
     """The kind of the ``--out`` folder: files and logs of these parts, of the parts of any device, and of earlier parts."""
-    known: list[Part | Outcome] = [*parts, *earlier, *(part for device in MODELS for part in parts_for(device))]
+    known: list[Part | Outcome] = [
+        *parts,
+        *earlier,
+        *(part for device in ("cuda", "cpu") for part in parts_for(device)),
+    ]
     files = {name for part in known for name in (*part.files, f"{part.name}.log")}
     return FolderKind(
         "GPU day", (*sorted(files), "summary.md"), marker="run.json", recognises=lambda run: "parts" in run
@@ -347,7 +349,7 @@ def main(tokens: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
     parser.add_argument("--only", action="append", help="run this part alone, again if it is done (may be given again)")
     parser.add_argument(
-        "--seconds", type=float, help="time of all parts together; default: 480 on a GPU, none on a CPU"
+        "--seconds", type=float, help="time of all parts together; default: 600 on a GPU, none on a CPU"
     )
     given = parser.parse_args(tokens)
     return program.run(lambda: _play_stages(given))
@@ -363,7 +365,7 @@ def _play_stages(given: argparse.Namespace) -> bool:
         if any(given.device in part.program for part in parts):
             # Checked once here instead of in every part.
             memory_bytes = devices.require(given.device)
-            model = model or (SMALL_MODEL if memory_bytes < SMALL_BYTES else MODELS["cuda"])
+            model = model or usual_model(memory_bytes)
     parts = parts_for(given.device, model, given.only)
     outcomes = play(parts, given.out, given.device, seconds, resume=not given.only)
     print((given.out / "summary.md").read_text(), end="")

@@ -89,7 +89,22 @@ def test_the_page_has_the_verdicts_by_todays_rules():
     found = validations()
     assert found.folders() == VALIDATED
     text = found.PAGE.read_text()
-    assert found.page(text) == text, "python docs/validations.py --write"
+    assert found.page(text, ["verdicts"]) == text, "python docs/validations.py --write"
+
+
+@pytest.mark.slow
+def test_the_page_has_what_a_validation_reads_on_cards():
+    pytest.importorskip("torch")
+    found = validations()
+    text = found.PAGE.read_text()
+    assert found.page(text, ["cards"]) == text, "python docs/validations.py --write"
+
+
+@pytest.mark.parametrize("card", ["a100-40gb", "rtx-5080"])
+def test_three_runs_show_errors_of_attention_on_small_cards(card):
+    pytest.importorskip("torch")
+    names = ["long contexts", "tight pool", "shared prefixes"]
+    assert all(read.shows for read in validations().reads_of(card, names).values())
 
 
 @pytest.mark.parametrize(("what", "error"), [("time", 0.03), ("attention", 0.1)])

@@ -180,7 +180,9 @@ def test_results_of_two_devices_do_not_mix(tmp_path, capsys):
     assert f"device = 'cpu': {tmp_path} has results of cuda; take another folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("memory_bytes", "model"), [(80 << 30, "llama-3.1-8b"), (24 << 30, "llama-3.2-1b")])
+@pytest.mark.parametrize(
+    ("memory_bytes", "model"), [(80 << 30, "llama-3.1-8b"), (40 << 30, "llama-3.2-3b"), (24 << 30, "llama-3.2-1b")]
+)
 def test_a_small_card_gets_a_model_with_room_for_sequences(memory_bytes, model, tmp_path, monkeypatch):
     played = []
     monkeypatch.setattr(runbook.devices, "require", lambda name: memory_bytes)
