@@ -223,10 +223,10 @@ def test_a_part_that_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path):
     assert "grid.json exists and cannot be shown: KeyError: 'kernel'" in page and "## Copies" in page
 
 
-def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_eight_minutes():
+def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_ten_minutes():
     on_gpu, on_cpu = parts_for("cuda:1"), parts_for("cpu")
     assert [one.name for one in on_gpu] == [one.name for one in on_cpu]
-    assert sum(one.budget_s for one in on_gpu) <= 8 * 60
+    assert sum(one.budget_s for one in on_gpu) <= 10 * 60
     assert {name.removesuffix(".json") for one in on_gpu for name in one.files} >= set(SECTIONS)
     for one in on_gpu:
         assert one.name in ("doctor", "record") or "cuda:1" in one.program
