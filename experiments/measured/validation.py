@@ -64,6 +64,11 @@ def print_document(document: Document, report: Report) -> None:
     calibration = document["calibration"]
     report.print_line(f"{document['model']} on {document['device']['name']}", style="bold")
     report.print_line(f"Predicted by: {calibration['source']}, {calibration['device']}. It saw none of these runs.")
+    if calibration.get("model", document["model"]) != document["model"]:
+        text = (
+            f"It is of {calibration['model']}, another model: null models are scaled by the bytes of weights and of KV."
+        )
+        report.print_line(text)
     if "step_drifts" in calibration:
         drifts = ", ".join(f"{drift:+.1%}" for drift in calibration["step_drifts"])
         report.print_line(
@@ -424,6 +429,8 @@ class Validation:
     def _calibration_data(self) -> dict[str, Any]:
         found = self._calibration
         data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
+        if "model" in self._calibrated:
+            data["model"] = self._calibrated["model"]
         drifts = self._calibrated.get("step_drifts") if self._is_again else None
         more = {} if drifts is None else {"step_drifts": drifts}
         return data | {"device": found.device.get("name"), "parts": self._calibrated.get("parts", 1), **more}
@@ -459,7 +466,17 @@ class Validation:
 
     def _judged(self, name: str) -> acceptance.Run:
         measured = acceptance.calibrated_steps(self._calibrated.get("points", ()))
-        return judged(name, self.skeleton, self.plans[name], self.replays[name], measured)
+        return judged(name, self.skeleton, self.plans[name], self.replays[name], measured, self._over_calibrated())
+
+    def _over_calibrated(self) -> tuple[float, float]:
+        """Bytes of weights and KV over those of the calibrated model."""
+        named = self._calibrated.get("model")
+        if named in (None, self.skeleton.model.name):
+            return 1.0, 1.0
+        (weights, kv), (of_weights, of_kv) = (
+            acceptance.elements(spec) for spec in (self.skeleton.model, model_spec(named))
+        )
+        return weights / of_weights, kv / of_kv
 
     def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
         """Timed steps of a plan, with their times by the calibration as it is now."""
@@ -598,17 +615,23 @@ def replay_of(
 
 
 def judged(
-    name: str, skeleton: Skeleton, plan: Plan, replay: Replay, measured: tuple[acceptance.Sizes, np.ndarray] | None
+    name: str,
+    skeleton: Skeleton,
+    plan: Plan,
+    replay: Replay,
+    measured: tuple[acceptance.Sizes, np.ndarray] | None,
+    over_measured: tuple[float, float] = (1, 1),
 ) -> acceptance.Run:
     """A replay with its null models and the bytes that it read.
 
     Args:
         name: Of the run.
         measured: Sizes and microseconds of the steps to which null models are fitted; None: the steps of the replay itself.
+        over_measured: Bytes of weights and of KV over those of the model of these steps.
     """
     steps = replay.steps.tolist()
     sizes = acceptance.sizes_of(plan, steps)
-    nulls = acceptance.null_models(sizes, *(measured or (sizes, replay.measured_us)))
+    nulls = acceptance.null_models(sizes, *(measured or (sizes, replay.measured_us)), *over_measured)
     element_bytes, kv_element_bytes = DTYPES[skeleton.dtype].itemsize, skeleton.pool.keys[0].itemsize
     read_bytes = acceptance.read_bytes(plan, skeleton.model, element_bytes, steps, kv_element_bytes)
     quantile = timing.stopwatch(skeleton.device).quantile

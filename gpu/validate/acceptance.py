@@ -95,17 +95,23 @@ def calibrated_steps(measured: Sequence[Point]) -> tuple[Sizes, np.ndarray]:
     return Sizes(decodes, contexts, tokens - decodes), np.array([step["whole_us"] for step in steps])
 
 
-def null_models(sizes: Sizes, fitted: Sizes, fitted_us: np.ndarray) -> dict[str, np.ndarray]:
+def null_models(
+    sizes: Sizes, fitted: Sizes, fitted_us: np.ndarray, weights: float = 1, kv: float = 1
+) -> dict[str, np.ndarray]:
     """Microseconds of steps by each null model: the one with the smallest MAPE at the steps to which it is fitted.
 
     Args:
         sizes: Steps to predict.
         fitted, fitted_us: Steps to fit to, and their microseconds. Without any there are no null models.
+        weights, kv: Bytes of weights, and of the KV of a token, over those of the model whose steps are fitted: what a planner would scale
+            times of another model by.
     """
     if not len(fitted_us):
         return {}
+    # The time of contexts goes by KV, all other time by weights.
+    sizes = sizes._replace(context_tokens=sizes.context_tokens * (kv / weights))
     return {
-        name: np.column_stack(terms(sizes)) @ least_absolute(np.column_stack(terms(fitted)), fitted_us)
+        name: weights * np.column_stack(terms(sizes)) @ least_absolute(np.column_stack(terms(fitted)), fitted_us)
         for name, terms in NULLS.items()
     }
 
@@ -144,11 +150,17 @@ def read_bytes(
         steps: Places of the steps in the plan.
         kv_element_bytes: Of a KV element; None is that of a weight.
     """
-    shapes = [*points.layer_gemms(model) * model.num_layers, points.head_gemm(model)]
-    weights = len(steps) * sum(n * k for n, k in shapes) * element_bytes
-    slot_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * (kv_element_bytes or element_bytes)
+    of_weights, of_token = elements(model)
+    weights = len(steps) * of_weights * element_bytes
+    slot_bytes = of_token * (kv_element_bytes or element_bytes)
     kv = sum(int(batch_of(plan, step).context_lens.sum()) for step in steps) * slot_bytes
     return {"weights": weights, "kv": kv, "kv_share": round(kv / (kv + weights), 4)}
+
+
+def elements(model: ModelSpec) -> tuple[int, int]:
+    """Elements of the weights that a step reads, and of the KV of a token, in all layers."""
+    shapes = [*points.layer_gemms(model) * model.num_layers, points.head_gemm(model)]
+    return sum(n * k for n, k in shapes), 2 * model.num_layers * model.num_kv_heads * model.head_dim
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,15 @@ class TestNullModels:
         for name, us in worlds.items():
             assert acceptance.null_models(sizes, fitted, us(fitted))[name] == pytest.approx(us(sizes), rel=1e-7)
 
+    def test_of_another_model_they_are_scaled_by_its_bytes(self):
+        """Three times the weights and half the KV of a token."""
+        rng = np.random.default_rng(4)
+        fitted, sizes = (Sizes(*rng.integers(1, 300, (3, count))) for count in (20, 7))
+        us = 3000 + 9.0 * fitted.sequences + 0.5 * fitted.context_tokens + 25 * fitted.prompt_tokens
+        found = acceptance.null_models(sizes, fitted, us, weights=3, kv=0.5)["contexts"]
+        wanted = 9000 + 27.0 * sizes.sequences + 0.25 * sizes.context_tokens + 75 * sizes.prompt_tokens
+        assert found == pytest.approx(wanted, rel=1e-7)
+
     def test_they_are_fitted_to_whole_steps_of_a_calibration(self):
         """32 decodes; 8 decodes beside a prompt of 64 tokens; a step of a file that lacks its sizes."""
         points = [
