@@ -12,7 +12,6 @@ from ...sim.metrics.views import ViewName
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Jobs, Seeds
 from ...sim.types.errors import SettingError
-from ..paper.paper import require_papers
 from ..reproduce.figures import FIGURES
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
@@ -96,7 +95,6 @@ def reproduce(
         _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown}, PREFIX_CACHE)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))
     else:
-        require_papers(trace=trace, alpaca_trace=alpaca_trace)
         rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs, view)
 
 

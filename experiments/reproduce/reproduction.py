@@ -25,7 +25,7 @@ from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.types.errors import SettingError, UserError
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
-from ..paper.paper import Source, source
+from ..paper.paper import Source, require_papers, source
 from ..runs.kept import Kept, key
 from ..runs.output import Count, Report, no_bars
 from ..runs.parallel import Workers, as_they_finish, at_most
@@ -252,6 +252,7 @@ def reproduce(
     """
     if wanted != ALL:
         _require_used(wanted, FIGURES[wanted], traces, seeds)
+    require_papers(trace=traces.trace, alpaca_trace=traces.alpaca_trace)
     benches = Benches(source(traces.trace, seeds, traces.alpaca_trace), seeds)
     rerun = _all if wanted == ALL else _one
     with at_most(jobs):

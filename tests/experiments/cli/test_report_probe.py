@@ -33,7 +33,7 @@ def test_a_server_beside_a_simulation(tmp_path, capsys):
     assert status(["report", str(PROBE), str(tmp_path / "run"), "--out", str(page)]) == 0
     capsys.readouterr()
     text = page.read_text()
-    assert "turns.jsonl beside run" in text
+    assert "Which serves turns.jsonl and Synthetic sharegpt better: turns.jsonl or run?" in text
     assert "These runs served different requests; compare them with care." in text
 
 

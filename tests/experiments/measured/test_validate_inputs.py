@@ -186,7 +186,7 @@ class TestReplica:
         assert complaint in error and error.count("\n") == 1
 
     def test_the_help_says_that_several_engines_are_refused(self, capsys):
-        assert validate("--help") == DONE
+        assert validate("--help-all") == DONE
         assert "--data-parallel-size INT Only 1: one engine" in " ".join(
             capsys.readouterr().out.replace("│", " ").split()
         )
