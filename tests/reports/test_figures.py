@@ -295,13 +295,6 @@ class TestCurves:
             ("published", [9.0]), ("paper", [8.0]), ("roofline", [5.0]),
         ]  # fmt: skip
 
-    def test_without_published_values_only_the_simulated_are_drawn(self):
-        figure = curves(along(("in", 1, None, 8.0), ("in", 2, None, 7.0)))
-        assert [(trace.name, list(trace.y)) for trace in figure.data] == [("in", [8.0, 7.0])]
-        meta = figure.layout.meta["numbers"]
-        assert not {"Published", "How", "Error"} & set(meta["columns"])
-        assert "published" not in f"{figure.layout.title.text} {figure.layout.title.subtitle.text}".lower()
-
     def test_logarithmic_axes_have_whole_labels_and_the_limit_has_one(self):
         """On 2 to 128 on either side: 20 points have ticks at 1, 2 and 5, and not at 6, 7, 8."""
         rows = [("in", 2 * 64 ** (at / 19), None, 2 * 64 ** (at / 19)) for at in range(20)]

@@ -272,7 +272,7 @@ def differs(load: FleetLoad, planted: Callable[[], Any]) -> bool:
 
 #: Changes of the C: policy and router of the runs that notice them, the header, and what is replaced.
 PLANTED_IN_C = {
-    "a leap that ends at an arrival": ("vllm-v1", "kv-aware", "batch", "(r->open || r->pauses) && end >= until", "(r->open || r->pauses) && end > until"),
+    "a leap that ends at an arrival": ("vllm-v1", "kv-aware", "batch", "r->open && end >= until", "r->open && end > until"),
     "the step that ends at an arrival": (
         "vllm-sosp23", "least-outstanding-tokens", "routed", "now - r->now - r->leap.first - 1", "now - r->now - r->leap.first"
     ),
