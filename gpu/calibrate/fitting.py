@@ -24,6 +24,7 @@ from .points import REPEATED
 OUTLIER = 0.1
 _LATENT_DECODES = ("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8")
 _LATENT_PREFILLS = ("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8")
+_MSA_DECODES, _MSA_PREFILLS = ("msa_decode", "msa_decode_fp8"), ("msa_prefill", "msa_prefill_fp8")
 _COMPRESSED_DECODES, _COMPRESSED_PREFILLS = ("csa_decode", "hca_decode"), ("csa_prefill", "hca_prefill")
 _EXPERTS = ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8", "moe_int4")
 #: Knots of the residual tables: a spacing in doublings, or the knots themselves. Other operations have no table.
@@ -43,6 +44,8 @@ KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     # Four tables each, so with fewer knots.
     **dict.fromkeys(_LATENT_DECODES[2:], {"batch": 2, "length": 2, "heads": 1}),
     **dict.fromkeys(_LATENT_PREFILLS[2:], {"tokens": 1, "keys": 4, "heads": 1}),
+    **dict.fromkeys(_MSA_DECODES, {"batch": 2, "length": 2, "heads": 1}),
+    **dict.fromkeys(_MSA_PREFILLS, {"tokens": 1, "keys": 2, "heads": 1}),
     **dict.fromkeys(_COMPRESSED_DECODES, {"batch": 1, "length": 2, "heads": 1}),
     **dict.fromkeys(_COMPRESSED_PREFILLS, {"tokens": 1, "span": 2, "heads": 1}),
     "hyper_connections": {"tokens": 2},
@@ -60,8 +63,8 @@ COLUMNS = {
     **dict.fromkeys(("decode_attention", "contiguous_attention"), ("batch", "length")),
     "prefill_attention": ("tokens", "keys"),
     "mixed_attention": ("batch", "length", "tokens", "span"),
-    **dict.fromkeys(_LATENT_DECODES, ("batch", "length", "heads")),
-    **dict.fromkeys(_LATENT_PREFILLS, ("tokens", "keys", "heads")),
+    **dict.fromkeys((*_LATENT_DECODES, *_MSA_DECODES), ("batch", "length", "heads")),
+    **dict.fromkeys((*_LATENT_PREFILLS, *_MSA_PREFILLS), ("tokens", "keys", "heads")),
     **dict.fromkeys(_COMPRESSED_DECODES, ("batch", "length", "heads")),
     **dict.fromkeys(_COMPRESSED_PREFILLS, ("tokens", "span", "heads")),
     "hyper_connections": ("tokens",),
@@ -79,7 +82,17 @@ SHAPES = {
     "decode_attention": ("heads", "kv_heads", "head_dim"),
     "prefill_attention": ("heads", "kv_heads", "head_dim"),
     "mixed_attention": ("heads",),
-    **dict.fromkeys((*_LATENT_DECODES, *_LATENT_PREFILLS, *_COMPRESSED_DECODES, *_COMPRESSED_PREFILLS), ("heads",)),
+    **dict.fromkeys(
+        (
+            *_LATENT_DECODES,
+            *_LATENT_PREFILLS,
+            *_MSA_DECODES,
+            *_MSA_PREFILLS,
+            *_COMPRESSED_DECODES,
+            *_COMPRESSED_PREFILLS,
+        ),
+        ("heads",),
+    ),
     "hyper_connections": ("hidden_size",),
     **dict.fromkeys(("gdn_decode", "gdn_prefill"), ("key_heads", "value_heads")),
     "all_reduce": ("ranks",),

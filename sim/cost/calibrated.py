@@ -31,7 +31,7 @@ from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
 from .kernels import MXFP8_EXPERTS, Kernels, experts_kernels, gemm_kernels, unpacked_gemm
-from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations
+from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations, module_layers
 from .links import Links
 from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
 from .sampler import describe_sampler, sampler_us
@@ -63,6 +63,7 @@ class AttentionCurves:
     Args:
         paged: Whether decodes read by block tables. Else their calls are ``contiguous_attention``, where the calibration has it.
         states: Layers with states instead of attention; their time is added.
+        modules: Layers of which operations have all of attention, projections included; their time is added.
 
     Attributes:
         states: As given.
@@ -80,8 +81,9 @@ class AttentionCurves:
         deployment: Deployment = Deployment(),
         paged: bool = True,
         states: StateOperations | None = None,
+        modules: LatentCurves | None = None,
     ) -> None:
-        self.states = states
+        self.states, self._modules = states, modules
         shape, context_ranks = model.head_attention(tensor_parallel), deployment.decode_context_parallel
         heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(deployment.kv_dtype) / 8
         gathered, self._ranks = context_ranks * shape.heads, context_ranks
@@ -98,11 +100,16 @@ class AttentionCurves:
         self._heads = shape.heads
         self.backend = attention_backend(model, gpu, deployment, tensor_parallel) if is_profile else TWO_CALLS
         # A measured factor holds for calls of attention alone.
-        self.mixed_model = None if states else mixed_model(calibration, gathered // shape.kv_heads, self.backend)
+        self.mixed_model = (
+            None if states or modules else mixed_model(calibration, gathered // shape.kv_heads, self.backend)
+        )
         rate = calibration.ops["prefill_attention"].coefficients.flops_per_s or gpu.fp16_flops_per_s
         self.calls = MixedCalls(self.backend, gpu, gathered, shape.kv_heads, shape.head_dim, rate, self._token_bytes)
         kept = [group for group in model.kv_groups() if group.span.keeps_tokens]
-        self._groups = [(group.num_layers, group.span.tokens or None) for group in kept]
+        apart = module_layers(model) if modules else frozenset[int]()
+        of_groups = [(len(set(group.layers) - apart), group.span.tokens or None) for group in kept]
+        self._groups = [(layers, window) for layers, window in of_groups if layers]
+        self._shared = modules.shared if modules else 0
         self._longest = model.max_model_len
         self._curves: dict[tuple[int, bool], RisingCurve] = {}
         self.prefill = Surface(self._prefill)
@@ -135,7 +142,8 @@ class AttentionCurves:
         prefill, found = self.prefill(tokens, pairs), self.mixed_model
         if found is None:
             blocks = batch * prompt_blocks(tokens, pairs)
-            return self.mixed_decode(batch)(context) + prefill + self._per_block * blocks
+            decode = self.mixed_decode(batch)(context)
+            return max(decode + prefill + self._per_block * blocks - self._shared, decode, prefill)
         decode, factor = self.decode(batch)(context), found.coefficients.each_us
         if found.residuals is not None:
             factor *= exp(found.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
@@ -165,7 +173,7 @@ class AttentionCurves:
     def parts(self) -> tuple[Callable[[int], RisingCurve], int, int] | None:
         """``mixed_decode`` by batch, ``per_block`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up; None where it is an operation
         of its own."""
-        return None if self.mixed_model is not None else (self.mixed_decode, self._per_block, 0)
+        return None if self.mixed_model is not None else (self.mixed_decode, self._per_block, self._shared)
 
     def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, Amount]:
         """Axes, in the table of residuals, of a mixed call with the mean of what all layers read; a layer with a window reads at most that."""
@@ -182,8 +190,11 @@ class AttentionCurves:
             alone = self._decode_us(batch, held)
             us += layers * (self.calls.decode_us(batch, held, alone) if in_mixed_call else alone)
             kv_bytes += layers * self._token_bytes * read / self._ranks
-        states = self.states.decode_us(batch) if self.states else 0.0
-        return us + self._evicted_us(batch, kv_bytes) + states
+        if self.states:
+            us = us + self.states.decode_us(batch)
+        if self._modules:
+            us = us + self._modules.decode_us(batch, context)
+        return us + self._evicted_us(batch, kv_bytes)
 
     def _evicted_us(self, batch: int, kv_bytes: np.ndarray) -> np.ndarray:
         """By how much the GEMMs of a step are longer behind reads of so much KV; 0 where that was not measured."""
@@ -195,6 +206,8 @@ class AttentionCurves:
             within = pairs if window is None else np.minimum(pairs, window * tokens)
             held = tokens + np.maximum(0, within / tokens - (tokens + 1) / 2)
             us += layers * self._prefill_us(tokens, within, held)
+        if self._modules:
+            us = us + self._modules.prefill_us(tokens, pairs)
         return us + self.states.prefill_us(tokens, pairs) if self.states and tokens else us
 
 
@@ -361,16 +374,20 @@ class CalibratedCost:
         self._links = Links(model, gpu, tensor_parallel, stages, ranks.engines, divided)
         self._latent = latent_operations(calibration, model, deployment.quantization, deployment.kv_dtype)
         self._attention: AttentionCurves | LatentCurves
-        if self._latent:
-            self._attention = LatentCurves(self._latent, model, tensor_parallel, divided)
+        modules = LatentCurves(self._latent, model, tensor_parallel, divided) if self._latent else None
+        self._modules = module_layers(model) if modules else frozenset[int]()
+        if modules and len(self._modules) == len(model.attention_layers):
+            self._attention = modules
         else:
             given = calibration, model, gpu, tensor_parallel
             states = StateOperations(*given, deployment) if model.mixer else None
-            self._attention = AttentionCurves(*given, block_size, deployment, paged, states)
+            self._attention = AttentionCurves(*given, block_size, deployment, paged, states, modules)
         self._gemms = Counter(
             gemm
             for layer in range(model.num_layers)
-            for gemm in layer_gemms(model, layer, tensor_parallel, deployment.quantization, ranks)
+            for gemm in layer_gemms(
+                model, layer, tensor_parallel, deployment.quantization, ranks, layer in self._modules
+            )
         )
         self._reduced = self._all_reduces(calibration)
         self._expert_kernels = experts_kernels(model, gpu, deployment, tensor_parallel, calibration.ops)
@@ -416,14 +433,15 @@ class CalibratedCost:
         model, us = self.model, self._us
         tokens = np.maximum(tokens, 1)
         layers = []
-        if not self._latent:
+        plain = [layer for layer in model.attention_layers if layer not in self._modules]
+        if plain:
             shape, kv_element_bytes = (
                 model.head_attention(self.tensor_parallel),
                 dtype_bits(self.deployment.kv_dtype) / 8,
             )
             written = tokens / self.deployment.decode_context_parallel
             one = us("kv_write", operations.kv_write(written, shape.kv_heads, shape.head_dim, kv_element_bytes))
-            layers = [one] * len(model.attention_layers)
+            layers = [one] * len(plain)
         for layer in range(model.num_layers):
             # Of a layer with a mixer or an MLP alone there are half of the kernels.
             share = ((model.span(layer).kind != "none") + model.has_mlp(layer)) / 2
@@ -434,7 +452,7 @@ class CalibratedCost:
                 model.num_layers * us("hyper_connections", operations.hyper_connections(tokens, model.hidden_size))
             )
         if "small_kernel" in self.calibration.ops:
-            launched = small_kernels(model, self.deployment.vllm_minor)
+            launched = small_kernels(model, self.deployment.vllm_minor, self._modules)
             layers.append(launched * us("small_kernel", operations.small_kernel()))
         models = self._gemm_models
         own = [(gemm, count) for gemm, count in self._gemms.items() if gemm.experts is None or self._engines == 1]

@@ -49,11 +49,15 @@ def layer_gemms(
     tensor_parallel: int,
     quantization: str | None,
     expert_ranks: ExpertRanks | None = None,
+    in_module: bool = False,
 ) -> list[Gemm]:
     """The GEMMs of one layer on a rank: Q, K and V together, output, gates and indexers, or the projections of a state, then MLP, or
     router and experts.
 
     Those of latent attention are left out: they belong to its own operation.
+
+    Args:
+        in_module: Whether the projections of attention belong to an operation of the calibration.
     """
     ranks = expert_ranks or ExpertRanks(slices=tensor_parallel)
     matrices = layer_matrices(model, layer, tensor_parallel, ranks)
@@ -63,7 +67,7 @@ def layer_gemms(
         # The convolution belongs to the state's own operation.
         mixer = [matrix for matrix in matrices[:projections] if matrix.part != "convolution"]
         found = [_gemm((matrix,), quantization) for matrix in mixer]
-    elif projections and not model.has_vectors:
+    elif projections and not (in_module or model.has_vectors):
         mixer = list(matrices[:projections])
         # Query, key and value precede the output projection; gates and indexers follow it.
         output = max(place for place, matrix in enumerate(mixer) if matrix.outputs == model.hidden_size)

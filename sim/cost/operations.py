@@ -270,8 +270,8 @@ def mla_prefill_fp8(tokens: Amount, pairs: Amount, context_tokens: Amount, heads
     return mla_prefill(tokens, pairs, context_tokens, heads, 1)
 
 
-def dsa_name(hidden_size: int, kv_dtype: str) -> str:
-    """Name of the widths of a model with sparse latent attention, and of its KV cache: tables have a model for each."""
+def sparse_name(hidden_size: int, kv_dtype: str) -> str:
+    """Name of the widths of a model with sparse attention, and of its KV cache: tables have a model for each."""
     return f"{hidden_size}-{'fp8' if kv_dtype.startswith('fp8') else 'auto'}"
 
 
@@ -349,6 +349,71 @@ def dsa_prefill_fp8(
 ) -> Work:
     """``dsa_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
     return dsa_prefill(tokens, pairs, context_tokens, heads, hidden_size, 1)
+
+
+class MsaWidths(NamedTuple):
+    """Widths of a layer of MiniMax M3 with sparse attention; queries and keys of its indexer are as wide as those of attention.
+
+    Attributes:
+        group: Query heads of a KV head, each of which has an index head, too.
+        top_k: Tokens of the chosen blocks.
+    """
+
+    hidden_size: int
+    head_dim: int
+    group: int
+    top_k: int
+
+
+MSA_WIDTHS = MsaWidths(6144, 128, 16, 2048)
+
+
+def _msa(
+    queries: Amount, pairs: Amount, read: tuple[Amount, Amount], heads: Amount, element_bytes: float
+) -> tuple[Amount, Amount]:
+    """Flops and bytes of one layer of MiniMax M3 over so many queries and (query, key) pairs; ``read`` are keys of attention and of the indexer."""
+    hidden_size, head_dim, group, top_k = MSA_WIDTHS
+    kv_heads = np.maximum(1, np.asarray(heads) / group)
+    params = hidden_size * head_dim * (2 * heads + 3 * kv_heads + 1)
+    attended = np.minimum(pairs, top_k * np.asarray(queries))
+    flops = 2 * queries * params + 4 * attended * heads * head_dim + 2 * pairs * kv_heads * head_dim
+    keys, index_keys = read
+    moved = 2 * keys * kv_heads * head_dim + index_keys * head_dim + 2 * queries * (hidden_size + heads * head_dim)
+    return flops, params * element_bytes + moved * ELEMENT_BYTES
+
+
+def msa_decode(batch: Amount, context_tokens: Amount, heads: Amount, element_bytes: float = ELEMENT_BYTES) -> Work:
+    """Sparse attention of ONE layer of MiniMax M3 with its projections and indexer: one new token of each of ``batch`` sequences, which hold
+    ``context_tokens`` together. Scores are of all tokens; attention is on K and V of at most ``MsaWidths.top_k`` of a sequence.
+
+    A rank has ``heads`` query heads, and the KV and index heads of these. Residuals go by sequences (``batch``), their mean ``length``,
+    and ``heads``.
+    """
+    attended = np.minimum(context_tokens, MSA_WIDTHS.top_k * np.asarray(batch))
+    flops, moved = _msa(batch, context_tokens, (attended, context_tokens), heads, element_bytes)
+    return Work(flops, moved, at={"batch": batch, "length": context_tokens / batch, "heads": heads})
+
+
+def msa_prefill(
+    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, element_bytes: float = ELEMENT_BYTES
+) -> Work:
+    """As ``msa_decode``, ``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys.
+
+    Residuals go by ``tokens``, the mean ``keys`` that a query sees of the new tokens, and ``heads``.
+    """
+    flops, moved = _msa(tokens, pairs, (context_tokens, context_tokens), heads, element_bytes)
+    at: dict[str, Amount] = {"tokens": tokens, "keys": np.minimum(pairs / tokens, (tokens + 1) / 2), "heads": heads}
+    return Work(flops, moved, at=at)
+
+
+def msa_decode_fp8(batch: Amount, context_tokens: Amount, heads: Amount) -> Work:
+    """``msa_decode`` with projections in fp8, a scale for each block of 128 x 128."""
+    return msa_decode(batch, context_tokens, heads, 1)
+
+
+def msa_prefill_fp8(tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount) -> Work:
+    """``msa_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
+    return msa_prefill(tokens, pairs, context_tokens, heads, 1)
 
 
 class CompressedWidths(NamedTuple):
@@ -582,6 +647,10 @@ OpName = Literal[
     "dsa_decode_fp8",
     "dsa_prefill",
     "dsa_prefill_fp8",
+    "msa_decode",
+    "msa_decode_fp8",
+    "msa_prefill",
+    "msa_prefill_fp8",
     "csa_decode",
     "csa_prefill",
     "hca_decode",
@@ -626,6 +695,10 @@ OPERATIONS: dict[OpName, Callable[..., Work]] = {
     "dsa_decode_fp8": dsa_decode_fp8,
     "dsa_prefill": dsa_prefill,
     "dsa_prefill_fp8": dsa_prefill_fp8,
+    "msa_decode": msa_decode,
+    "msa_decode_fp8": msa_decode_fp8,
+    "msa_prefill": msa_prefill,
+    "msa_prefill_fp8": msa_prefill_fp8,
     "csa_decode": csa_decode,
     "csa_prefill": csa_prefill,
     "hca_decode": hca_decode,
@@ -650,7 +723,8 @@ FROM_TABLES: frozenset[OpName] = frozenset(
     (
         "gemm_fp8", "gemm_nvfp4", "gemm_w8", "gemm_w4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8",
         "moe_int4", "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
-        "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
+        "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "msa_decode", "msa_decode_fp8", "msa_prefill", "msa_prefill_fp8",
+        "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
         "hyper_connections", "gdn_decode", "gdn_prefill", "small_kernel", "all_reduce",
     )
 )  # fmt: skip
@@ -682,6 +756,8 @@ AXES = {
     "mixed_attention": ("lanes", "length", "rows", "span"),
     **dict.fromkeys(("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8"), ("batch", "length", "heads")),
     **dict.fromkeys(("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8"), ("tokens", "keys", "heads")),
+    **dict.fromkeys(("msa_decode", "msa_decode_fp8"), ("batch", "length", "heads")),
+    **dict.fromkeys(("msa_prefill", "msa_prefill_fp8"), ("tokens", "keys", "heads")),
     **dict.fromkeys(("csa_decode", "hca_decode"), ("batch", "length", "heads")),
     **dict.fromkeys(("csa_prefill", "hca_prefill"), ("tokens", "span", "heads")),
     "hyper_connections": ("tokens",),

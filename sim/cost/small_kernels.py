@@ -17,6 +17,8 @@ Dense layers stay at the four: their times were compared with servers, and these
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from ..spec.shape import ModelSpec
 from ..spec.states import GatedDelta
 
@@ -26,15 +28,17 @@ _MINIMAX_M2 = "minimax_m2"
 _FIRST_PACKED = 18
 
 
-def small_kernels(model: ModelSpec, minor: int | None = None) -> int:
+def small_kernels(model: ModelSpec, minor: int | None = None, modules: AbstractSet[int] = frozenset()) -> int:
     """Of all layers, beside ``elementwise``.
 
     Args:
         minor: Of the release, 0.``minor``; None is the newest.
+        modules: Layers with attention in an operation of its own, which has its kernels.
     """
     if model.experts is None and model.mixer is None:
         return 0
-    return sum(_of_mixer(model, layer, minor) + _of_experts(model, layer) for layer in range(model.num_layers))
+    mixers = sum(_of_mixer(model, layer, minor) for layer in range(model.num_layers) if layer not in modules)
+    return mixers + sum(_of_experts(model, layer) for layer in range(model.num_layers))
 
 
 def norm_all_reduces(model: ModelSpec) -> int:

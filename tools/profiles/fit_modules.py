@@ -4,6 +4,7 @@
                     table, decodes of SGLang's, whose kernels take 0.99 of the time of vLLM's on an H100 (median; 0.91 to 1.11); it has no scan
     dsa_*           the module of one layer: projections, indexer, attention; one model for each model and KV format in the tables, with
                     the errors of the worst
+    msa_*           the module of one layer of MiniMax M3 with sparse attention, as dsa_*; all heads are of its shape
     dsv4_*          the module of one layer of DeepSeek V4 Flash and Pro, of each kind of layer, as dsa_*
     mhc             both mixings of hidden states of one of its layers: the kernel before and that behind are one point
     gemm_perf       of TensorRT-LLM on the A100, where vLLM's table has 16 bits alone: weights of 8 and 4 bits. vLLM runs Marlin's kernels, which
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fragmeter.gpu.calibrate.fitting import Points, Say, describe, is_possible, require_rows, silent
-from fragmeter.sim.cost.operations import GDN_DIM, OpName, dsa_name
+from fragmeter.sim.cost.operations import GDN_DIM, MSA_WIDTHS, OpName, sparse_name
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 
@@ -31,11 +32,16 @@ from .tables import OperationTables
 MOST_TOKENS = 32_768
 #: Operations of this module that a scaled profile takes over, with its own memory.
 MODULES: tuple[OpName, ...] = (
-    "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
+    "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "msa_decode", "msa_decode_fp8", "msa_prefill", "msa_prefill_fp8",
+    "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
     "hyper_connections", "gdn_decode", "gdn_prefill", "gemm_w8", "gemm_w4",
 )  # fmt: skip
-_DSA_MODELS = {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144}
-_DSA_FORMATS = {"": "bfloat16", "_fp8": "fp8_block"}
+#: Models of the tables of sparse attention, with their hidden sizes.
+_SPARSE_MODELS = {
+    "dsa": {"deepseek-ai/DeepSeek-V3.2": 7168, "zai-org/GLM-5": 6144},
+    "msa": {"MiniMaxAI/MiniMax-M3": MSA_WIDTHS.hidden_size},
+}
+_SPARSE_FORMATS = {"": "bfloat16", "_fp8": "fp8_block"}
 #: Kinds of layers of DeepSeek V4, and the hidden sizes of its models, by a part of the names that tables of several copies have.
 _COMPRESSED = ("csa", "hca")
 _COMPRESSED_MODELS = {"V4-Flash": 4096, "V4-Pro": 7168}
@@ -113,14 +119,15 @@ def _delta_nets(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[t
 
 
 def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:
-    for phase, name in (("decode", "dsa_generation_module_perf"), ("prefill", "dsa_context_module_perf")):
-        table = tables.read(name)
+    phases = {"decode": "generation", "prefill": "context"}
+    for kind, phase in ((kind, phase) for kind in _SPARSE_MODELS for phase in phases):
+        table = tables.read(f"{kind}_{phases[phase]}_module_perf")
         if table is None:
             continue
-        for suffix, form in _DSA_FORMATS.items():
-            operation: Any = f"dsa_{phase}{suffix}"
+        for suffix, form in _SPARSE_FORMATS.items():
+            operation: Any = f"{kind}_{phase}{suffix}"
             shapes = {}
-            for model, hidden_size in _DSA_MODELS.items():
+            for model, hidden_size in _SPARSE_MODELS[kind].items():
                 for kv_dtype in ("bfloat16", "fp8"):
                     frame = table.frame
                     frame = frame[
@@ -131,7 +138,7 @@ def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple
                     points = _of_module(operation, frame, hidden_size)
                     say(f"{sheet.name}: {operation}, {len(points.us):,} rows of {table.path}, {model}, {kv_dtype} KV")
                     within = lambda points: points.column("heads") >= 8  # noqa: E731
-                    shapes[dsa_name(hidden_size, kv_dtype)] = _entry(
+                    shapes[sparse_name(hidden_size, kv_dtype)] = _entry(
                         points, table.path, len(frame), sheet, "8 to 128 heads", within, bool(suffix)
                     )
             if shapes:
@@ -153,17 +160,18 @@ def _together(shapes: dict[str, _Entry]) -> _Entry:
 
 
 def _of_module(operation: OpName, frame: pd.DataFrame, hidden_size: int) -> Points:
-    us, sizes = (
-        frame.latency.to_numpy(float) * 1e3,
-        {"heads": frame.num_heads, "hidden_size": frame.num_heads * 0 + hidden_size},
-    )
-    if operation.endswith("_decode") or operation == "dsa_decode_fp8":
+    us, sizes = frame.latency.to_numpy(float) * 1e3, {"heads": frame.num_heads}
+    if not operation.startswith("msa"):
+        sizes["hidden_size"] = frame.num_heads * 0 + hidden_size
+    if operation.removesuffix("_fp8").endswith("_decode"):
         held = frame.batch_size * (frame.step + 1)
         return Points(operation, _floats(batch=frame.batch_size, context_tokens=held, **sizes), us)
     tokens, before = frame.batch_size * frame.isl, frame.batch_size * frame.step
     pairs = tokens * (frame.isl + 1) / 2 + tokens * frame.step
     points = Points(operation, _floats(tokens=tokens, pairs=pairs, context_tokens=tokens + before, **sizes), us)
-    return points.take(points.column("tokens") <= MOST_TOKENS)
+    # A prompt of one token is a decode of MiniMax M3: on a B200 16 take 29 us, and one prompt of 16 tokens takes 62.
+    alone = operation.startswith("msa") & (frame.isl.to_numpy(float) == 1)
+    return points.take((points.column("tokens") <= MOST_TOKENS) & ~alone)
 
 
 def _compressed(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple[str, _Entry]]:

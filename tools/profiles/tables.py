@@ -46,6 +46,8 @@ COLUMNS: dict[str, dict[str, int | None]] = {
     "mla_context_module_perf": _LATENT | {"isl": 1},
     "dsa_generation_module_perf": _SPARSE,
     "dsa_context_module_perf": _SPARSE | {"isl": 1},
+    "msa_generation_module_perf": _SPARSE,
+    "msa_context_module_perf": _SPARSE | {"isl": 1},
     **dict.fromkeys(("dsv4_csa_generation_module_perf", "dsv4_hca_generation_module_perf"), _SPARSE),
     **dict.fromkeys(("dsv4_csa_context_module_perf", "dsv4_hca_context_module_perf"), _SPARSE | {"isl": 1}),
     "mhc_module_perf": {"op_name": None, "num_tokens": 1, "hidden_size": 1},

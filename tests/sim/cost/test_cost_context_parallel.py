@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fragmeter.sim.cost import CalibratedCost, RooflineCost, cost, profile
-from fragmeter.sim.cost.latent import LatentCurves, latent_operations
+from fragmeter.sim.cost.calibrated import AttentionCurves
+from fragmeter.sim.cost.gemms import layer_gemms
+from fragmeter.sim.cost.latent import LatentCurves, latent_operations, module_layers
 from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import ALL_REDUCE_LATENCY_US, LINK_SHARE, NETWORK_BYTES_PER_S, NETWORK_LATENCY_US
 from fragmeter.sim.spec import Deployment, gpu, model
@@ -135,3 +137,21 @@ def test_the_description_names_the_calls():
     assert found["decode_context_parallel"] == 8
     assert found["context"]["value"] == 3 * 61 * ALL_REDUCE_LATENCY_US * PER_US
     assert found["context_per_token"]["value"] > 0
+
+
+def test_layers_with_a_module_of_their_own_leave_the_others_to_plain_attention():
+    """MiniMax M3 has three layers without an indexer, and no projections of the others among its GEMMs."""
+    spec, card = model("minimax-m3"), profile("h200")
+    operations, layers = latent_operations(card, spec, None), module_layers(spec)
+    assert layers == set(range(3, 60)) and list(operations) == ["msa_decode", "msa_prefill"]
+    modules = LatentCurves(operations, spec, 8)
+    whole = AttentionCurves(card, spec, gpu("h200"), 8, 128, modules=modules)
+    for batch, context in ((1, 1024), (64, 262_144)):
+        dense = 3 * card.ops["decode_attention"].us(OPERATIONS["decode_attention"](batch, context, 8, 1, 128, 128))
+        alone = float(dense) * PER_US + modules.decode(batch)(context)
+        assert whole.decode(batch)(context) == pytest.approx(alone, rel=0.01)
+        together = whole.decode(batch)(context) + whole.prefill(2048, 2_098_176)
+        assert whole.mixed(batch, context, 2048, 2_098_176) <= together
+    # Q, K and V, output, and queries and key of the indexer.
+    assert layer_gemms(spec, 3, 8, None)[4:] == layer_gemms(spec, 3, 8, None, in_module=True)
+    assert CalibratedCost.refusal(spec, card) is None and CalibratedCost.refusal(spec, profile("a100-80gb")) is not None

@@ -77,6 +77,24 @@ def test_the_work_of_latent_attention_by_hand():
     assert (prompt.at["keys"], chunk.at["keys"]) == (50.5, 50.5)
 
 
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_the_work_of_sparse_attention_in_blocks_by_hand(ranks):
+    """Parameters are those of the model's matrices; the heads of KV and of the indexer are not divided below one."""
+    spec = model("minimax-m3")
+    layer, heads, kv_heads = spec.indexer.layers[0], spec.num_heads // ranks, max(1, spec.num_kv_heads // ranks)
+    params = sum(matrix.params for matrix in mixer_matrices(spec, layer, ranks))
+    decode = OPERATIONS["msa_decode_fp8"](4, 40_000, heads)
+    assert decode.flops == 2 * 4 * params + 4 * 4 * 2048 * heads * 128 + 2 * 40_000 * kv_heads * 128
+    read = 2 * 4 * 2048 * kv_heads * 128 + 40_000 * 128 + 2 * 4 * (spec.hidden_size + heads * 128)
+    assert decode.bytes == params + 2 * read
+    assert decode.at == {"batch": 4, "length": 10_000, "heads": heads}
+    # A prompt of 100 tokens has fewer keys than an indexer chooses.
+    prompt = OPERATIONS["msa_prefill"](100, 5050, 100, heads)
+    assert prompt.flops == 2 * 100 * params + 4 * 5050 * heads * 128 + 2 * 5050 * kv_heads * 128
+    assert prompt.bytes - OPERATIONS["msa_prefill_fp8"](100, 5050, 100, heads).bytes == params
+    assert prompt.at == {"tokens": 100, "keys": 50.5, "heads": heads}
+
+
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"])
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_the_work_of_compressed_attention_by_hand(name, ranks):
