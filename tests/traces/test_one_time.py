@@ -299,7 +299,6 @@ class TestCommands:
         for command in (
             ("simulate", *self.SERVED),
             ("traces", "stats"),
-            ("reproduce", "waste"),
             (
                 "diagnose",
                 "--serve",
