@@ -50,6 +50,8 @@ def made(monkeypatch) -> list[tuple[str, tuple[int, ...], bool]]:
 
     both = {"one": figure("one", seeds=3), "two": figure("two", seeds=None, traced=False)}
     monkeypatch.setattr(reproduction, "FIGURES", both)
+    # Pairs are made up, too.
+    monkeypatch.setattr(reproduction, "require_papers", lambda **_: None)
     # The page's stories are runs of seconds.
     monkeypatch.setattr(reproduction, "Page", lambda names, with_stories, head=None: Pages())
     return runs
@@ -119,6 +121,7 @@ def test_the_pairs_of_alpaca_go_to_the_figures_that_serve_them(monkeypatch, tmp_
         "three": figure("three", traced=False, alpaca=True),
     }
     monkeypatch.setattr(reproduction, "FIGURES", figures)
+    monkeypatch.setattr(reproduction, "require_papers", lambda **_: None)
     (tmp_path / "sharegpt.csv").write_text("input,output\n7,5\n9,3\n")
     (tmp_path / "alpaca.csv").write_text("input,output\n2,4\n")
     rerun("all", tmp_path / "sharegpt.csv", None, tmp_path / "out", tmp_path / "alpaca.csv")

@@ -273,6 +273,8 @@ def test_a_file_that_is_not_there(tmp_path):
 #: What only a calibration measures.
 BY_CALIBRATIONS = {"prefill_step", "launches", "contiguous_attention"}
 SPARSE = {"dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8"}
+#: Fitted on two cards so far.
+MSA = {"msa_decode", "msa_decode_fp8", "msa_prefill", "msa_prefill_fp8"}
 COMPRESSED = {"csa_decode", "csa_prefill", "hca_decode", "hca_prefill", "hyper_connections"}
 #: Of TensorRT-LLM's kernels at most at Marlin's rate, in the tables of the A100 alone.
 UNPACKED = {"gemm_w8", "gemm_w4"}
@@ -289,7 +291,7 @@ class TestProfiles:
         found = profile(name)
         assert found.kind == "profile"
         if name.startswith("rtx"):
-            added = FROM_TABLES - set(LATENT) - SPARSE - COMPRESSED - UNPACKED - {"moe_mxfp4_mxfp8"}
+            added = FROM_TABLES - set(LATENT) - SPARSE - MSA - COMPRESSED - UNPACKED - {"moe_mxfp4_mxfp8"}
             assert "LLMServingSim" in found.source and set(found.ops) | FROM_TABLES | BY_CALIBRATIONS == set(OPERATIONS)
             assert added & set(found.ops) == (added if name == "rtx-pro-6000" else set())
             for operation in ("gemm", "decode_attention", "prefill_attention", "mixed_attention"):
@@ -301,6 +303,7 @@ class TestProfiles:
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
         of_formats -= set() if gpu(name).is_blackwell else {"moe_mxfp4_mxfp8"}
+        of_formats -= set() if name in ("h200", "gb300") else MSA
         of_formats -= UNPACKED | (SPARSE | COMPRESSED if name == "l40s" else set())
         tabulated = {
             *fitted,
