@@ -53,7 +53,7 @@ class Uncertainty:
     basis: str
 
     def text(self) -> str:
-        """The factors on step times and the KV caches, in words."""
+        """The interval of step times, where it comes from, and that of the KV cache: what stands behind a probability in a plan's text."""
         times = f"{self.basis}, {self.scales[0]:.2f} to {self.scales[-1]:.2f} times as long"
         sizes = " to ".join(f"{each.num_blocks:,}" for each in dict.fromkeys((self.memories[0], self.memories[-1])))
         return f"{times if len(self.scales) > 1 else self.basis}; {sizes} blocks of KV cache"

@@ -178,9 +178,11 @@ def read_metrics(path: str | PathLike[str]) -> ServerMetrics:
 
 
 def served_load(readings: Readings, one_engine: bool = False) -> ServerMetrics:
-    """The metrics of the busiest engine, with gauges and the rate of arrivals while requests arrive.
+    """What a server's metrics say of its load, to simulate one engine under it.
 
-    The busiest engine has the most requests in flight, summed over the scrapes.
+    Of several engines it is the one with the most requests in flight, summed over the scrapes. Gauges and the arrival rate are of the
+    scrapes between which requests arrive; lengths of prompts and outputs are of all requests since the server's start if too few finished
+    between these.
 
     Args:
         one_engine: Refuse metrics of several engines.

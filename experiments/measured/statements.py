@@ -338,7 +338,12 @@ def _twice(log: StartupLog) -> Iterator[Statement]:
 
 
 def _configured(config: str, given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Settings in an engine's configuration, by their names as flags."""
+    """Name of a flag and its value as text, for each setting in the line "Initializing a V1 LLM engine" of a start-up log.
+
+    Args:
+        config: The configuration in that line, ``model='...', dtype=..., max_seq_len=...``.
+        given: Flags that the log says the user gave, by name.
+    """
     if (named := re.search(r"\bmodel='([^']*)'", config)) is not None:
         yield "model", named[1]
     for field in _FIELDS:

@@ -235,11 +235,11 @@ ATTENTION = ("decode_attention", "contiguous_attention", "prefill_attention")
 
 
 class Replay(NamedTuple):
-    """Timed steps of a run.
+    """Steps of a simulated run that a device executed: predicted and measured times.
 
     Attributes:
-        steps: Their places in the plan.
-        predicted_us: float [steps].
+        steps: int [steps], their numbers in the run, from 0.
+        predicted_us: float [steps], by the calibration.
         attention_us: float [steps], the part of it that is attention.
         samples_us: float [repetitions, steps].
         measured_us: float [steps], the stopwatch's quantile of the repetitions.

@@ -44,9 +44,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Results of one run.
+    """What figures of the paper take from the simulation of one ``Case``: shares of the KV cache, and requests in a batch.
 
     Attributes:
+        num_blocks, block_size: The pool; ``block_size`` in tokens.
         values: Means over iterations in the window, by metric: ``*_pct`` of the paper's categories and of the nine buckets,
             in percent of the pool; ``batched_requests``; and those of ``OVER_THE_RUN`` for a case that is served to the end.
         over_time: The percentages as means over time.

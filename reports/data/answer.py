@@ -14,7 +14,7 @@ from ...sim.metrics.views import UNUSED, WASTE, amount, nine_buckets
 
 
 class KeyNumber(NamedTuple):
-    """A number of the first screen, with its unit, and what stands below it."""
+    """A large number at the top of a report: what it is, the number with its unit as text, and a line below it, such as the p99 of a median."""
 
     label: str
     value: str

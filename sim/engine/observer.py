@@ -122,12 +122,13 @@ class Observer:
         """
 
     def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
-        """Called before finished sequences release their blocks, where steps are scheduled ahead.
+        """Called when sequences have generated their last token and still hold their blocks. Asynchronous scheduling alone: the step that
+        starts ``now`` was planned before it was known that they would finish.
 
         Args:
-            finished: They generated their last token in the step that ended ``now``; those that the plan preempted
-                included.
-            in_vain: Those of them that compute one more token in the step that starts ``now``.
+            finished: They generated their last token in the step that ended ``now``; sequences that the plan of the next step preempted
+                are among them.
+            in_vain: Those of them that the step that starts ``now`` computes once more, for a token that is thrown away.
         """
 
     def idle_started(self, now: int, ticks: int) -> None:

@@ -202,7 +202,7 @@ def _time(results: Mapping[str, Any]) -> Section:
 
 
 def _metric_rows(name: str, metrics: Mapping[str, Mapping[str, float | None]]) -> Iterator[dict[str, Any]]:
-    """A row for each judged metric of a load, and one for its mean error."""
+    """Rows of the table of errors for one load: each metric that has a limit, measured, simulated and by the null models, and their mean error."""
     missed = misses(metrics)
     fitted = name == "/".join(CALIBRATION)
     for metric, limit in LIMITS.items():
