@@ -19,7 +19,7 @@ ROWS = {"pairs": "input,output\n7,5\n9,3\n", "timed": "arrival_s,prompt_tokens,o
 def test_other_pairs_are_refused_before_anything_is_run(flag, name, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text(text)
-    assert status(["reproduce", "fig13b", flag, "mine.csv", "--out", "out"]) == MISTAKE
+    assert status(["reproduce", "fig11", flag, "mine.csv", "--out", "out"]) == MISTAKE
     field = flag.removeprefix("--").replace("-", "_")
     remedy = f"not the paper's pairs of {name}; simulate and sweep take a trace of your own"
     assert capsys.readouterr() == ("", f"fragmeter: {field} = 'mine.csv': {remedy}\n")
