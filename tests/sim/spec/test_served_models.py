@@ -206,10 +206,11 @@ class TestSparseBlocks:
         dense = RooflineCost(replace(spec, indexer=None), gpu("h200"), 8)
         assert step.prefill_attention_ticks(4096, 4096 * 100_000) < dense.prefill_attention_ticks(4096, 4096 * 100_000)
 
-    def test_no_profile_covers_it(self):
+    def test_a_profile_without_its_attention_refuses_it(self):
         spec = model("minimax-m3")
-        assert "an indexer chooses" in CalibratedCost.refusal(spec, profile("h200"))
-        assert default_cost(spec, gpu("h200")) == "roofline"
+        assert "an indexer chooses" in CalibratedCost.refusal(spec, profile("a100-80gb"))
+        assert default_cost(spec, gpu("a100-80gb")) == "roofline"
+        assert CalibratedCost.refusal(spec, profile("h200")) is None
 
     def test_it_starts_in_blocks_of_128(self, capsys):
         line = "plan --gpu b200 --serve"
