@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("fragmeter", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("fragmeter")
 # Sequences of operations, of up to twenty each.
-hypothesis.settings.register_profile("machines", max_examples=100, stateful_step_count=20)
+hypothesis.settings.register_profile("machines", max_examples=30, stateful_step_count=20)
 hypothesis.settings.register_profile("machines-in-full", max_examples=20_000, stateful_step_count=20)
 
 

@@ -102,6 +102,7 @@ def test_blocks_have_as_much_work_as_others_but_for_a_granule(context_lens, colu
     check_shares(context_lens, columns, blocks)
 
 
+@pytest.mark.slow
 def test_a_long_sequence_among_short_ones_leaves_no_block_of_an_h200_idle():
     """The figures of the documentation: 132 multiprocessors, three blocks each."""
 
@@ -157,6 +158,7 @@ def check_merge(given: gpu_cases.Case) -> None:
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads"),
     [("float32", (2, 1)), pytest.param("float16", (10, 1), marks=pytest.mark.slow), ("bfloat16", (8, 1))],
@@ -191,6 +193,7 @@ MERGE_BUGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", MERGE_BUGS)
 def test_a_planted_bug_of_the_merge_is_caught(bug, monkeypatch):
     of_short_pieces(monkeypatch, MERGE_BUGS[bug])

@@ -86,6 +86,7 @@ def test_what_does_not_fit_is_left_out_and_named(monkeypatch):
     assert line(row).endswith("left out: " + row["left_out"])
 
 
+@pytest.mark.slow
 def test_a_kernel_that_fails_is_reported_and_is_a_failure(monkeypatch, tmp_path, capsys):
     def broken(*_: object) -> None:
         raise RuntimeError("an illegal memory access\nwas encountered")
@@ -96,6 +97,7 @@ def test_a_kernel_that_fails_is_reported_and_is_a_failure(monkeypatch, tmp_path,
     assert "failed: an illegal memory access was encountered" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
     """It may compile for minutes: what is known by then is in the file."""
     known = []
@@ -115,6 +117,7 @@ def test_flashinfer_is_timed_after_all_others(monkeypatch, tmp_path, capsys):
     assert [row["flashinfer"]["why"] for row in rows] == ["no compiler"] * 2
 
 
+@pytest.mark.slow
 def test_our_rows_are_complete_before_another_library_runs(monkeypatch, tmp_path):
     """A library that ends the process, as one that breaks the CUDA context may."""
 
@@ -129,6 +132,7 @@ def test_our_rows_are_complete_before_another_library_runs(monkeypatch, tmp_path
     assert len(rows) == 2 and all(row["fragmeter"]["us"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_ours_and_others_are_measured_apart(monkeypatch, tmp_path):
     monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1,), (64,), ((2, 2),), 64, torch.float32, 1))
     for passes, ways in (("ours", {"fragmeter"}), ("others", {"torch", "gather"})):

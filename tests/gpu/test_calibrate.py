@@ -253,6 +253,7 @@ def gemm_flops(work) -> int:
     return sum(flops for operation, flops in counts.items() if str(operation) in ("aten.mm", "aten.addmm"))
 
 
+@pytest.mark.slow
 def test_gemm_probes_multiply_what_their_points_say_and_elementwise_ones_nothing(probes):
     for probe in probes.operations():
         point = probe.point

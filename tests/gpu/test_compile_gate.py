@@ -52,6 +52,7 @@ SOME = [
 BY_ARCHITECTURE = {"sm_80": [*SOME[::2], TIGHTEST], "sm_90a": SOME[1::2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", BY_ARCHITECTURE)
 def test_some_instances_compile_without_spills(architecture):
     """Each on one of two architectures; the slow test has all of them on all."""
@@ -72,6 +73,7 @@ def blocks_per_multiprocessor(dtype: str, head_dim: int, group: int, architectur
     return min(by_registers, shared_bytes // (source.decode_shared_bytes(dtype, head_dim, group) + 1024))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head_dim", "group", "architecture", "blocks"),
     [

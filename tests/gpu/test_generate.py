@@ -103,6 +103,7 @@ def test_without_transformers_a_line_says_so(batch, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_the_real_library_has_the_same_weights(batch):
     """No word of a config is misread: as many parameters as the skeleton's model has."""
     library = pytest.importorskip("transformers")

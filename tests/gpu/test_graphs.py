@@ -32,6 +32,7 @@ def stale(work):
     return (lambda: None), result
 
 
+@pytest.mark.slow
 @each_check
 def test_a_replay_of_other_values_is_compared(check, monkeypatch):
     monkeypatch.setattr(skeleton_graphs, "capture", faithful)
@@ -39,6 +40,7 @@ def test_a_replay_of_other_values_is_compared(check, monkeypatch):
     assert found.passes and found.error <= found.tolerance, found
 
 
+@pytest.mark.slow
 @each_check
 def test_a_replay_that_is_stale_is_found(check, monkeypatch):
     monkeypatch.setattr(skeleton_graphs, "capture", stale)

@@ -115,6 +115,7 @@ def test_the_program_says_what_came_of_each_point(tmp_path, capsys):
     assert row[:4] == ["decode_attention", "float16", str(len(found["points"])), "0"]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_planted_bug_is_found(tmp_path, capsys, monkeypatch):
     gpu_cases.plant_attention(monkeypatch, "row < tokens.end;", "row < tokens.end - 1;")

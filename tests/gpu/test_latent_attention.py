@@ -75,6 +75,7 @@ def test_16_heads_agree_with_float64(block_size):
     check(latent_case("bfloat16", 5, block_size, CONTEXTS))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_128_heads_agree_with_float64():
     """Two blocks of 64."""
@@ -82,6 +83,7 @@ def test_128_heads_agree_with_float64():
     check(steep(latent_case("bfloat16", 128, 64, CONTEXTS)))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_partitions_are_merged():
     """Ends at, before and after a partition's edge; a sequence that most partitions know nothing of; an empty one."""
@@ -103,6 +105,7 @@ def test_every_card_agrees_with_float64(shared_bytes, heads, dtype):
             check(made(latent_case(dtype, heads, block_size, CONTEXTS)), CpuKernels(1, shared_bytes), partition_tokens)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_deeper_ring_and_the_order_of_threads_change_nothing():
     given = latent_case("bfloat16", 16, 16, CONTEXTS)
@@ -329,6 +332,7 @@ def test_a_mistake_is_one_clear_line(message):
     assert str(caught.value).startswith(f"{message}: ") and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_120"])
 def test_instances_compile_without_spills(architecture):
     """All of bfloat16; the slow test of the gate has those of float16 and of the other architectures, too."""

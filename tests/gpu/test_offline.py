@@ -90,6 +90,7 @@ def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder.parent)
 
 
+@pytest.mark.slow
 def test_one_command_installs_once_and_runs(folder):
     found = run(folder, "--device", "cpu", "--out", "day")
     assert (found.returncode, found.stdout) == (3, "['--device', 'cpu', '--out', 'day']\n"), found.stderr
@@ -102,6 +103,7 @@ def test_one_command_installs_once_and_runs(folder):
     assert run(folder, "--out", "day").returncode == 3 and installed.read_text() == "# newer"
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(folder, monkeypatch, capsys):
     monkeypatch.setattr(offline, "NEEDED", ("sys", "no_such_torch", "json", "no_such_scipy"))
     tokens = ["--wheels", str(folder), "--site", str(folder.parent / "site"), "--out", "day"]
@@ -115,6 +117,7 @@ def test_a_folder_without_wheels_is_refused(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path}: has no wheels; fill it with collect.py\n"
 
 
+@pytest.mark.slow
 def test_a_wheel_that_does_not_install_ends_the_run(tmp_path, capfd):
     (tmp_path / "broken-1-py3-none-any.whl").write_text("no archive")
     assert offline.main(["--wheels", str(tmp_path), "--site", str(tmp_path / "site")]) == 2

@@ -75,6 +75,7 @@ def test_the_whole_grid(dtype, head_dim):
     check(case(dtype, (8, 2), head_dim, 16, [(300, 2048), (513, 513)]))
 
 
+@pytest.mark.slow
 def test_the_order_of_threads_changes_nothing():
     given = case("float16", (8, 2), 64, 16)
     first, *others = (run(given, seed).tobytes() for seed in range(4))
@@ -103,12 +104,14 @@ def test_a_context_of_256k():
     check(case("float16", (2, 1), 64, 32, [(5, 262_144), (3, 3)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "heads"), [("float32", (4, 2)), ("float16", (8, 2))])
 def test_partitions_are_merged(dtype, heads):
     """Rows of one block that end before, at and after a partition's edge; sequences that most know nothing of."""
     check(case(dtype, heads, 64, 16, [*LENGTHS, (40, 300), (2, 65)]), partition_tokens=64)
 
 
+@pytest.mark.slow
 def test_few_new_tokens_over_a_long_context_are_split():
     """Two blocks on hundreds of places: partitions as short as they may be."""
     given = case("float16", (8, 2), 64, 16, [(5, 2000)])
@@ -266,6 +269,7 @@ def test_a_wild_block_id_is_a_fault():
         run(given)
 
 
+@pytest.mark.slow
 def test_forward_takes_arrays_and_gives_one_like_the_query():
     given = case("float16", (8, 2), 64, 16)
     out = prefill.forward(**given, check_ids=True)

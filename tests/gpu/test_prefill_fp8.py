@@ -77,11 +77,13 @@ def test_the_whole_grid(dtype, head_dim):
     check(Case(dtype, (8, 2), head_dim, 16, [*LENGTHS, (40, 300)]), partition_tokens=64)
 
 
+@pytest.mark.slow
 def test_the_order_of_threads_changes_nothing():
     first, *others = (run(Case("float16", (8, 2), 64, 16), seed).tobytes() for seed in range(4))
     assert others == [first] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", source.FP8_QUERIES)
 def test_partitions_are_merged(dtype):
     check(Case(dtype, (8, 2), 64, 16, [*LENGTHS, (40, 300), (2, 65)]), partition_tokens=64)
@@ -104,6 +106,7 @@ def test_a_prompt_in_chunks_is_the_prompt():
         assert gpu_cases.error(prefill.forward(**named | chunk), out[begin:end].astype(np.float64)) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", source.FP8_QUERIES)
 def test_every_code_is_read_as_its_number(dtype):
     """As values exactly: sequences of one token give its value. As keys in the scores of one sequence with a token per code."""
@@ -140,6 +143,7 @@ def test_scales_are_those_of_the_layer():
         assert gpu_cases.error(out, Fp8Case(case.given.given, k_scale, v_scale).expected(case.new)) <= 1e-3
 
 
+@pytest.mark.slow
 def test_torch_tensors_of_fp8_are_taken_as_they_are():
     torch = pytest.importorskip("torch")
     case = Case("float16", (8, 2), 64, 16)

@@ -64,6 +64,7 @@ def test_decodes_of_every_layer_are_those_of_single_calls():
         assert gpu_cases.error(out, gpu_cases.expected(given)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_prefills_of_every_layer_are_those_of_single_calls():
     first, other = layers(2, NEW)
     starts = np.cumsum([0, *NEW]).astype(np.int32)

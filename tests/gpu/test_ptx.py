@@ -86,6 +86,7 @@ def test_decode_attention_on_tensor_cores_and_its_merge(architecture, dtype):
     check_decode(kernels, dtype, (8, 1), 64, 16, (600, 0, 1), blocks=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_decode_attention_of_one_head(architecture):
     check_decode(PtxKernels(architecture), "float16", (1, 1), 64, 5)
@@ -97,6 +98,7 @@ def test_prefill_attention_and_its_merge(architecture, dtype):
     check_prefill(PtxKernels(architecture), dtype, (4, 1), 64, partition_tokens=64)
 
 
+@pytest.mark.slow
 @each_once
 def test_latent_attention_and_its_merge(architecture, dtype):
     check_latent(PtxKernels(architecture), dtype, 12, 16, longer=8)
@@ -114,16 +116,19 @@ def test_latent_attention_of_more_heads(heads, dtype, architecture, apart):
     check_latent(PtxKernels(architecture, apart), dtype, heads, 32, partition_tokens=32)
 
 
+@pytest.mark.slow
 def test_a_head_of_120_is_padded():
     check_decode(PtxKernels("sm_80"), "float16", (8, 1), 120, 16)
     check_prefill(PtxKernels("sm_80"), "float16", (4, 1), 120)
 
 
+@pytest.mark.slow
 def test_decode_attention_with_one_warp_after_another():
     """Each until it waits for the others: no warp may depend on the progress of another one without a barrier."""
     check_decode(PtxKernels("sm_80", apart=True), "float16", (8, 1), 64, 16)
 
 
+@pytest.mark.slow
 def test_the_last_of_several_blocks_merges_alike_in_any_order():
     """Nine pieces of one sequence, which are merged in two levels, beside whole sequences and pieces of another."""
     given = gpu_cases.case("float16", (2, 1), 64, 16, [2300, 40, 300])
@@ -146,6 +151,7 @@ SHARING_ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", SHARING_ERRORS)
 def test_a_planted_error_in_the_order_of_writes_is_caught(error, monkeypatch):
     """On the CPU build every write is visible at once."""
@@ -155,6 +161,7 @@ def test_a_planted_error_in_the_order_of_writes_is_caught(error, monkeypatch):
         check_decode(kernels, "float16", (2, 1), 64, 16, (400,), blocks=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "heads"), [("float16", (8, 1)), ("float16", (2, 1)), ("float32", (2, 1))])
 def test_a_warp_reaches_its_shuffles_undivided(dtype, heads):
     """A choice before or between shuffles makes the compiler put them into both branches, where parts of a warp wait for each other."""
@@ -167,6 +174,7 @@ def test_a_warp_reaches_its_shuffles_undivided(dtype, heads):
 SHUFFLE = "new_maximum = fmaxf(new_maximum, __shfl_xor_sync(kFullWarp, new_maximum, distance));"
 
 
+@pytest.mark.slow
 def test_a_shuffle_in_both_branches_of_a_choice_divides_a_warp(monkeypatch):
     """As the compiler put shuffles between two choices, before all of them came after the choices."""
     kernels = PtxKernels("sm_80")

@@ -61,6 +61,7 @@ def check_writes(monkeypatch, kernels: PtxKernels, dtype: str) -> None:
     assert (caches == wanted).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "dtype"), PAIRS)
 def test_decode_attention(architecture, dtype, monkeypatch):
     """The slow test has all pairs."""
@@ -68,6 +69,7 @@ def test_decode_attention(architecture, dtype, monkeypatch):
         check_decode(monkeypatch, PtxKernels(architecture), dtype, heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "dtype"), PAIRS)
 def test_contiguous_decode_attention(architecture, dtype, monkeypatch):
     """As :func:`check_decode`, with a scale of each of two KV heads."""
@@ -78,6 +80,7 @@ def test_contiguous_decode_attention(architecture, dtype, monkeypatch):
     assert not kernels.divided
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", source.FP8_QUERIES)
 def test_prefill_attention(dtype, architecture):
@@ -113,6 +116,7 @@ PREFILL_ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", PREFILL_ERRORS)
 def test_a_planted_error_in_prefill_attention_is_caught(error, monkeypatch):
     architecture, dtype, right, wrong = PREFILL_ERRORS[error]

@@ -138,6 +138,7 @@ def test_all_that_can_happen_is_recorded():
     assert all(plan.meta["shuffle_ids"] for plan in (samples, beams, cached))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("shim", marks=needs_compiler)])
 def test_the_simulators_tables_hold_what_its_sequences_do(name, device):
@@ -165,6 +166,7 @@ def test_every_policy_can_be_carried_out(policy):
     assert checked(plan).wrong_rows == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("move", ["swap_out", "swap_in", "copy"])
 def test_a_move_that_is_left_out_of_a_recorded_plan_is_found(move):
     plan = recorded("samples")

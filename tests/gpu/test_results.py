@@ -84,6 +84,7 @@ def validations() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_the_page_has_the_verdicts_by_todays_rules():
     pytest.importorskip("torch")
     found = validations()
@@ -100,6 +101,7 @@ def test_the_page_has_what_a_validation_reads_on_cards():
     assert found.page(text, ["cards"]) == text, "python docs/validations.py --write"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card", ["a100-40gb", "rtx-5080"])
 def test_three_runs_show_errors_of_attention_on_small_cards(card):
     pytest.importorskip("torch")
@@ -107,6 +109,7 @@ def test_three_runs_show_errors_of_attention_on_small_cards(card):
     assert all(read.shows for read in validations().reads_of(card, names).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "error"), [("time", 0.03), ("attention", 0.1)])
 def test_a_planted_error_makes_the_validated_card_fail(what, error):
     pytest.importorskip("torch")

@@ -90,6 +90,7 @@ def status_here(one: Part, out: Path) -> int:
     return (package if hasattr(package, "main") else importlib.import_module(f"{module}.__main__")).main(flags)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_written_down_and_the_rest_goes_on(tmp_path):
     parts = [
         part("mistake", "import sys; print('fragmeter: no GPU to work with', file=sys.stderr); sys.exit(2)"),
@@ -110,6 +111,7 @@ def test_a_part_that_fails_is_written_down_and_the_rest_goes_on(tmp_path):
     assert "| mistake | failed |" in page and "fragmeter: no GPU to work with" in page
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_stopped_with_its_children(tmp_path):
     child = f"[{sys.executable!r}, '-c', 'import signal; signal.pause()']"
     hangs = part(
@@ -126,12 +128,14 @@ def test_a_part_that_hangs_is_stopped_with_its_children(tmp_path):
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_a_part_may_use_what_those_before_it_left_of_their_budgets(tmp_path):
     saves, needs = part("saves", "pass", budget_s=60), part("needs", writing("needs"), budget_s=0)
     assert [outcome.state for outcome in runbook.play([needs, saves], tmp_path, "cpu")] == ["over budget", "done"]
     assert [outcome.state for outcome in runbook.play([saves, needs], tmp_path, "cpu")] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_a_finished_part_is_reported_while_the_next_one_runs(tmp_path):
     looks = "import json; print([p['name'] for p in json.load(open(r'{out}/run.json'))['parts']])"
     runbook.play([part("first", writing("first")), part("second", looks)], tmp_path, "cpu")
@@ -140,6 +144,7 @@ def test_a_finished_part_is_reported_while_the_next_one_runs(tmp_path):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json", ".log", ".log", ".md"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_parts_that_are_not_done(tmp_path, capsys):
     """A part that failed and one that did not begin, but not the one that is done."""
     counting = (
@@ -154,6 +159,7 @@ def test_a_run_goes_on_with_the_parts_that_are_not_done(tmp_path, capsys):
     assert "first       done before" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_when_the_time_is_over_no_part_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(runbook, "LEAST_SECONDS", 0.5)
     parts = [part("first", "import signal; signal.pause()"), Part("left", reason="a CPU"), part("second", "pass")]
@@ -163,6 +169,7 @@ def test_when_the_time_is_over_no_part_begins(tmp_path, monkeypatch):
     assert [one.state for one in runbook.play(parts[2:], tmp_path, "cpu", seconds=60, resume=True)] == ["done"]
 
 
+@pytest.mark.slow
 def test_one_archive_has_everything_after_every_part(tmp_path):
     day = tmp_path / "day"
     looks = "import tarfile; print(sorted(tarfile.open(r'{out}.tar.gz').getnames()))"
@@ -174,6 +181,7 @@ def test_one_archive_has_everything_after_every_part(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["day", "day.tar.gz"]
 
 
+@pytest.mark.slow
 def test_results_of_two_devices_do_not_mix(tmp_path, capsys):
     runbook.play([part("first", writing("first"))], tmp_path, "cuda")
     assert runbook.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
@@ -194,12 +202,14 @@ def test_a_small_card_gets_a_model_with_room_for_sequences(memory_bytes, model, 
     assert models == {model}
 
 
+@pytest.mark.slow
 def test_a_part_can_be_run_again_alone(tmp_path):
     runbook.play([part("first", writing("first")), part("second", "raise SystemExit(1)")], tmp_path, "cpu")
     runbook.play([part("second", writing("second"))], tmp_path, "cpu")
     assert states(tmp_path) == {"first": ("done", None), "second": ("done", None)}
 
 
+@pytest.mark.slow
 def test_a_file_of_an_earlier_run_is_no_result_of_this_one(tmp_path):
     runbook.play([part("second", writing("second"))], tmp_path, "cpu")
     assert (tmp_path / "second.json").exists()
@@ -213,6 +223,7 @@ def test_a_part_that_this_device_cannot_run_is_left_out(tmp_path):
     assert "| graphs | left out |" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_shown_is_named_and_the_rest_is_shown(tmp_path):
     ceiling = '{"device": {"name": "NVIDIA H200", "driver": "580.1"}, "copies": [], "data_sheet_bytes_per_s": null}'
     grid = '{"summary": [{}], "device": {}}'
@@ -232,6 +243,7 @@ def test_the_parts_of_a_gpu_are_those_of_the_cpu_and_fit_into_ten_minutes():
         assert one.name in ("doctor", "record") or "cuda:1" in one.program
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_results_of_a_gpu(tmp_path):
     kernels = [
         {"kernel": "copy_blocks", "error": None, "registers": 20, "local_bytes": 0},
@@ -250,6 +262,7 @@ def test_the_summary_has_the_results_of_a_gpu(tmp_path):
     assert "| decode_attention | no | no number | 0.0 |" in page
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_row_of_transformers(tmp_path):
     """Beside the skeleton's throughput in the same batch and the predicted one; or the reason why it is missing."""
     measured = {"version": "5.24.0", "steps": 128, "output_tokens": 1200, "tokens_per_s": 391.87}
@@ -297,6 +310,7 @@ def test_each_part_of_a_gpu_understands_its_flags_and_misses_the_gpu(one, tmp_pa
     assert complaint.startswith(("fragmeter: no GPU to work with", "fragmeter: torch ", "fragmeter: CuPy "))
 
 
+@pytest.mark.slow
 def test_without_torch_every_program_says_what_to_install(tmp_path):
     """In a process that has not imported it yet."""
     measuring = ("check.modules", "check.grid", "check.graphs", "bench.ceiling", "bench")

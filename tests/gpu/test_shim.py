@@ -221,6 +221,7 @@ def test_where_nothing_can_be_kept_one_line_says_so(monkeypatch, tmp_path):
         cpu_kernels.built(Kernel(KERNEL_TEXT, "places"))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_kernel_is_built_once_and_the_shim_read_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -262,6 +262,7 @@ def parameters(part) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in found}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [LLAMA, OPT, model("toy-llama"), model("toy-opt")], ids=lambda spec: spec.name)
 def test_weights_are_as_many_as_the_spec_says_and_all_different(spec):
     weights = draw_weights(spec, torch.device("cpu"), torch.float32, 0)

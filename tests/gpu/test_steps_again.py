@@ -72,6 +72,7 @@ def calibration_text(captures: bool) -> str:
     return json.dumps(what | {"points": points, "ops": ops, "quick": True, "seed": 5})
 
 
+@pytest.mark.slow
 def test_a_slower_host_is_found_by_the_parts_and_operations_are_kept(monkeypatch):
     """Of 1,000 us a step takes 770 beyond its calls; then 1,500, 1,500 and 1,200 us, of which the median is 1,500."""
     host = Host(monkeypatch, 1000.0)
@@ -127,6 +128,7 @@ def test_steps_that_the_calibration_lacks_are_left_out(monkeypatch):
         assert found["ops"].keys() == then["ops"].keys()
 
 
+@pytest.mark.slow
 def test_steps_of_equal_rows_differ_by_their_operations(monkeypatch):
     """Two decodes of one row, over 16 and over 100 tokens, on a GPU, where nothing else says which is which."""
     host = Host(monkeypatch, 1000.0)
@@ -205,6 +207,7 @@ class TestInAValidation:
         with self.calibrated(path) as (_, again):
             assert [again(skeleton()) for _ in range(2)] == [None, None]
 
+    @pytest.mark.slow
     def test_the_last_part_predicts_and_the_first_comes_before_all_steps(self, tmp_path, monkeypatch):
         """Parts of one, two, ... times the profile's times, each in a file of its own."""
         events, profile = [], json.loads(PROFILE.read_text())

@@ -210,6 +210,7 @@ def test_a_gpu_replays_a_graph_of_calls_between_events(call_ns, calls, clock, cu
     assert stopwatch.cold_bytes == 150 << 20 and stopwatch.quantile == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call_ns", [500_000, 10_000])
 def test_what_a_graph_reads_lives_as_long_as_its_sampler(call_ns, cuda):
     """A graph has addresses, and its memory would be freed with the call: on an H200 that was an illegal access."""

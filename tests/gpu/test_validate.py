@@ -115,6 +115,7 @@ class TestPadding:
         with pytest.raises(SettingError, match="plan = 4: is within a static batch"):
             validate.batch_of(plan, 0)
 
+    @pytest.mark.slow
     def test_the_skeleton_takes_them(self):
         plan = recorded("static", max_num_seqs=3)
         assert plan.padding_tokens.any()
@@ -149,6 +150,7 @@ def test_steps_that_tell_most_are_among_those_looked_at():
     assert validate_operations.selected_steps(plan, 1000) == list(range(plan.num_steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "orca-max", "vllm-sosp23"])
 def test_no_step_is_captured_while_it_is_timed(policy, monkeypatch):
     """Nor meets a size of GEMMs for the first time: whatever is slow once comes before the clock runs."""
@@ -212,6 +214,7 @@ def test_a_gpus_clock_adds_up_what_lies_between_events(monkeypatch):
     assert calls == (["wait"] + ["event"] * 6 + ["done"]) * 2
 
 
+@pytest.mark.slow
 def test_steps_run_with_their_moves_and_count_in_the_stopwatchs_quantile(monkeypatch):
     moved, clock = Counter(), iter(range(1, 1000))
 
@@ -258,6 +261,7 @@ def test_one_side_goes_by_tables_and_the_other_does_not(monkeypatch):
     assert (found["paged_us"], found["contiguous_us"], found["overhead"]) == (20.0, 10.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_machine_that_has_become_slower_says_so(monkeypatch):
     """Every call takes 30 us where it took 20; calls that the calibration does not know are left out."""
     call_us = [30.0]
@@ -285,6 +289,7 @@ class TestRuns:
     """That each run makes paging matter in the way that it is for, at the small scale and at that of a CPU."""
 
     # A short validation shows only that the command runs.
+    @pytest.mark.slow
     @pytest.mark.parametrize("tried", ["CPU"], indirect=True)
     def test_more_kv_than_weights_is_read_where_contexts_are_long(self, tried):
         plan = tried.plans["long contexts"]
@@ -294,6 +299,7 @@ class TestRuns:
         rows = np.diff(plan.row_offsets)
         assert np.median(rows) >= 0.6 * rows.max()
 
+    @pytest.mark.slow
     def test_prompts_arrive_while_others_decode(self, tried):
         plan = tried.plans["arriving prompts"]
         mixed = (plan.prefill_tokens > 0) & (plan.decodes > 0)
@@ -317,6 +323,7 @@ class TestRuns:
         assert (served.workload.n == 4).all() and len(plan.copies) >= len(served.workload)
 
     # The small scale has the same moves.
+    @pytest.mark.slow
     @pytest.mark.parametrize("tried", ["QUICK"], indirect=True)
     def test_every_plan_is_right_on_the_device(self, tried):
         """Block tables, moves and contents of the new runs, by the replay's own check, in caches of one layer."""
@@ -452,6 +459,7 @@ class TestVerb:
         assert lines[0].split(",")[-3:] == ["measured_us", "repetition_1_us", "repetition_2_us"]
         assert len(lines) == 1 + sum(run["step"]["count"] for run in found["runs"])
 
+    @pytest.mark.slow
     def test_a_kv_cache_of_fp8_is_served_priced_and_run(self, tmp_path):
         """As the calibration says, which another flag contradicts; its elements have a byte, and the runs are those of 16 bits."""
         path = tmp_path / "calibration.json"
@@ -480,6 +488,7 @@ class TestVerb:
         complaint = "fragmeter: kv_cache_dtype = 'int8': a device has auto, which is the dtype, or fp8\n"
         assert capsys.readouterr().err == complaint
 
+    @pytest.mark.slow
     def test_steps_that_allocate_are_timed_separately(self, obedient, monkeypatch):
         """As if the fourth step did alone, which decodes, and is among those that are timed."""
         monkeypatch.setattr(validate, "allocates", lambda plan: np.arange(plan.num_steps) == 3)
@@ -487,6 +496,7 @@ class TestVerb:
         steps = next(run for run in found["runs"] if run["run"] == validation_runs.PAGED)["step"]["count"]
         assert found["allocation"]["with"]["count"] == 1 < found["allocation"]["without"]["count"] < steps
 
+    @pytest.mark.slow
     def test_predictions_are_the_calibrations_and_no_output_length_is_declared(self):
         tried = running()
         assert all(served.workload.max_tokens is None for served in tried.served.values())
@@ -495,6 +505,7 @@ class TestVerb:
         predicted = validate_operations.predicted_us(found, model("toy-llama"), plan, step)
         assert plan.ticks[step] / 1e6 == pytest.approx(sum(predicted.values()), rel=0.02)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("constant", "validated"), [(True, False), (False, True)], ids=["constant", "perfect"])
     def test_a_constant_within_every_limit_is_not_validated(self, constant, validated, monkeypatch):
         """All steps of a device take within 4 % of 5.88 ms, as those of the calibration did, and a simulator that says 5.88 ms of each,
@@ -525,6 +536,7 @@ class TestVerb:
         named = [reason.partition(":")[0] for reason in found["acceptance"]["reasons"] if ":" in reason]
         assert named == ["long contexts"] * constant
 
+    @pytest.mark.slow
     def test_a_plan_by_itself(self, obedient, tmp_path, capsys):
         plan = recorded()
         plan.save(tmp_path / "plan.npz")
@@ -567,6 +579,7 @@ class TestVerb:
         assert self.run("--plan", tmp_path / "plan.npz", *flags) == MISTAKE
         assert capsys.readouterr().err == f"fragmeter: {complaint}\n"
 
+    @pytest.mark.slow
     def test_a_contiguous_plan_with_copies_runs(self, tmp_path):
         plan = replace(CONTIGUOUS, meta=CONTIGUOUS.meta | {"model": "toy-llama"})
         plan.save(tmp_path / "plan.npz")
@@ -578,6 +591,7 @@ class TestVerb:
         assert self.run("--plan", tmp_path / "plan.npz", *flags) == MISTAKE
         assert "plan.npz: has no steps, of which nothing can be said" in capsys.readouterr().err
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", [0, 1])
     def test_its_own_calibration_has_another_seed(self, seed, obedient, tmp_path, monkeypatch):
         """Whatever the seed is, and before minutes are spent on it."""
@@ -586,6 +600,7 @@ class TestVerb:
         assert self.run("--quick", "--seed", seed, "--out", tmp_path) == DONE
         assert seeds == [json.loads((tmp_path / "calibration.json").read_text())["seed"]] != [seed]
 
+    @pytest.mark.slow
     def test_parts_of_the_calibration_surround_the_passes(self, obedient, tmp_path, monkeypatch):
         """A machine that is 1.1 times slower in the first pass and 1.3 times in the second, and a calibration that ends at
         1.25 times: it predicts the steps that were recorded by its first part."""
@@ -613,6 +628,7 @@ class TestVerb:
             assert run["step"]["bias"] == pytest.approx(1.25 / 1.15 - 1, abs=2e-3)
             assert run["step"]["mape"] == pytest.approx(run["step"]["bias"], abs=1e-4)
 
+    @pytest.mark.slow
     def test_a_stopped_validation_has_the_passes_so_far(self, obedient):
         parts = running().parts()
         name, runs = next((name, part) for name, part in parts if name == "runs")

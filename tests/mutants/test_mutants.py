@@ -89,6 +89,7 @@ class TestDraw:
         assert [each for each in before if each.path != "b.py"] == after[: sum(each.path != "b.py" for each in before)]
         assert before != drawn(2, every, 10)
 
+    @pytest.mark.slow
     def test_every_module_has_nearest_tests_and_they_exist(self):
         assert all((TESTS / name).exists() for names in NEAREST.values() for name in names)
         every = all_mutants()
@@ -109,6 +110,7 @@ WANTED = first_of("sim/memory/accounting/kv_groups.py", "return blocks if most i
 
 
 class TestTrial:
+    @pytest.mark.slow
     def test_the_package_is_the_checkout_but_for_the_mutant(self, tmp_path):
         file = package_with(WANTED, tmp_path)
         assert file.read_text() == mutated(WANTED, (ROOT / WANTED.path).read_text())

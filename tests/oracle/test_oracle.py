@@ -160,6 +160,7 @@ def test_vllm_stops_at_its_budgets():
     assert first_steps([Request(0, 2, 1)] * 3, pool, max_num_seqs=2) == [(0, 1), (2,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_holds_of_every_run(policy):
     """Slots add up, time never runs back, requests start in arrival order and end once, with all their tokens."""

@@ -68,6 +68,7 @@ def wheel(repository, tracked, tmp_path_factory) -> Path:
     return build("wheel", repository, tmp_path_factory.mktemp("wheel") / "dist")
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_the_repository_holds(unpacked_sdist, tracked):
     held = {
         name: content
@@ -79,6 +80,7 @@ def test_the_sdist_holds_what_the_repository_holds(unpacked_sdist, tracked):
     assert {name for name in tracked if held[name] != tracked[name]} <= {"setup.cfg"}
 
 
+@pytest.mark.slow
 def test_the_wheel_is_the_same_from_the_sdist(unpacked_sdist, wheel, tmp_path):
     from_sdist = build("wheel", unpacked_sdist, tmp_path / "dist")
     assert from_sdist.name == wheel.name
@@ -98,6 +100,7 @@ def compiles() -> bool:
     return shutil.which("cc") is not None and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 
 
+@pytest.mark.slow
 def test_a_wheel_without_a_compiler_runs_in_python(repository, tracked, tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     tree = tmp_path / "tree"

@@ -236,6 +236,7 @@ def make_results(run_command: Callable[[list[str]], str], arguments: list[str]) 
         run_command(["simulate", "--policy", folder.removeprefix("out/"), *load, *recorded, "--out", folder])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ALONE, ids=" ".join)
 def test_a_command_leaves_nothing_to_the_next(arguments, run_command, tmp_path):
     """What it prints here, after all that ran before it, and what it prints in a process of its own."""
@@ -249,6 +250,7 @@ def test_the_example_script_runs(script, tmp_path, monkeypatch, capfd):
     assert printed_by(script, tmp_path, monkeypatch, capfd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_an_example_script_runs_without_what_is_optional(script, tmp_path, monkeypatch, capfd):
     """A line says what to install, where something is left out."""

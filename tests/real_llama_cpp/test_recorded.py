@@ -19,12 +19,14 @@ def test_every_step_and_answer_is_the_recorded_one(name: str):
     assert digest(ours.serve(KINDS[kind](int(seed)))) == recorded()[name]
 
 
+@pytest.mark.slow
 def test_requests_that_take_slots_in_order_of_arrival_are_noticed(monkeypatch):
     """As they did here until they were compared with the server."""
     monkeypatch.setattr(llama_cpp, "reversed", iter, raising=False)
     assert len(_differing()) > 5
 
 
+@pytest.mark.slow
 def test_slots_that_are_chosen_for_more_similar_prompts_only_are_noticed(monkeypatch):
     monkeypatch.setattr(llama_cpp, "SLOT_PROMPT_SIMILARITY", Fraction(1, 2))
     assert len(_differing()) > 5

@@ -50,6 +50,7 @@ def busy(found: BlockMap, residency: int) -> tuple[BlockMap, np.ndarray]:
 
 
 class TestBytes:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("residency", "columns", "is_shaded"), [(200, 2000, True), (18, 1000, True), (2, 1000, False)]
     )
@@ -59,6 +60,7 @@ class TestBytes:
         assert len(drawn.png) <= 300_000
         assert (len(drawn.columns), drawn.is_shaded) == (columns, is_shaded)
 
+    @pytest.mark.slow
     def test_noise_takes_less_too(self, crowded):
         """Every block any of the ten kinds, at random, at every moment."""
         found, _ = busy(crowded, 5)
@@ -104,6 +106,7 @@ def driver(chromium):
         yield driver
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pixels_of_a_coarse_picture_are_what_was_recorded_then(driver, page, coarse, scheme):
     """Each tells what kind of block it was at the moment in the middle of its column."""
@@ -116,6 +119,7 @@ def test_pixels_of_a_coarse_picture_are_what_was_recorded_then(driver, page, coa
     assert kinds == [int(coarse.found.bucket[8 * column + 4, row]) for column, row in places]
 
 
+@pytest.mark.slow
 def test_a_coarse_picture_still_names_the_holder_of_each_block(driver, page, coarse):
     play(driver, page)
     driver.execute_script("document.querySelector('.time').step = 'any'")

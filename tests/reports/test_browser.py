@@ -109,6 +109,7 @@ def test_every_figure_has_its_marks(driver, page):
     assert driver.execute_script(count.format(7, ".scatterlayer .point")) == 21
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
     show(driver, page, scheme)
@@ -117,6 +118,7 @@ def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
     assert poor_texts(found) == []
 
 
+@pytest.mark.slow
 def test_figures_follow_the_scheme_without_a_reload(driver, page):
     paper = "return document.querySelector('#plot-1 .main-svg').style.backgroundColor"
     seen = []
@@ -126,6 +128,7 @@ def test_figures_follow_the_scheme_without_a_reload(driver, page):
     assert seen == [PAPER, DARK[PAPER], PAPER]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width_px", [1280, 400])
 def test_nothing_sticks_out_of_the_window(driver, page, width_px):
     show(driver, page, "light", width_px)
@@ -134,6 +137,7 @@ def test_nothing_sticks_out_of_the_window(driver, page, width_px):
     wait(driver, "return [...document.querySelectorAll('.plot')].every(p => p.scrollWidth <= p.clientWidth)")
 
 
+@pytest.mark.slow
 def test_a_legend_that_wraps_anew_is_not_over_the_bars(driver, page):
     show(driver, page, "light", 1280)
     clear = (
@@ -180,6 +184,7 @@ ENTRIES = (
 CURRENT = "return document.querySelector('.index [aria-current]').textContent"
 
 
+@pytest.mark.slow
 def test_the_index_is_beside_a_wide_page_and_folded_above_a_narrow_one(driver, page):
     show(driver, page, "light", 1400)
     assert driver.execute_script(ENTRIES) == ["Pictures", "Settings"]
@@ -190,6 +195,7 @@ def test_the_index_is_beside_a_wide_page_and_folded_above_a_narrow_one(driver, p
     assert driver.execute_script(ENTRIES) == ["Pictures", "Settings"]
 
 
+@pytest.mark.slow
 def test_the_index_follows_the_page(driver, page):
     show(driver, page, "light", 1400)
     # Scrolled again until it is so: pictures that adapt to another width move what is below them.
@@ -199,6 +205,7 @@ def test_the_index_follows_the_page(driver, page):
         wait(driver, f"{scroll} {CURRENT} === '{title}'")
 
 
+@pytest.mark.slow
 def test_the_index_marks_the_cards_of_a_row_and_the_one_that_is_asked_for(driver, tmp_path):
     """Two cards a row, in rows higher than what the last of them could scroll past."""
     text = "\n\n".join(["Text."] * 40)
@@ -220,6 +227,7 @@ def test_the_index_marks_the_cards_of_a_row_and_the_one_that_is_asked_for(driver
         wait(driver, f"return {marked} === '{title}'")
 
 
+@pytest.mark.slow
 def test_the_last_tick_of_a_percentage_is_shown_whole(driver, tmp_path):
     """In the scorecard and in a card of half the width; plotly hides a label that does not fit beside the bars."""
     card = Scorecard(
@@ -240,6 +248,7 @@ def test_the_last_tick_of_a_percentage_is_shown_whole(driver, tmp_path):
     assert all(room >= 0 for _, room in rooms)
 
 
+@pytest.mark.slow
 def test_a_legend_on_a_phone_is_whole_and_above_the_bars(driver, tmp_path):
     """One run's bars are lower than the legend of nine buckets."""
     row = {"policy": "vLLM", "batched_requests": 1.0, "output_tokens_per_s": 1.0} | {
@@ -255,6 +264,7 @@ def test_a_legend_on_a_phone_is_whole_and_above_the_bars(driver, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_search_leaves_the_sections_with_all_its_words(driver, page):
     show(driver, page, "light", 1400)
     search = driver.find_element("css selector", ".tools input")
@@ -274,6 +284,7 @@ def test_the_search_leaves_the_sections_with_all_its_words(driver, page):
     search.send_keys(" ")
 
 
+@pytest.mark.slow
 def test_the_colours_can_be_chosen_on_the_page(driver, page):
     show(driver, page, "light", 1400)
     button = driver.find_element("css selector", ".theme")
@@ -289,6 +300,7 @@ def test_the_colours_can_be_chosen_on_the_page(driver, page):
     driver.execute_script("delete document.documentElement.dataset.theme")
 
 
+@pytest.mark.slow
 def test_what_is_folded_is_printed_on_white_paper(driver, tmp_path):
     section = Section(
         "One", figures=figures()[:1], finding="Found.", checks=[("fail", "Too far")], details="More of it."
@@ -303,6 +315,7 @@ def test_what_is_folded_is_printed_on_white_paper(driver, tmp_path):
     wait(driver, "return document.documentElement.dataset.drawn === 'dark' && !document.querySelector('.more').open")
 
 
+@pytest.mark.slow
 def test_folded_pictures_are_drawn_when_they_unfold_as_wide_as_their_card(driver, tmp_path):
     sections = [
         Section("One", figures=figures()[:1], folded_figures=[seeds(comparison()["rows"])], fold="More"),
@@ -325,6 +338,7 @@ def test_folded_pictures_are_drawn_when_they_unfold_as_wide_as_their_card(driver
     assert driver.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_half_cards_stand_side_by_side_on_a_wide_page_only(driver, tmp_path):
     sections = [Section("Whole", "Text."), *(Section(name, "Text.", is_half=True) for name in ("One", "Two", "Three"))]
     path = write_page(tmp_path / "page.html", "Cards", "", sections)
@@ -339,6 +353,7 @@ def test_half_cards_stand_side_by_side_on_a_wide_page_only(driver, tmp_path):
     assert whole[1] < one[1] < two[1] < three[1] and one[0] == two[0]
 
 
+@pytest.mark.slow
 def test_an_unfinished_page_loads_itself_again_until_its_file_no_longer_changes(driver, tmp_path):
     path = write_page(tmp_path / "page.html", "Unfinished", "", [Section("One", "Text.")], refresh_s=1)
     driver.get(path.as_uri())
@@ -351,6 +366,7 @@ def test_an_unfinished_page_loads_itself_again_until_its_file_no_longer_changes(
     assert driver.execute_script("return window.isOld")
 
 
+@pytest.mark.slow
 def test_a_scorecard_leads_to_its_sections(driver, tmp_path):
     scores = [
         Score("fig1", "Fig 1", "Fig 1: one", "pass", "+3.0 %", 3, 0, [0.1, -0.15, 0.0]),
@@ -382,6 +398,7 @@ def test_a_scorecard_leads_to_its_sections(driver, tmp_path):
         assert not driver.execute_script(scrolls)
 
 
+@pytest.mark.slow
 def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):
     rows = [row | {"simulated": value} for row, value in zip(comparison()["rows"], (1 / 3, 1e-9, 0.0, 2.0**53, 1e22))]
     rows[0] |= {"series": 'Orca, "Max"\r\nof old', "published": None, "minimum": float("nan")}

@@ -137,6 +137,7 @@ def test_it_opens_without_an_error_and_asks_for_nothing(driver, page):
     assert {url.partition("#")[0] for url in urls} == {page.as_uri()}
 
 
+@pytest.mark.slow
 def test_ten_states_have_the_numbers_of_simulate_and_lines_that_make_them(driver, page, tmp_path, capsys):
     opened(driver, page)
     for state in drawn_states(10):
@@ -186,6 +187,7 @@ def test_each_slider_moves_what_reads_it_and_names_its_value(name, driver, page)
     assert [card["run"] for card in driver.execute_script(CARDS)] == [card["run"] for card in before]
 
 
+@pytest.mark.slow
 def test_of_sliders_that_vary_one_at_a_time_the_others_go_back(driver, page):
     opened(driver, page)
     slide(driver, "request_rate", 1)
@@ -195,6 +197,7 @@ def test_of_sliders_that_vary_one_at_a_time_the_others_go_back(driver, page):
     assert places == {**dict.fromkeys(AXES, 0), "request_rate": 1, "block_size": 2}
 
 
+@pytest.mark.slow
 def test_keys_move_a_slider(driver, page):
     from selenium.webdriver.common.keys import Keys
 
@@ -206,6 +209,7 @@ def test_keys_move_a_slider(driver, page):
     assert driver.execute_script(DIALS)["max_tokens"]["text"] == "2,048 tokens"
 
 
+@pytest.mark.slow
 def test_every_question_shows_what_to_look_at_and_a_change(driver, page):
     opened(driver, page)
     buttons = driver.find_elements("css selector", ".ask")
@@ -225,6 +229,7 @@ def test_every_question_shows_what_to_look_at_and_a_change(driver, page):
     assert driver.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_stepping_through_shows_the_queue_and_ends_with_all_served(driver, page):
     opened(driver, page)
     time = "const time = document.querySelector('.explore .time'); time.value = arguments[0]; time.dispatchEvent(new Event('input'))"
@@ -239,6 +244,7 @@ def test_stepping_through_shows_the_queue_and_ends_with_all_served(driver, page)
     driver.execute_script("document.querySelector('.explore .play').click()")
 
 
+@pytest.mark.slow
 def test_maps_show_the_pool_in_colours_of_the_scheme(driver, page):
     seen = {}
     for scheme in ("light", "dark"):
@@ -252,6 +258,7 @@ def test_maps_show_the_pool_in_colours_of_the_scheme(driver, page):
         assert all(colours > 3 for colours in seen[scheme])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width_px", [1400, 420])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_and_nothing_runs_over(scheme, width_px, driver, page):
@@ -260,6 +267,7 @@ def test_text_can_be_read_and_nothing_runs_over(scheme, width_px, driver, page):
     assert poor_texts([text for text in texts(driver) if "color(" not in text[2]]) == []
 
 
+@pytest.mark.slow
 def test_sliders_and_pictures_are_on_the_first_screen(driver, page):
     opened(driver, page, width_px=1400)
     driver.execute_script("scrollTo(0, 0)")
@@ -267,6 +275,7 @@ def test_sliders_and_pictures_are_on_the_first_screen(driver, page):
     assert max(driver.execute_script(bottoms)) < 800
 
 
+@pytest.mark.slow
 def test_every_picture_and_slider_has_a_name(driver, page):
     opened(driver, page)
     unnamed = (

@@ -37,6 +37,7 @@ def test_tables_and_columns_are_read_under_the_names_of_today():
     assert "width" not in result.steps
 
 
+@pytest.mark.slow
 def test_a_report_and_a_comparison_take_them(former, tmp_path, capsys):
     assert status(["report", str(former), "--out", str(tmp_path / "page.html")]) == DONE
     assert status(["compare", str(former), str(former)]) == DONE

@@ -42,6 +42,7 @@ def browser():
     kaleido.stop_sync_server()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
 def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys, monkeypatch):
     # A page of three figures: each takes a second of the browser.
@@ -72,6 +73,7 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     assert struct.unpack(">II", content[16:24]) == (2 * 1000, 2 * (figure.layout.height + 60 + 17 * 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "complaint"),
     [

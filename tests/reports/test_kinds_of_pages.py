@@ -107,6 +107,7 @@ def driver(chromium):
         yield driver
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -147,6 +148,7 @@ def test_a_page_has_an_index_a_search_and_two_schemes(kind, driver, tmp_path):
     assert driver.execute_script(OFF_SCREEN) == []
 
 
+@pytest.mark.slow
 def test_the_scorecard_is_on_the_first_screen_and_leads_to_each_figure(driver, tmp_path):
     path = reproduction(tmp_path)
     for scheme, width_px in (("light", 1400), ("dark", 900), ("light", 420)):
@@ -171,6 +173,7 @@ return [...document.querySelectorAll('main p, main summary')]
 """
 
 
+@pytest.mark.slow
 def test_a_new_reader_has_three_answers_within_no_and_one_click(driver, tmp_path):
     """Is Fig 2 reproduced? Which figure is worst? Which constants were fitted?"""
     path = reproduction(tmp_path, fig2_document())

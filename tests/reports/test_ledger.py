@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def test_thinning_takes_the_row_in_force_not_the_nearest():
     assert thin(np.array([0.0, 4.9, 5.1, 5.2, 10.0]), 3).tolist() == [0, 1, 4]
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.integers(2, 50))
 def test_thinning_keeps_first_and_last_and_never_more_than_asked(starts, most):
     starts = np.sort(starts)

@@ -27,6 +27,7 @@ def found(policy: str, **more: object):
     return run, blocks, moments(served, blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "orca", "orca-pow2", "vllm-sosp23", "vllm-v1"])
 def test_queues_are_those_of_the_tables(policy):
     run, _, got = found(policy)

@@ -58,6 +58,7 @@ def timeline(results, tmp_path_factory) -> Timeline:
     return read_timeline(write_timeline(tmp_path_factory.mktemp("file") / "runs.pftrace", list(results.values())))
 
 
+@pytest.mark.slow
 def test_the_cases_have_what_they_are_for(results):
     for name in ("chunks", "static", "replicas"):
         assert results[name].requests["refused"].sum() == 1
@@ -207,6 +208,7 @@ def test_a_hundred_thousand_requests_are_as_many_slices(tmp_path):
     assert Counter(one.name for one in found.instants) == +Counter(result.summary["preemptions"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12).map(sorted))
 def test_lanes_do_not_overlap(intervals):
     begin, end = [come for come, _ in intervals], [come + residency for come, residency in intervals]
@@ -223,6 +225,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_it_writes_page_and_timeline(self, folder, tmp_path, capsys):
         target = tmp_path / "deep" / "run.pftrace"
         arguments = ["report", str(folder), "--perfetto", str(target), "--out", str(tmp_path / "report.html")]

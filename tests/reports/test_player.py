@@ -46,12 +46,14 @@ def driver(chromium):
         yield driver
 
 
+@pytest.mark.slow
 def test_it_opens_without_an_error_and_asks_for_nothing(driver, page):
     play(driver, page)
     assert driver.get_log("browser") == []
     assert [url for url in requested_urls(driver) if not url.startswith(("data:", "file:"))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_thousand_pixels_decode_to_the_state_that_was_recorded(driver, page, maps, scheme):
     play(driver, page, scheme)
@@ -79,6 +81,7 @@ def cells(driver, screen: int, places: list[int]) -> list[list[int]]:
     return driver.execute_script(script, screen, places, 32)
 
 
+@pytest.mark.slow
 def test_the_slider_moves_the_cursor_and_the_pool(driver, page, maps):
     play(driver, page)
     end_s = max(found.meta["end_ticks"] for found in maps.values()) / 1e12
@@ -110,6 +113,7 @@ def test_maps_beside_each_other_are_at_one_height_under_any_legend(driver, page,
     assert len(set(driver.execute_script(tops))) == 1 and len(set(driver.execute_script(heights))) == 2
 
 
+@pytest.mark.slow
 def test_play_runs_and_stops_at_the_end(driver, page):
     play(driver, page)
     set_time(driver, 0)
@@ -131,6 +135,7 @@ return Math.round(yaxis.p2l(window.pointedAt - plot.getBoundingClientRect().top 
 """
 
 
+@pytest.mark.slow
 def test_the_pointer_shows_the_holder_of_a_block(driver, page, maps):
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -158,6 +163,7 @@ def test_the_pointer_shows_the_holder_of_a_block(driver, page, maps):
                 assert f"request {holder}, " in said and f"{tokens} of 16 slots hold tokens, {references} ref" in said
 
 
+@pytest.mark.slow
 def test_a_block_that_a_preemption_freed_names_its_last_holder(driver, page, maps):
     found = maps["vllm-sosp23"]
     column, row = (int(place) for place in np.argwhere(found.bucket == GIVEN_UP)[0])
@@ -184,6 +190,7 @@ def test_a_block_that_a_preemption_freed_names_its_last_holder(driver, page, map
     driver.refresh()
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_control_and_moves_it(driver, page):
     from selenium.webdriver.common.keys import Keys
 
@@ -208,6 +215,7 @@ def test_the_keyboard_reaches_every_control_and_moves_it(driver, page):
     assert all(outline != "none" for _, outline in reached)
 
 
+@pytest.mark.slow
 def test_keys_zoom_all_maps_together(driver, page):
     from selenium.webdriver.common.keys import Keys
 
@@ -266,6 +274,7 @@ def plane_of(plane: dict[str, str]) -> np.ndarray:
     return places.reshape(kind.itemsize, -1).T.copy().view(kind).ravel().astype(np.int64)
 
 
+@pytest.mark.slow
 def test_a_map_in_steps_has_a_clock_of_steps(driver, maps, tmp_path):
     """The first map, a tick of which is a step of a run as long."""
     found = maps[POLICIES[0]]

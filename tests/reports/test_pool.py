@@ -47,6 +47,7 @@ def shares_pct(table: pd.DataFrame, end_ticks: int) -> dict[str, float]:
     return {bucket: 100 * float(table[bucket] @ spans) / spans.sum() / slots for bucket in BUCKETS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STEPPED)
 def test_what_is_drawn_has_the_means_of_the_summary(kind, tmp_path):
     slots, flags = STEPPED[kind]
@@ -58,6 +59,7 @@ def test_what_is_drawn_has_the_means_of_the_summary(kind, tmp_path):
     assert table["start_ticks"].is_monotonic_increasing and table["start_ticks"].iloc[0] == 0
 
 
+@pytest.mark.slow
 def test_of_a_map_the_moments_are_drawn(tmp_path):
     """Of a run that leaps they count tokens that come within a leap, too."""
     result = result_of(tmp_path / "run", "--policy orca-max --request-rate 2 --record-blocks")
@@ -70,6 +72,7 @@ def test_of_a_map_the_moments_are_drawn(tmp_path):
     assert drawn == pytest.approx(truth, rel=0.01) and rows < 0.95 * truth
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_added_up(replicas):
     section = next(
         made for make in SECTIONS if (made := make(PageInputs([replicas]))) and made.title == "Memory over time"
@@ -81,6 +84,7 @@ def test_the_page_says_what_is_added_up(replicas):
     assert not any("watermark" in trace.name for trace in figure.data)
 
 
+@pytest.mark.slow
 def test_runs_beside_each_other_are_on_one_clock(replicas, tmp_path):
     short = result_of(tmp_path / "short", "--policy vllm-v1 --request-rate 99 --record-blocks")
     assert short.end_s < replicas.end_s
@@ -91,6 +95,7 @@ def test_runs_beside_each_other_are_on_one_clock(replicas, tmp_path):
     assert {tuple(figure.layout.xaxis.range) for figure in overs} == {(0, replicas.end_s)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags, keeps", [("vllm-v0", False), ("vllm-v0 --shared-prefix-tokens 8 --block-size 8", True), ("sglang", True)]
 )
@@ -102,6 +107,7 @@ def test_blocks_kept_while_no_sequence_runs_are_not_invented(flags, keeps, tmp_p
     assert (len(idle) > 1) == (not keeps)
 
 
+@pytest.mark.slow
 def test_a_run_that_refused_every_request_has_a_page(tmp_path):
     """An address-contiguous policy reserves the model's maximum for every request, and the pool is too small."""
     refused, page, timeline = tmp_path / "refused", tmp_path / "page.html", tmp_path / "page.pftrace"

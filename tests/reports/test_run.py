@@ -63,6 +63,7 @@ class Watched(Observer):
         self.seen[now] = {name: {one.index for one in getattr(self.state, name)} for name in queues}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max", "fastgen"])
 @hypothesis_settings(max_examples=5)
 @given(case=st.one_of(crowded_cases(), medium_cases()))
@@ -95,6 +96,7 @@ def test_spans_say_where_every_request_is(policy, case: Case):
         assert own["start_s"].tolist()[1:] == own["end_s"].tolist()[:-1]
 
 
+@pytest.mark.slow
 def test_a_timeline_of_many_requests_draws_some_and_says_so():
     count = 3 * MOST_REQUESTS
     requests = requests_table(simulate(*swapping_case())).iloc[np.zeros(count, dtype=int)].reset_index(drop=True)
@@ -219,12 +221,14 @@ def test_every_section_is_there_and_every_figure_has_marks(driver, results):
     assert len(driver.find_elements("css selector", ".tables")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_of_the_report_has_a_contrast_of_4_5(driver, results, scheme):
     look(driver, results, scheme)
     assert poor_texts(texts(driver)) == []
 
 
+@pytest.mark.slow
 def test_every_figure_saves_what_it_draws(driver, results, tmp_path):
     look(driver, results)
     shown = [read_result(results / name, name) for name in ("orca-max", "vllm-sosp23")]
@@ -271,6 +275,7 @@ def hold_to_map(lines: list[list[str]], result: Result) -> None:
     assert (seen == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
     rates = {"series": ["a", "a", "b", "b"], "request_rate": [1.0, 2, 1, 2], "seed": 0, "request_throughput": 0.9}
@@ -287,6 +292,7 @@ def test_the_page_of_a_sweep_can_be_read(driver, tmp_path, scheme):
     assert widths[0] <= widths[1] == 400
 
 
+@pytest.mark.slow
 def test_each_section_is_made_alone(results, tmp_path):
     """Of a run without recordings those that need one are left out."""
     plain = replace(read_result(results / "orca-max"), blocks=None, plan=None)
@@ -328,6 +334,7 @@ def test_the_summary_has_a_row_a_run_and_columns_for_what_happened(results):
     assert (row["Refused (pool too small)"], row["Saved by sharing (%)"]) == (3, 27.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [[], ["--num-replicas", "2"]], ids=["server", "fleet"])
 def test_hits_of_an_offloading_run_are_shown_by_tier(tmp_path, replicas):
     """Conversations on a small pool find on the host what the GPU has evicted; the page has the numbers of summary.json."""
@@ -370,6 +377,7 @@ def test_hits_of_an_offloading_run_are_shown_by_tier(tmp_path, replicas):
     assert "Prefix cache by tier" not in write_report(tmp_path / "plain.html", PageInputs(shown[1:])).read_text()
 
 
+@pytest.mark.slow
 def test_runs_of_different_loads_are_said_to_be(results, tmp_path):
     same = replace(read_result(results / "orca-max"), blocks=None, plan=None)
     load = {**same.about["workload"], "sha256": "another"}

@@ -79,6 +79,7 @@ def per_step(run: Run) -> np.ndarray:
     return np.repeat(run.log.rows["growing"], run.log.rows["steps"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "n"), [("vllm-v1", 1), ("vllm-v1", 2), ("vllm-sosp23", 2)])
 def test_requests_are_counted_where_they_are(policy, n):
     """Span by span, by counting the requests at 40 moments of each."""

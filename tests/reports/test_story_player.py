@@ -84,6 +84,7 @@ def expected(name: str, run: int, frame: int) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_it_opens_without_an_error_and_asks_for_nothing(driver, pages):
     for page in pages.values():
         opened(driver, page)
@@ -91,6 +92,7 @@ def test_it_opens_without_an_error_and_asks_for_nothing(driver, pages):
         assert [url for url in requested_urls(driver) if not url.startswith("data:")] == [page.as_uri()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", story_names())
 def test_every_step_forward_and_back_shows_its_frame(driver, pages, name):
     opened(driver, pages[name])
@@ -110,6 +112,7 @@ def test_every_step_forward_and_back_shows_its_frame(driver, pages, name):
         assert [shown(driver, run) for run in runs] == before
 
 
+@pytest.mark.slow
 def test_the_buttons_end_at_the_ends(driver, pages):
     opened(driver, pages["samples"])
     disabled = "return ['.back', '.next'].map((name) => document.querySelector(`.story ${name}`).disabled)"
@@ -118,6 +121,7 @@ def test_the_buttons_end_at_the_ends(driver, pages):
     assert (where(driver), driver.execute_script(disabled)) == ("the end", [False, True])
 
 
+@pytest.mark.slow
 def test_keys(driver, pages):
     opened(driver, pages["samples"])
     keys(driver, "ARROW_RIGHT", "ARROW_RIGHT")
@@ -133,6 +137,7 @@ def test_keys(driver, pages):
     assert where(driver) == "step 1"
 
 
+@pytest.mark.slow
 def test_the_slider(driver, pages):
     from selenium.webdriver.common.keys import Keys
 
@@ -144,6 +149,7 @@ def test_the_slider(driver, pages):
     assert where(driver) == "the end"
 
 
+@pytest.mark.slow
 def test_the_strip_jumps_to_a_step_and_marks_it(driver, pages):
     opened(driver, pages["static-vs-continuous"])
     marked = (
@@ -169,6 +175,7 @@ def test_the_strip_jumps_to_a_step_and_marks_it(driver, pages):
     ]
 
 
+@pytest.mark.slow
 def test_play_steps_until_it_is_paused(driver, pages):
     opened(driver, pages["samples"])
     press(driver, ".story .play")
@@ -178,6 +185,7 @@ def test_play_steps_until_it_is_paused(driver, pages):
     assert driver.find_element("css selector", ".story .play").get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.slow
 def test_a_block_is_marked_with_its_table_entries(driver, pages):
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -189,6 +197,7 @@ def test_a_block_is_marked_with_its_table_entries(driver, pages):
     assert driver.execute_script(pointed) == ["TR", "TR", "LI"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["samples", "swap", "prefix-cache", "static-vs-continuous", "orca-chunks"])
 def test_all_text_has_a_contrast_of_4_5(driver, pages, name, scheme):
@@ -198,6 +207,7 @@ def test_all_text_has_a_contrast_of_4_5(driver, pages, name, scheme):
         assert poor_texts(texts(driver)) == []
 
 
+@pytest.mark.slow
 def test_the_colours_can_be_chosen_on_the_page(driver, pages):
     opened(driver, pages["samples"])
     tint = "return getComputedStyle(document.querySelector('.pool .slot.live')).backgroundColor"
@@ -211,6 +221,7 @@ def test_the_colours_can_be_chosen_on_the_page(driver, pages):
     driver.execute_script("delete document.documentElement.dataset.theme")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width_px", [1400, pytest.param(900, marks=pytest.mark.slow), 420])
 @pytest.mark.parametrize("name", story_names())
 def test_nothing_sticks_out_of_the_window(driver, pages, name, width_px):
@@ -226,6 +237,7 @@ def test_nothing_sticks_out_of_the_window(driver, pages, name, width_px):
     assert driver.execute_script(inside)
 
 
+@pytest.mark.slow
 def test_blocks_of_more_than_eight_slots_have_lines(driver, pages):
     opened(driver, pages["fig3"])
     lines = (
@@ -237,6 +249,7 @@ def test_blocks_of_more_than_eight_slots_have_lines(driver, pages):
     assert driver.execute_script(lines)[-1] == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", story_names())
 def test_paper_cuts_no_word(driver, pages, name):
     """At the width of A4 with margins, in each step; a word as long as a line breaks, and none is hidden."""
@@ -254,6 +267,7 @@ def test_paper_cuts_no_word(driver, pages, name):
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
+@pytest.mark.slow
 def test_paper_has_the_step_that_is_shown_and_all_steps_in_words(driver, pages):
     opened(driver, pages["samples"])
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})

@@ -126,6 +126,7 @@ def logical(driver) -> list[list[str]]:
     return driver.execute_script(script)
 
 
+@pytest.mark.slow
 def test_the_reference_count_falls_from_2_to_1_where_the_new_block_comes(driver, page):
     look(driver, page)
     assert driver.get_log("browser") == []
@@ -157,6 +158,7 @@ def test_the_slider_goes_to_the_last_step(driver, page):
     assert physical(driver) == {0: 1, 1: 1}
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_control(driver, page):
     from selenium.webdriver.common.keys import Keys
 

@@ -73,6 +73,7 @@ def there(spans: pd.DataFrame, from_s: float, to_s: float) -> dict[tuple[int, st
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_s", [1, 30, 300])
 def test_closer_up_every_request_is_drawn(driver, spans, length_s):
     table, path = spans
@@ -97,6 +98,7 @@ def zoom(driver, from_s: float, to_s: float) -> None:
     )
 
 
+@pytest.mark.slow
 def test_keys_go_closer_and_back_to_all(driver, spans):
     from selenium.webdriver.common.keys import Keys
 
@@ -115,6 +117,7 @@ def test_keys_go_closer_and_back_to_all(driver, spans):
     assert driver.find_element("css selector", ".drawn").text == f"{MOST_REQUESTS:,} requests are drawn."
 
 
+@pytest.mark.slow
 def test_a_box_keeps_to_its_requests(driver, spans):
     opened(driver, spans[1])
     zoom(driver, 1000.0, 1060.0)

@@ -280,6 +280,7 @@ def read_or_refused(path) -> str | None:
     return refused[0] if refused else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["ours", "mooncake", "bailian", "ragpulse/0_trace"])
 def test_any_json_value_in_any_field_is_read_or_refused(tmp_path, form):
     records = [json.loads(line) for line in (SAMPLES / f"{form}.jsonl").read_text().splitlines()]

@@ -42,6 +42,7 @@ def offer(monkeypatch, *urls: str, sha256: str | None = None) -> None:
     monkeypatch.setattr(download, "PUBLIC", (download.Public("sample", "Made up", urls, "MIT", sha256),))
 
 
+@pytest.mark.slow
 def test_a_trace_is_fetched_and_verified(tmp_path, capsys, monkeypatch, origin):
     known = download.requests_sha256(read(SAMPLES / "azure2023.csv"))
     offer(monkeypatch, f"{origin}/azure2023.csv", sha256=known)
@@ -56,6 +57,7 @@ def test_a_trace_is_fetched_and_verified(tmp_path, capsys, monkeypatch, origin):
     assert (tmp_path / "new" / "azure2023.csv").read_bytes() == (SAMPLES / "azure2023.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_belongs_beside_it_comes_too(tmp_path, capsys, monkeypatch, origin):
     files = sorted(path.name for path in (SAMPLES / "ragpulse").iterdir())
     offer(monkeypatch, *(f"{origin}/ragpulse/{name}" for name in files))
@@ -64,12 +66,14 @@ def test_what_belongs_beside_it_comes_too(tmp_path, capsys, monkeypatch, origin)
     assert "Unverified: no checksum of it is known here." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_requests_than_those_that_are_known(tmp_path, capsys, monkeypatch, origin):
     offer(monkeypatch, f"{origin}/azure2023.csv", sha256="0" * 64)
     assert status(["traces", "get", "sample", "--out", str(tmp_path)]) == MISTAKE
     assert f"not {'0' * 64}; delete it, and fetch it again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_file_that_has_gone(tmp_path, capsys, monkeypatch, origin):
     offer(monkeypatch, f"{origin}/nothing.csv")
     assert status(["traces", "get", "sample", "--out", str(tmp_path)]) == MISTAKE

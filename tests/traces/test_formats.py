@@ -143,6 +143,7 @@ class TestShareGpt:
             assert cut.rows.lines.tolist() == whole.rows.lines.tolist()
 
 
+@pytest.mark.slow
 def test_lines_that_end_anywhere_in_a_piece(monkeypatch, tmp_path):
     text = (SAMPLES / "burstgpt.csv").read_bytes()
     for end in (b"\n", b"\r\n", b"\r"):

@@ -214,6 +214,7 @@ def test_a_conversation_that_is_none_is_skipped_and_one_that_breaks_off_is_named
             read_with_content(path, reading)
 
 
+@pytest.mark.slow
 def test_where_most_rows_are_bad_it_is_not_the_rows(tmp_path):
     path = tmp_path / "far_apart.csv"
     rows = "".join(f"{row and 10**9 + row},1,2\n" for row in range(5000))
@@ -227,6 +228,7 @@ def test_where_most_rows_are_bad_it_is_not_the_rows(tmp_path):
 class TestBombs:
     LIMIT = Reading(max_inflated_bytes=10_000_000, skip_bad=True)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["gzip", "zstd"])
     @pytest.mark.parametrize(
         "data", [b"\0" * 20_000_000, b"input,output\n" + b"1,2\n" * 3_000_000], ids=["zeros", "rows"]
@@ -242,6 +244,7 @@ class TestBombs:
         with pytest.raises(UserError):
             read_with_content(path, Reading(max_inflated_bytes=1))
 
+    @pytest.mark.slow
     def test_a_line_without_end(self, tmp_path):
         path = tmp_path / "bomb.gz"
         path.write_bytes(gzip.compress(b"\0" * 70_000_000))

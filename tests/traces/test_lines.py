@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from fragmeter.traces.parsing.lines import filled_lines
 TEXTS = st.text(st.sampled_from("ab \t\n\r\x0b\x0c"), max_size=12).map(str.encode)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.integers(1, 9))
 def test_blank_lines_are_left_out_and_counted(data, first):
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

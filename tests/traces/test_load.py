@@ -167,6 +167,7 @@ class TestTheFile:
             read_load(tmp_path / "load.json")
 
 
+@pytest.mark.slow
 def test_the_program_fits_draws_and_serves(tmp_path, capsys):
     write(made(400), tmp_path / "made.csv")
     load, new = str(tmp_path / "load.json"), str(tmp_path / "new.csv")
@@ -183,6 +184,7 @@ def test_the_program_fits_draws_and_serves(tmp_path, capsys):
     assert served[0] == served[1] != served[2]
 
 
+@pytest.mark.slow
 @real_traces
 @pytest.mark.parametrize("name", ["azure2023_conv.csv.gz", "mooncake_conversation.jsonl.gz"])
 @pytest.mark.parametrize("seed", [0, 1, 2])

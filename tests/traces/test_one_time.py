@@ -258,6 +258,7 @@ class TestCommands:
         rows = "".join(f"{first + row},ChatGPT,{100 + row},20,120,API log\n" for row in range(40))
         path.write_text(f"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n{rows}")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "command",
         [
@@ -294,6 +295,7 @@ class TestCommands:
             out.rename(tmp_path / f"out{first}")
         assert seen[0] == seen[1]
 
+    @pytest.mark.slow
     def test_every_command_takes_the_unit(self, tmp_path, capsys):
         path = moments(tmp_path, [5_000_000 * row for row in range(60)])
         for command in (

@@ -118,6 +118,7 @@ def test_refused_values(tmp_path):
         paced(Trace("long", [1], [1], [100 * 10**12]), Pacing(rate_scale=1e-6))
 
 
+@pytest.mark.slow
 def test_the_program_paces(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n8,5,5\n")
     serve = ["simulate", "--trace", str(tmp_path / "t.csv")]

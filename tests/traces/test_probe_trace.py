@@ -58,6 +58,7 @@ def test_a_file_without_a_finished_request_is_refused(tmp_path):
         read(path)
 
 
+@pytest.mark.slow
 def test_hits_of_the_server_are_found_in_the_simulator(tmp_path):
     """On the command line: the answers that later prompts continue are found, too."""
     probe = read_probe(PROBE)

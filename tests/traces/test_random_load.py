@@ -149,6 +149,7 @@ def done(*tokens: object) -> None:
     assert status([str(token) for token in tokens]) == DONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrivals", WORDS)
 def test_an_equal_file_gives_the_same_bytes(arrivals, tmp_path):
     words, flags = WORDS[arrivals]
@@ -162,6 +163,7 @@ def test_an_equal_file_gives_the_same_bytes(arrivals, tmp_path):
     assert "random" in json.dumps(origin)
 
 
+@pytest.mark.slow
 def test_every_command_takes_the_words(tmp_path, capsys):
     """Simulate, compare, sweep, plan and diagnose, and Python."""
     words, counted = [*LENGTHS, *PREFIX], ["--num-prompts", 100]

@@ -138,6 +138,7 @@ def test_a_long_file_keeps_every_row_in_order(tmp_path):
     assert read(put(tmp_path, "long.csv", text.encode())).output_tokens.tolist() == outputs.tolist()
 
 
+@pytest.mark.slow
 def test_a_line_of_megabytes_is_one_request(tmp_path):
     short = {"input": 5, "output": 6}
     long = {**short, "hash_ids": list(range(400_000))}
@@ -145,6 +146,7 @@ def test_a_line_of_megabytes_is_one_request(tmp_path):
     assert lengths(put(tmp_path, "long.jsonl", text.encode())) == [(5, 6)] * 3
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, LATEST_NS - 1), min_size=1, max_size=40).map(sorted))
 def test_nine_decimals_become_ticks_exactly(tmp_path_factory, arrivals_ns):

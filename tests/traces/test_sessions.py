@@ -111,6 +111,7 @@ def test_think_time_of_each_turn(tmp_path):
         users(Pacing(think_time=0.0), alone)
 
 
+@pytest.mark.slow
 def test_the_program_serves_sessions(tmp_path, capsys):
     serve = ["simulate", "--trace", str(written(tmp_path)), "--policy", "vllm-v1", "--out", str(tmp_path / "out")]
     assert status(serve) == DONE
@@ -133,6 +134,7 @@ def hit_rate(folder: Path, capsys, think_s: float) -> float:
     return json.loads(capsys.readouterr().out)["prefix_cache"]["hit_rate"]
 
 
+@pytest.mark.slow
 def test_longer_think_times_give_fewer_cache_hits(tmp_path, capsys):
     """A turn without think time hits all but a partial block; in longer think times more other requests arrive."""
     rates = [hit_rate(tmp_path, capsys, think_s) for think_s in (0, 2, 8, 1000)]

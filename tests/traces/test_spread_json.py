@@ -16,6 +16,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -51,6 +52,7 @@ def test_a_value_that_is_called_as_a_key_of_a_benchmark_is_a_value(tmp_path):
     assert len(read(path)) == 1
 
 
+@pytest.mark.slow
 def test_bad_rows_are_named_by_their_line_and_can_be_skipped(tmp_path):
     path, rows = tmp_path / "bad.json", [dict(request) for request in REQUESTS]
     rows[2]["output_tokens"] = 0

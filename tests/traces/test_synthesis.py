@@ -95,6 +95,7 @@ def test_what_cannot_be_drawn(arguments, refused):
     assert str(caught.value) == refused
 
 
+@pytest.mark.slow
 def test_a_cap_that_nothing_meets_is_refused_and_does_not_hang():
     with pytest.raises(SettingError) as caught:
         sample(ALPACA, 10, stream(0, "test"), max_total_tokens=6)

@@ -121,6 +121,7 @@ def test_rows_that_refer_to_rows_above_are_not_sorted(tmp_path):
         read(written(tmp_path, "\n".join(lines[::-1]), "bailian.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_command_says_so(tmp_path, capsys):
     path = written(tmp_path, HEAD + "9,100,20\n4,100,20\n6,100,20\n")
     assert status(["simulate", "--policy", "vllm-v1", "--model", "opt-13b", "--trace", str(path)]) == DONE

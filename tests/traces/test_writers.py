@@ -49,6 +49,7 @@ def test_csv_is_in_our_own_columns(tmp_path):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 2**23 * 10**9 - 1), min_size=1, max_size=30).map(sorted), st.sampled_from(ENDINGS))
 def test_no_nanosecond_is_lost(tmp_path_factory, arrivals_ns, ending):
@@ -147,6 +148,7 @@ class TestReuse:
         content = PromptContent([0, 0, 0], [], [])
         assert reused_tokens(Trace("hand", [5, 5], [3, 3], content=content)) is None
 
+    @pytest.mark.slow
     @pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
     def test_mooncakes_is_what_a_public_simulator_says(self):
         found = stats(read_with_content(Path(os.environ["FRAGMETER_TRACES"]) / "mooncake_conversation.jsonl.gz"))
@@ -180,6 +182,7 @@ def test_arrivals_are_drawn_over_spans_of_ten_requests_or_more(count, spans):
     assert count < 10 or np.mean(counts) >= 10 - 1e-9
 
 
+@pytest.mark.slow
 def test_the_public_face():
     assert traces.__all__ == sorted(traces.__all__)
     assert all(hasattr(traces, name) for name in traces.__all__)

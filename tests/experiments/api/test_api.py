@@ -119,6 +119,7 @@ class TestSameAsTheCommandLine:
         found, _, _ = arguments({"model": tmp_path / "config.json"})
         assert found.settings.model == str(tmp_path / "config.json")
 
+    @pytest.mark.slow
     def test_recorded_blocks_are_saved(self, tmp_path):
         flags = ["--num-prompts", 5, "--record-blocks"]
         _, out = by_command(tmp_path, *flags)
@@ -331,6 +332,7 @@ class TestTheFront:
         with pytest.raises(AttributeError, match="no attribute 'simulat'"):
             fm.simulat  # noqa: B018
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("code", "unloaded"),
         [

@@ -112,6 +112,7 @@ def test_another_policy_has_the_same_slots_in_its_own_blocks():
     assert (vllm.settings.cost, sglang.settings.cost) == ("fitted", "fitted")
 
 
+@pytest.mark.slow
 def test_what_does_not_start_says_why():
     (found,) = candidates(ServeLine("llama-3.1-70b", {}), ["a100-80gb"], {})
     assert found.settings is None and "CUDA out of memory" in found.refused
@@ -126,6 +127,7 @@ def test_ranges_and_values_that_come_twice():
     assert Choices(max_num_seqs=["64:256:64", "64,512"]).axes() == {"max_num_seqs": ["64", "128", "192", "256", "512"]}
 
 
+@pytest.mark.slow
 def test_candidates_with_and_without_drafts(capsys, tmp_path):
     """A step has 2.3 tokens with them. Rejected drafts are in the table of one of the candidates, and 0 % in the other's."""
     drafts, out = json.dumps(DRAFTS), tmp_path / "out"
@@ -143,6 +145,7 @@ def test_candidates_with_and_without_drafts(capsys, tmp_path):
     assert "Rejected" in page and "h100-80gb, speculative_config=eagle3 0.8 0.5" in page
 
 
+@pytest.mark.slow
 def test_for_the_same_money_the_answers_of_the_model_are_left_alone(capsys):
     """One GPU is enough with both formats. fp8 takes more requests, so that a token costs less at the full rate."""
     flags = ["--dataset", "alpaca", "--num-prompts", "100", "--seeds", "1", "--request-rate", "2", "--jobs", "1"]

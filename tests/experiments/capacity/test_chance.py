@@ -68,6 +68,7 @@ class MadeUp:
                 return end.value
 
 
+@pytest.mark.slow
 @given(
     of_one=st.floats(0.1, 12), seed=st.integers(0, 99), of_memory=st.sampled_from([0.0, 0.02, 0.3]),
     first=st.integers(1, 60), confidence=st.sampled_from([0.5, 0.9, 0.97]),
@@ -169,6 +170,7 @@ def test_the_scales_are_those_of_the_servers_like_it():
     assert low < likely < high and likely.num_blocks == measured.settings.num_gpu_blocks_override
 
 
+@pytest.mark.slow
 @given(
     of_one=st.floats(0.1, 3),
     seed=st.integers(0, 99),

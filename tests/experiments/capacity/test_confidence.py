@@ -45,6 +45,7 @@ def search(rates, begun: int, wanted: float = 0.0, *, to_end: bool = False) -> t
 RATES = st.lists(st.integers(0, 60).map(float) | st.just(inf), min_size=NUM_SEEDS, max_size=60)
 
 
+@pytest.mark.slow
 @given(RATES, st.sampled_from([2, 4, 12, NUM_SEEDS]))
 def test_the_limit_is_the_second_lowest_of_48_rates_and_each_seed_is_asked_once(rates, begun):
     found, once, searched = search(rates, begun)
@@ -55,6 +56,7 @@ def test_the_limit_is_the_second_lowest_of_48_rates_and_each_seed_is_asked_once(
         assert (found.num_seeds, once) == (NUM_SEEDS, [*range(begun, NUM_SEEDS)])
 
 
+@pytest.mark.slow
 @given(RATES, st.integers(1, 60), st.booleans())
 def test_a_wanted_rate_is_confirmed_where_at_most_one_of_48_misses_it(rates, wanted, to_end):
     found, once, _ = search(rates, 4, wanted, to_end=to_end)
@@ -115,6 +117,7 @@ class TestCounts:
             seen, count = count, min(2 * count, NUM_SEEDS)
         assert 0.005 < lost <= 0.05
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("values", ["normal", "rare and low", "two kinds"])
     def test_a_goal_that_too_many_seeds_miss_is_rarely_confirmed_whatever_the_distribution(self, values):
         """A tenth of the seeds misses: at most 5 % of the plans confirm it. A limit of normal values confirms up to nine tenths."""

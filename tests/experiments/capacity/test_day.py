@@ -40,6 +40,7 @@ def test_a_start_that_takes_longer_than_a_quiet_step_bridges_it():
     assert (schedule.from_ticks, schedule.sizes) == ((0,), (3,))
 
 
+@pytest.mark.slow
 @given(
     spans=st.lists(st.integers(1, 40), min_size=2, max_size=8),
     sizes=st.lists(st.integers(1, 9), min_size=8, max_size=8),
@@ -145,6 +146,7 @@ def out(tmp_path_factory) -> Path:
 class TestFiles:
     """The day is on the page, in the summary and in ``day.csv``; all three have the numbers of ``plan.json``."""
 
+    @pytest.mark.slow
     def test_a_row_a_step(self, out):
         day = json.loads((out / "plan.json").read_text())["day"]
         with (out / "day.csv").open() as file:
@@ -187,6 +189,7 @@ class TestFiles:
         assert service[3]["y"][:3] == [100 * step["kv_cache_usage"] for step in day["steps"]]
         assert cost[0]["x"] == [day["price"], day["constant_price"]]
 
+    @pytest.mark.slow
     def test_a_plan_without_a_day_has_none_of_it(self, tmp_path):
         flags = ["--request-rate", "20", "--out", str(tmp_path / "out")]
         assert status([*PLAN, *short_requests(tmp_path), *flags]) == DONE
@@ -207,6 +210,7 @@ def test_the_time_of_a_step(start, starts, text):
     assert clock(start, starts) == text
 
 
+@pytest.mark.slow
 def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     """Of 200 requests of ShareGPT all arrive before many finish, at any rate that is asked for here."""
     printed, day = planned_day(LOAD, "0,20\n20,200\n40,20\n", tmp_path, capsys)
@@ -219,6 +223,7 @@ def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     assert max([0.0, *(rate for size, rate in day["rate_by_replicas"].items() if int(size) < max(sizes))]) < 20
 
 
+@pytest.mark.slow
 def test_a_day_that_misses_says_that_the_replicas_are_not_enough(tmp_path, capsys):
     """A fleet that was sized by runs of 200 requests, in steps of 9,000 and more."""
     printed, day = planned_day(LOAD, "0,40\n300,120\n600,40\n", tmp_path, capsys)
@@ -228,6 +233,7 @@ def test_a_day_that_misses_says_that_the_replicas_are_not_enough(tmp_path, capsy
     assert "may need fewer" not in printed and "more requests (--num-prompts)" in printed
 
 
+@pytest.mark.slow
 def test_a_day_where_every_rate_meets_the_objectives(tmp_path, capsys):
     """A tenth of 100 requests meet them even all at once: the fleet of the busiest step is simulated nevertheless."""
     lenient = ["--attainment", "0.1", "--num-prompts", "100", "--seeds", "1"]
@@ -235,6 +241,7 @@ def test_a_day_where_every_rate_meets_the_objectives(tmp_path, capsys):
     assert [step["replicas"] for step in day["steps"]] == [1, 1] and day["attained"] == 1
 
 
+@pytest.mark.slow
 def test_replicas_start_within_two_minutes_unless_a_user_says_otherwise(tmp_path, capsys):
     (tmp_path / "day.csv").write_text("start_s,request_rate\n0,2\n600,1\n")
     flags = ["--rate-curve", str(tmp_path / "day.csv"), "--json", str(tmp_path / "day.json")]

@@ -50,6 +50,7 @@ def peaks(draw: st.DrawFn) -> list[float]:
 
 
 class TestSplit:
+    @pytest.mark.slow
     @given(rates=peaks(), wanted=st.floats(1, 1e4))
     def test_the_share_is_that_of_the_best_division(self, rates, wanted):
         """Beside all divisions; of more than 16 replicas, those of 16."""
@@ -70,6 +71,7 @@ class TestSplit:
         assert len(asked) == len({prefill for prefill, _ in asked})
         assert all(near == pytest.approx(wanted * tried / replicas) for _, near in asked)
 
+    @pytest.mark.slow
     @given(shares=peaks())
     def test_where_no_division_takes_a_rate_it_is_the_one_that_serves_most_requests_in_time(self, shares):
         shares = shares[:15]
@@ -143,6 +145,7 @@ class TestOneFleet:
 class TestScout:
     """Before the search of the first seed a part of its requests is served: an eighth, at least 100."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("requests", "part"), [(2400, 300), (801, 100), (240, 100), (60, 60)])
     def test_it_serves_a_part_and_the_search_starts_at_its_rate(self, requests, part, monkeypatch):
         searched, whole = [], max_rate._search
@@ -195,6 +198,7 @@ PLAN = ["plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:5
 LOAD = ["--num-prompts", "100", "--seeds", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"), [([], "no rate is asked for"), (["--request-rate", "3"], "3 requests/s wanted")]
 )
@@ -206,6 +210,7 @@ def test_a_plan_says_the_rate_that_it_is_asked_for(flags, said, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_the_constant_fleet_of_a_day_is_that_of_its_busiest_step(tmp_path, capsys):
     rows = "".join(f"{600 + place},10\n" for place in range(400))
     (tmp_path / "short.csv").write_text(f"prompt_tokens,output_tokens\n{rows}")

@@ -28,6 +28,7 @@ GOAL = Goal(Objectives(ttft=500, tpot=50))
 
 
 class TestDetail:
+    @pytest.mark.slow
     def test_latencies_are_reported_at_quarters_of_the_rate(self):
         found = detail(CHOSEN, LOAD, GOAL, 3, Cluster(), 20.0, 40.0)
         assert [point["request_rate"] for point in found["curve"]] == [5.0, 10.0, 15.0, 20.0]
@@ -50,6 +51,7 @@ class TestDetail:
     def test_all_requests_at_once_have_no_shares_of_a_rate(self):
         assert detail(CHOSEN, LOAD, GOAL, 0, Cluster(), inf, 40.0)["curve"] == []
 
+    @pytest.mark.slow
     def test_a_divided_fleet_is_limited_by_the_part_that_misses(self):
         """No prefill takes less than a microsecond, and no decode."""
         divided = Cluster(prefill_replicas=1, decode_replicas=1)

@@ -50,6 +50,7 @@ def saturated(chosen: Settings, sequences: int, tokens: int, prompt: int = PROMP
     return replace(chosen, max_num_seqs=sequences), work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "large pages" else name for name in LINES]
 )

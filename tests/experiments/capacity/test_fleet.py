@@ -102,6 +102,7 @@ class TestNoise:
         """Share of all seeds that meet the goal."""
         return NormalDist().cdf(0.01 * (replicas - 40) / 0.005)
 
+    @pytest.mark.slow
     def test_it_is_enough_with_the_stated_confidence_and_not_larger_than_it_must_be(self):
         """40 replicas meet in half of the seeds, 41 in 97.7 %."""
         found = [run(search(40), self.share_of(chosen))[0] for chosen in range(200)]
@@ -137,6 +138,7 @@ class TestRareLowSeeds:
         )
         return found, int(low.sum())
 
+    @pytest.mark.slow
     def test_a_few_seeds_that_are_alike_do_not_confirm_a_fleet(self):
         """15 % of the seeds miss. Half of the plans see none of them in their first four seeds; 0.4 % see one of 48 at most."""
         found = [self.confirmed(chosen, 0.15)[0].replicas for chosen in range(300)]
@@ -160,6 +162,7 @@ class TestCliff:
 
         return rate
 
+    @pytest.mark.slow
     def test_rates_see_what_the_shares_of_a_few_seeds_do_not(self):
         """With 40 replicas 84 % of the seeds meet, with 41 95 %."""
         of_one = 1.04 / 40
@@ -259,6 +262,7 @@ def test_the_highest_rate_of_a_fleet_lies_where_its_queues_say(even_cost):
     assert attained(found) >= 0.9 > attained(found * FINE)
 
 
+@pytest.mark.slow
 def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_finds(even_cost, monkeypatch):
     tried = []
 
@@ -276,6 +280,7 @@ def test_the_rate_of_another_seed_is_where_the_search_begins_and_not_what_it_fin
     assert len(tried) == 3 < of_a_far_one
 
 
+@pytest.mark.slow
 def test_a_seed_takes_its_highest_rate_and_none_above_it_nor_above_what_the_fleet_serves(even_cost):
     arguments = servers(), EvenLoad(), Goal(Objectives(ttft=250)), 3, Cluster(num_replicas=3)
     found = highest_rate(*arguments, 20.0, None)

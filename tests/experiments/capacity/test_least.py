@@ -120,6 +120,7 @@ def test_a_rate_beyond_every_fleet_is_answered_by_the_bound_without_a_run(rate, 
     assert "x h100-80gb" in document["recommendation"] and "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_burst_that_a_few_replicas_serve_buys_no_fewer_than_the_bound(capsys):
     """A hundred requests at once are over soon: two replicas meet the goal, and a load of this rate needs tens."""
     assert status([*PLAN, "--gpu", "h100-80gb", "--request-rate", "1000", "--json", "-"]) == DONE
@@ -128,6 +129,7 @@ def test_a_burst_that_a_few_replicas_serve_buys_no_fewer_than_the_bound(capsys):
     assert min(each["replicas"] for each in candidate["fleet"]["tried"]) >= candidate["least_replicas"]
 
 
+@pytest.mark.slow
 def test_a_rate_beyond_every_fleet_by_what_one_replica_serves_is_not_searched_for(capsys, monkeypatch):
     """Between the bound and what full replicas serve: no fleet is simulated."""
     run, stages = planning.carry_out, []

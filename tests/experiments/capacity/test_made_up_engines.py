@@ -74,6 +74,7 @@ NEEDS = st.integers(0, 30).flatmap(
 
 
 class TestSmallestFleet:
+    @pytest.mark.slow
     @given(NEEDS, st.integers(1, 40), st.integers(1, 40), st.sampled_from([4, 6, 12]), st.sampled_from([1, 2, 8]))
     def test_it_is_the_smallest_that_at_most_one_of_48_seeds_misses(self, needs, near, least, begun, engines):
         engine = Engine(needs, engines)
@@ -172,6 +173,7 @@ class TestSmallestFleet:
 
 
 class TestOneSize:
+    @pytest.mark.slow
     @given(NEEDS, st.integers(1, 40), st.sampled_from([1, 4, 5]), st.sampled_from([1, 3]))
     def test_its_decision_and_rates_are_those_of_all_seeds(self, needs, size, begun, engines):
         engine = Engine(needs, engines)
@@ -190,6 +192,7 @@ class TestOneSize:
         assert (found.decision, found.shares) == (decision, tuple(shares[:count]))
         assert (found.rates, found.sure_rate) == (tuple(rates[:begun]), sure)
 
+    @pytest.mark.slow
     @given(NEEDS, st.integers(1, 20), st.sampled_from([1, 4, 60]), st.integers(0, 3))
     def test_rates_of_the_seeds_to_begin_with_and_of_others(self, needs, size, begun, known):
         needs = needs + needs[: max(0, begun - NUM_SEEDS)]

@@ -71,6 +71,7 @@ def chance_of(service: Service, gpu: str, size: int, scales: tuple[float, ...]) 
 class TestForARate:
     """100 requests/s: eleven A100s for 22 an hour, or five H200s for 25, of which four are one too few for some seeds."""
 
+    @pytest.mark.slow
     def test_the_answer(self, plan):
         service = Service()
         document = plan(service, "--request-rate", "100")
@@ -110,6 +111,7 @@ class TestForARate:
             Cluster(num_replicas=size) if size > 1 else Cluster() for size in range(1, 9)
         }
 
+    @pytest.mark.slow
     def test_a_fleet_is_as_large_as_the_confidence_asks_for(self, plan):
         """All cases of the first eight draws, one by one."""
         for confidence in (0.6, 0.9, 0.97):
@@ -129,6 +131,7 @@ class TestForARate:
                     assert each["chance"] == pytest.approx(chance_of(service, gpu, each["replicas"], scales))
                 assert not fleet["is_unsure"] and fleet["seeds"] == NUM_SEEDS
 
+    @pytest.mark.slow
     def test_all_inputs_on_request(self, plan):
         service = Service()
         first, _ = plan(service, "--request-rate", "100", "--sensitivity")["candidates"]
@@ -139,6 +142,7 @@ class TestForARate:
         cluster = Cluster(num_replicas=first["fleet"]["replicas"])
         assert {call[:3] for call in service.of_stage("sensitivity")} == {(FIRST, cluster, 100)}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("count", [1, 40])
     def test_other_seeds_verify_it(self, plan, count):
         """The seeds after all that the search may have seen, with the fleet and with one replica fewer."""
@@ -192,6 +196,7 @@ class TestForARate:
         assert str(raised.value) == "the last"
         assert raised.value.__notes__ == ["Traceback\n  at\nthe last"]
 
+    @pytest.mark.slow
     def test_bursts_make_bounds(self, plan):
         """Runs are loads up to 0.97 of the highest rates: a lower bound of the headroom where that is above 100."""
         service = Service(saturated=None, known=0.97)
@@ -208,10 +213,12 @@ class TestForARate:
         seeds = [seed for seed, *_ in service.of_stage("known", "h200")]
         assert seeds == [3, 4, 5, 6]
 
+    @pytest.mark.slow
     def test_runs_that_are_loads_are_known(self, plan):
         document = plan(Service(saturated=None), "--request-rate", "100")
         assert not any("known_rates" in found for found in document["candidates"])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom", "other seeds", "detail"])
     def test_what_fails_of_one_leaves_the_others(self, plan, stage):
         document = plan(Service(failing=(stage, "a100-80gb")), "--request-rate", "100")
@@ -241,10 +248,12 @@ class TestForARate:
             )
         assert {call[2] for call in service.calls} == {FIRST}
 
+    @pytest.mark.slow
     def test_four_seeds_begin_a_search_and_twelve_a_rate(self, plan):
         assert plan(Service(), "--request-rate", "9", seeds=None)["seeds"] == 4
         assert plan(Service(), seeds=None)["seeds"] == 12
 
+    @pytest.mark.slow
     def test_the_wanted_rate_of_a_trace_is_its_own_times_the_scale(self, plan, tmp_path):
         """A request each half second."""
         rows = "".join(f"{place / 2},30,10\n" for place in range(9))
@@ -261,12 +270,14 @@ class TestForARate:
         # The number of refused requests has a name of its own.
         assert first["refused"] is None
 
+    @pytest.mark.slow
     def test_the_flags_are_those_of_the_recommendation(self, plan):
         """Of equal bills the first."""
         document = plan(Service(), "--max-num-seqs", "8,9", "--request-rate", "30", gpus="h200")
         assert [each["candidate"]["max_num_seqs"] for each in document["candidates"]] == ["8", "9"]
         assert "--max-num-seqs 8" in document["flags"] and "--max-num-seqs 9" not in document["flags"]
 
+    @pytest.mark.slow
     def test_equal_fleets_are_one_answer(self, plan):
         """A router before one replica chooses nothing; before two they differ."""
         routers = ["--router", "round-robin,kv-aware"]
@@ -274,6 +285,7 @@ class TestForARate:
             document = plan(Service(), *routers, "--request-rate", rate, gpus="a100-80gb")
             assert len(document["candidates"]) == count
 
+    @pytest.mark.slow
     def test_gpus_are_counted_where_one_has_no_price(self, plan, tmp_path):
         PRICED = {name: price for name, price in PRICES.items() if name != "h200"}
         (tmp_path / "few.json").write_text(json.dumps({"per_gpu_hour": PRICED}))
@@ -427,6 +439,7 @@ class TestDay:
         assert document["wanted_request_rate"] == 100
         return document["day"]
 
+    @pytest.mark.slow
     def test_each_step_has_the_smallest_fleet(self, plan, tmp_path):
         service = Service()
         day = self.day(plan, service, tmp_path)
@@ -471,6 +484,7 @@ class TestDay:
             tuple(step["replicas"] for step in day["steps"]),
         }
 
+    @pytest.mark.slow
     def test_of_several_candidates_it_is_that_of_the_recommended_one(self, plan, tmp_path):
         service = Service()
         (tmp_path / "day.csv").write_text("start_s,request_rate\n0,40\n60,100\n")
@@ -482,6 +496,7 @@ class TestDay:
         assert day["constant_replicas"] == best["bill"]["replicas"] and day["startup_seconds"] == 120
         assert day["constant_price"] == pytest.approx(2 * day["constant_replica_hours"])
 
+    @pytest.mark.slow
     def test_bursts_of_smaller_fleets_are_bounds(self, plan, tmp_path):
         """Their runs are loads up to 0.8 of the highest rates."""
         service = Service(saturated=None, known=0.8)
@@ -493,6 +508,7 @@ class TestDay:
         assert all(rate == pytest.approx(size * lowest) for size, rate in takes.items() if size < most)
         assert takes[most] == 100
 
+    @pytest.mark.slow
     def test_what_fails_ends_it(self, plan, tmp_path, capsys):
         for stage in ("day", "full load"):
             with pytest.raises(AssertionError):

@@ -25,6 +25,7 @@ def planned(out: Path, form: str) -> dict:
     return json.loads((out / "plan.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["compose", "kubernetes"])
 def test_a_manifest_is_read_as_the_recommended_fleet(form, tmp_path, capsys):
     plan = planned(tmp_path / "plan", form)

@@ -70,6 +70,7 @@ def wait_within(rate: float, wait_s: float) -> float:
     return (1 - rate * SERVICE_S) * sum(terms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ttft_s", "share"), [(0.35, 0.9), pytest.param(0.5, 0.95, marks=pytest.mark.slow)])
 def test_one_server_bears_what_the_formula_says(ttft_s, share):
     """Services of 0.1 s one after the other: TTFT is the wait and a service. Within four standard errors."""
@@ -85,6 +86,7 @@ def test_one_server_bears_what_the_formula_says(ttft_s, share):
     assert 0.01 < found.spread < 0.04
 
 
+@pytest.mark.slow
 def test_requests_in_flight_at_the_highest_rate_are_those_of_the_queue():
     """M/D/1 has u + u^2 / (2 (1 - u)) requests in the system at utilisation u (Pollaczek 1930)."""
     chosen, cost = one_server()
@@ -105,6 +107,7 @@ def test_runs_of_fleets_fill_their_replicas():
     assert [fixed.filling(470.0).is_short(size) for size in sizes] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_lenient_objectives_are_bounded_by_what_the_server_delivers():
     """With a day to wait every rate would do for a while; what is delivered is 10 requests/s."""
     chosen, cost = one_server()
@@ -127,6 +130,7 @@ def test_a_miss_when_served_alone_leaves_no_rate():
     assert found.alone == SloCheck(False, 160, 0, {"ttft": 160})
 
 
+@pytest.mark.slow
 def test_more_objectives_never_raise_the_rate():
     chosen, cost = one_server()
     work = EvenLoad(250)

@@ -30,6 +30,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_table_has_what_a_planner_reads(out):
     rows, plan = rows_of(out), json.loads((out / "plan.json").read_text())
     candidates = plan["candidates"]
@@ -64,18 +65,21 @@ def test_parquet_has_the_same_columns(out):
     assert list(pd.read_parquet(out / "plan.parquet").columns) == list(rows_of(out)[0])
 
 
+@pytest.mark.slow
 def test_candidates_that_all_fail_have_a_table(tmp_path):
     assert status([*PLAN, "--gpu", "rtx-4090", "--max-model-len", "131072", "--out", str(tmp_path / "out")]) == DONE
     (row,) = rows_of(tmp_path / "out")
     assert list(row) == ["gpu", "error"] and "KV cache" in row["error"]
 
 
+@pytest.mark.slow
 def test_a_single_candidate_has_no_others(out, tmp_path):
     assert status([*PLAN, "--gpu", "h200", "--request-rate", "12", "--out", str(tmp_path / "out")]) == DONE
     assert "Other candidates" not in (tmp_path / "out" / "plan.html").read_text()
     assert "Other candidates" in (out / "plan.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_costs_of_bursts_are_marked_in_pictures(tmp_path):
     """At 3 requests/s runs of 150 requests are a load on an H200, and a burst on an A100, which answers later."""
     burst = [*PLAN[:-4], "--num-prompts", "150", "--seeds", "1", "--gpu", "a100-80gb,h200", "--request-rate", "3"]
@@ -105,6 +109,7 @@ def test_only_a_lower_bound_is_hatched_and_has_no_upper_end(bound):
     assert (bar.marker.pattern.shape == ("/",)) == bound == ("lower bound" in figure.layout.title.subtitle.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "source"),
     [

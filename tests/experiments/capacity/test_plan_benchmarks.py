@@ -22,6 +22,7 @@ def benchmark(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_probability_is_right_as_often_as_it_says_on_measured_servers():
     calibration = benchmark("plan_calibration")
     found = calibration.cases(run_errors(stored_rows(), "tpot"))

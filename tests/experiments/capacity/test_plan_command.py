@@ -34,6 +34,7 @@ def out(tmp_path_factory) -> Path:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_the_document(self, out):
         document = json.loads((out / "plan.json").read_text())
         first, second = document["candidates"]
@@ -81,6 +82,7 @@ class TestCommand:
         ):
             assert heading in page
 
+    @pytest.mark.slow
     def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
         before = {path.name: path.read_bytes() for path in out.glob("plan.*")}
         monkeypatch.setattr(planning, "carry_out", lambda *_: pytest.fail("done a second time"))
@@ -99,6 +101,7 @@ class TestCommand:
             in " ".join(printed.split())
         )
 
+    @pytest.mark.slow
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
         tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", *WANTED, "--verify-seeds", "2"]
         tokens += ["--out", str(tmp_path / "again")]
@@ -138,6 +141,7 @@ class TestCommand:
         left = printed.out.split(" Open: ")[1]
         assert "l4" in left and best[1] not in left.split(", ")
 
+    @pytest.mark.slow
     def test_a_pasted_line_is_where_candidates_begin(self, capsys):
         line = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
         plan = planned(
@@ -171,6 +175,7 @@ class TestCommand:
     #: With an hour to wait it does not matter how fast 200 requests come: nothing of it is said to fail.
     LENIENT = ["--goodput", "ttft:3600000", *SMALL, "--explain"]
 
+    @pytest.mark.slow
     def test_objectives_that_every_rate_meets(self, capsys, tmp_path):
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", *self.LENIENT, "--verify-seeds", "1"]
         assert status(["plan", *arguments, "--out", str(tmp_path / "out")]) == DONE
@@ -211,12 +216,14 @@ class TestCommand:
             )
         ]  # fmt: skip
 
+    @pytest.mark.slow
     def test_of_one_seed_nothing_is_sure(self, capsys):
         arguments = ["--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", *SMALL[:2], "--seeds", "1"]
         assert status(["plan", *arguments]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "measured with a single seed" in printed and "confidence" not in printed
 
+    @pytest.mark.slow
     def test_ranks_are_tried_where_a_listed_card_does_not_start_with_one(self, capsys):
         load = ["--goodput", "ttft:2000", "tpot:100", "--request-rate", "0.5", "--num-prompts", "100", "--seeds", "1"]
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "h200,a100-80gb", *load, "--jobs", "1")
@@ -248,6 +255,7 @@ class TestCommand:
             "gpu": "a100-80gb", "tensor_parallel_size": "8", "pipeline_parallel_size": "2",
         }  # fmt: skip
 
+    @pytest.mark.slow
     def test_nothing_that_starts(self, capsys):
         one = ["--tensor-parallel-size", "1"]
         plan = planned(capsys, "--model", "llama-3.1-70b", "--gpu", "a100-80gb", "--goodput", "ttft:500", *SMALL, *one)
@@ -258,6 +266,7 @@ class TestCommand:
         table = capsys.readouterr().out.split("requests/s", 1)[1].split("a100-80gb:", 1)[0]
         assert "does not" in table and "start" in table
 
+    @pytest.mark.slow
     def test_a_load_with_longer_requests_than_the_model_was_set_to(self, capsys, tmp_path):
         trace = tmp_path / "long.csv"
         trace.write_text("prompt_tokens,output_tokens\n" + "900,200\n" * 150)
@@ -324,6 +333,7 @@ def test_what_cannot_be_planned(tokens, message, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_fleets_of_engines_that_share_experts_are_bought_whole(capsys):
     """Mixtral on 4 engines a server, with experts divided or sliced; verified with a server less, which is none."""
     load = [
@@ -350,6 +360,7 @@ def test_fleets_of_engines_that_share_experts_are_bought_whole(capsys):
     assert "CUDA out of memory" in alone["candidates"][0]["refused"]
 
 
+@pytest.mark.slow
 def test_without_a_wanted_rate_all_engines_that_share_experts_are_bought(capsys):
     load = ["--goodput", "ttft:200", "tpot:12", "--num-prompts", "100", "--seeds", "1", "--jobs", "1"]
     arguments = ["--model", "qwen3-30b-a3b", "--gpu", "h100-80gb", "--data-parallel-size", "2"]

@@ -66,6 +66,7 @@ def question_of(seed: int, chosen: Settings = CHOSEN) -> plan_max_num_seqs.MaxNu
 
 
 class TestMaxNumSeqs:
+    @pytest.mark.slow
     @pytest.mark.parametrize("chosen", [CHOSEN, AHEAD], ids=["sync", "async"])
     @trials(max_examples=40)
     @given(seed=st.integers(0, 10_000))
@@ -104,6 +105,7 @@ class TestMaxNumSeqs:
         found = largest(replace(chosen, num_gpu_blocks_override=10), work)
         assert found == plan_max_num_seqs.MaxNumSeqs(most=3, peak=1, largest=3, in_any_order=0, runs=1)
 
+    @pytest.mark.slow
     @trials(max_examples=40)
     @given(seed=st.integers(0, 10_000), taken=st.integers(1, 3))
     def test_each_value_is_judged_with_the_pool_that_it_leaves(self, seed, taken):
@@ -186,6 +188,7 @@ class TestPreemption:
 
 
 class TestSamples:
+    @pytest.mark.slow
     @trials(max_examples=60)
     @given(
         st.sampled_from(["vllm-v0", "vllm-sosp23", "vllm-v1"]),
@@ -229,6 +232,7 @@ class TestCommand:
     def plan(*tokens: object) -> int:
         return status(["plan", "--gpu", "a100-40gb", "--serve", LINE, *map(str, tokens)])
 
+    @pytest.mark.slow
     def test_all_questions_of_a_load(self, tmp_path, capsys):
         flags = ("--dataset", "alpaca", "--num-prompts", 60, "--request-rate", 20, "--n", 3)
         assert self.plan("--ask", ",".join(ANSWERS), *flags, "--json", tmp_path / "all.json") == DONE
@@ -268,6 +272,7 @@ class TestCommand:
         assert "No sequence is preempted on this load: both modes give the same result." in printed
         assert "max-num-seqs: no limit is needed. With 5, which does not limit the batch, no" in printed
 
+    @pytest.mark.slow
     def test_a_line_that_does_not_start_is_asked_nothing(self, capsys):
         line, flags = "vllm serve opt-66b", ("--ask", "samples", "--mean-tokens", "9")
         assert status(["plan", "--gpu", "a100-40gb", "--serve", line, *flags]) == DONE

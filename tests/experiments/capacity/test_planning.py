@@ -402,6 +402,7 @@ def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, tex
     assert verified_text(answer, 40) == text
 
 
+@pytest.mark.slow
 def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
     """With an H200, which has more requests in flight, the runs of A100s are not longer."""
     load = Load(Inputs(requests=Requests(dataset="sharegpt"), pacing=Pacing(request_rate=20.0)))
@@ -574,6 +575,7 @@ class TestLimit:
         assert limit(simulate(chosen, work), goal)["cause"] == "memory"
         assert limit_of(chosen, work, goal)["cause"] == cause
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("policy", "too_small"),
         [("orca-max", 1600), ("orca-pow2", 800), ("orca-oracle", 800), ("trtllm-no-evict", 1600), ("tgi", 1600)],

@@ -99,6 +99,7 @@ def test_without_a_wanted_rate_there_are_no_replicas():
     assert all(each.lower.replicas is each.higher.replicas is None for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", ["fitted", "paper"])
 def test_with_every_time_scaled_alike_the_rate_is_inverse(cost):
     """Steps and objectives 10 % longer: a fleet takes a rate 10 % lower. The paper's cost has a scale of its own."""
@@ -115,6 +116,7 @@ def test_with_every_time_scaled_alike_the_rate_is_inverse(cost):
     assert alone == highest_rate(chosen, load, looser, 0, cluster, 10.0, None) >= before
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_its_bill_depends_on(tmp_path, capsys):
     out = tmp_path / "plan"
     load = ["--goodput", "ttft:500", "tpot:50", "--num-prompts", "100", "--seeds", "1", "--request-rate", "12"]

@@ -41,6 +41,7 @@ def check(tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_services_that_meet_their_objectives(check):
     code, text = check(GOOD, service(name="two", replicas=2, router="kv-aware"))
     assert code == DONE
@@ -53,6 +54,7 @@ def test_services_that_meet_their_objectives(check):
     assert all(re.search(r"\| >\+\d+% \| meets", line) for line in lines[2:])
 
 
+@pytest.mark.slow
 def test_a_load_in_words_is_that_of_a_rate(check):
     words = {"input_len": 200, "output_len": 20, "random_cv": 0.5}
     users = {"request_rate": None, "users": 1800, "requests_per_user_hour": 10}
@@ -61,6 +63,7 @@ def test_a_load_in_words_is_that_of_a_rate(check):
     assert code == MISTAKE and "exclude each other" in text
 
 
+@pytest.mark.slow
 def test_one_that_misses_them_gives_the_status_of_its_own(check, tmp_path):
     """No replica prefills within a microsecond; the other service meets its objectives all the same."""
     code, text = check(GOOD, service(name="fast", goodput=["ttft:0.001"]))
@@ -73,6 +76,7 @@ def test_one_that_misses_them_gives_the_status_of_its_own(check, tmp_path):
     assert not found["meets"] and found["shares"] == [0.0] * 4 and found["headroom"] == -1
 
 
+@pytest.mark.slow
 def test_bursts_are_open(check, tmp_path):
     """900 requests/s of 100 requests are a burst, which the objectives allow: it says nothing of a load."""
     code, text = check(GOOD, service(name="burst", request_rate=900, goodput=["ttft:60000"]))
@@ -85,6 +89,7 @@ def test_bursts_are_open(check, tmp_path):
     assert found["is_burst"] and not found["meets"] and found["sure_rate"] is None and found["highest_rate_is_bound"]
 
 
+@pytest.mark.slow
 def test_bursts_that_miss_are_decided(check):
     """A load that lasts is harder."""
     code, text = check(service(name="burst", request_rate=900, goodput=["ttft:0.001"]))
@@ -105,6 +110,7 @@ def test_one_that_misses_them_has_the_rates_that_it_takes(result, bound, cell):
     assert f"| {cell} |" in table([found])[2]
 
 
+@pytest.mark.slow
 def test_a_name_does_not_end_its_cell(check):
     _, text = check(service(name="a|b", serve="vllm serve llama-3.1-70b -tp 1"))
     assert "| a\\|b | 1 x h200 |" in text
@@ -115,6 +121,7 @@ def test_one_that_does_not_start(check):
     assert code == MISSED and "**does not start: " in text and "--tensor-parallel-size 2 it would.**" in text
 
 
+@pytest.mark.slow
 def test_only_runs_of_too_few_requests_are_a_bound(check, tmp_path):
     """100 requests do not fill a replica; four sequences at a time do. One that does not start has no rate at all."""
     check(
@@ -156,6 +163,7 @@ def test_mistakes(text, message, check):
     assert code == MISTAKE and message in printed and printed.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_other_flags_are_refused(check, tmp_path, capsys):
     check(GOOD)
     assert (

@@ -36,6 +36,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60)), min_size=1, 
 
 
 class TestDay:
+    @pytest.mark.slow
     @given(SPANS, st.lists(st.integers(0, 120), min_size=2, max_size=6, unique=True))
     def test_requests_in_the_system_are_summed_over_time(self, spans, edges):
         """Each request counts in each span for as long as it is there."""
@@ -66,6 +67,7 @@ class TestDay:
         spans = schedule.paid_spans(finishes, last)
         assert found == [sum(overlap(span, step) for span in spans) for step in steps]
 
+    @pytest.mark.slow
     @given(
         st.dictionaries(st.integers(1, 29), st.floats(1, 9), max_size=4), st.integers(1, 30), st.floats(1, 9),
         st.lists(st.floats(0, 1), min_size=1, max_size=5),

@@ -35,6 +35,7 @@ GOAL = Goal(Objectives(ttft=500))
 
 
 class TestShare:
+    @pytest.mark.slow
     @given(st.lists(st.floats(0.001, 0.9), min_size=1, max_size=7), st.integers(0, 4), st.integers(0, 4))
     def test_any_rate_is_better_than_none_and_of_none_the_most_requests_in_time(self, rates, left, right):
         """Divisions at both ends take no rate; the nearer to those that do, the more requests meet the goal."""
@@ -65,6 +66,7 @@ class TestShare:
 
 
 class TestEffect:
+    @pytest.mark.slow
     @given(
         st.integers(1, 60), st.sampled_from([1, 2, 8]), st.fractions(Fraction(1, 4), 4, max_denominator=40),
         st.fractions(1, 4, max_denominator=40), st.booleans(),

@@ -49,6 +49,7 @@ def test_values_that_are_none(value):
         fewest_replicas(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", [pytest.param("sharegpt", marks=pytest.mark.slow), "alpaca"])
 def test_the_best_share_is_that_of_the_highest_rate(dataset):
     """Beside every division of five replicas. Prompts of Alpaca are short: one replica prefills for four."""
@@ -62,6 +63,7 @@ def test_the_best_share_is_that_of_the_highest_rate(dataset):
     assert len({*rates.values()}) > 1
 
 
+@pytest.mark.slow
 def test_where_prefill_limits_it_the_saturated_rate_is_that_of_prefills():
     """Two replicas prefill and six decode: twice the rate of one replica that serves outputs of one token."""
     work = load(1200).draw(0).at(inf)
@@ -79,6 +81,7 @@ def test_too_few_requests_do_not_fill_a_fleet():
 SMALL = ["--goodput", "ttft:300", "tpot:25", "--num-prompts", "300", "--seeds", "1"]
 
 
+@pytest.mark.slow
 def test_a_plan_divides_a_fleet(tmp_path, capsys):
     tokens = ["plan", "--model", "llama-3.1-8b", "--gpu", "a100-80gb", *SMALL, "--request-rate", "25"]
     assert (

@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "gpu", "ranks", "lengths", "goodput"), CASES)
 def test_it_is_near_the_highest_rate_of_a_simulation(model, gpu, ranks, lengths, goodput):
     blocks = 30_000

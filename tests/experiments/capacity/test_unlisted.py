@@ -73,6 +73,7 @@ SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 CARD = st.tuples(st.floats(0.5, 40), SHARES, SHARES, st.sampled_from([1, 2, 4, 8]), st.floats(0.3, 9))
 
 
+@pytest.mark.slow
 @given(st.lists(CARD, min_size=2, max_size=9), st.sampled_from([WANTED, None]))
 def test_the_winner_is_that_of_the_whole_search(cards, wanted):
     names = [f"card{place}" for place in range(len(cards))]

@@ -36,6 +36,7 @@ def planned(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_candidates_are_ranked_by_gpus(planned):
     document = json.loads((planned / "plan.json").read_text())
     gpus = [each["bill"]["gpus"] for each in document["candidates"]]
@@ -63,6 +64,7 @@ def test_every_preset_without_a_price_is_planned_for(name, capsys):
     assert candidate["refused"] or candidate["request_rate"] or candidate["every_rate_meets"]
 
 
+@pytest.mark.slow
 def test_a_price_for_each_of_them_gives_bills(tmp_path, capsys):
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"currency": "EUR", "per_gpu_hour": {"mi300x": 2.5}}))

@@ -23,6 +23,7 @@ def panel() -> Panel:
     return fig14.build_panel("f", Source((0, 1), drawn_from=SYNTHETIC_SET), fig14.MOST_REQUESTS["beam"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_claim_5_searches_where_fig_14f_does(panel, seed):
     searches = beam_searches(seed)

@@ -21,6 +21,7 @@ def values(number: int) -> dict[str, float]:
     return systems().probes[number - 1].measure(Trial())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "n"), [(3, 1), (5, 3)])
 def test_hugging_face_s_batches_hold_as_many_of_the_longest_sequences_as_fit(number, n):
     chosen = paper_settings(policy="vllm-sosp23", model="llama-13b")
@@ -32,6 +33,7 @@ def test_hugging_face_s_batches_hold_as_many_of_the_longest_sequences_as_fit(num
     assert values(number)["hf"] == pytest.approx(ticks / vllm.log.end_ticks, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_anyscale_s_slowness_of_the_same_library_is_the_one_that_it_asks_for():
     rates = anyscale.tokens_per_s(1536, 0)
     # FasterTransformer's published 4 over what its batches gain at naive static's own step time.
@@ -57,6 +59,7 @@ def test_claim_4_tells_the_range_of_the_ratio_nearest_its_bound():
     assert nearest.value == found[probe.decides]
 
 
+@pytest.mark.slow
 def test_orca_is_compared_with_fastertransformer_at_its_better_batch():
     found = values(9)
     assert found["over_the_better"] == min(found["over_batches_of_8"], found["over_one_at_a_time"])

@@ -32,6 +32,7 @@ def calibrated(tmp_path_factory) -> tuple[Path, str]:
     return folder, printed.getvalue()
 
 
+@pytest.mark.slow
 def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
     folder, _ = calibrated
     found = json.loads((folder / "found.json").read_text())
@@ -52,6 +53,7 @@ def test_the_file_is_a_calibration_that_step_times_are_made_of(calibrated):
     assert 0 < cost.step_ticks(4, 256, 0, 0) < cost.step_ticks(4, 256, 64, 2080)
 
 
+@pytest.mark.slow
 def test_a_calibration_over_fp8_says_so_and_prices_no_other_kv_cache(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tokens = ["--quick", "--dtype", "fp16", "--kv-cache-dtype", "fp8", "--out", "found.json"]
@@ -120,6 +122,7 @@ def test_without_scipy_nothing_is_measured(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "fragmeter: fitting needs scipy: pip install -e '.[fit]' in the checkout\n"
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_the_file_as_it_was(tmp_path, monkeypatch, capsys):
     """Ctrl-C in the middle of the samples."""
 

@@ -37,6 +37,7 @@ def stamps(path: Path) -> list[Path]:
     return [*(path.parent / "cache").rglob("checked-policies/*")]
 
 
+@pytest.mark.slow
 def test_a_policy_that_passes_is_stamped_until_it_is_edited(module, capsys):
     name = f"{module.stem}:ShortestPromptFirst"
     kind = policy(name)
@@ -73,6 +74,7 @@ def test_a_policy_that_fails_has_no_stamp(module, capsys):
     assert stamps(module) == []
 
 
+@pytest.mark.slow
 def test_an_option_without_a_value_to_draw_is_named(module, capsys):
     text = module.read_text()
     assert text.count(OPTION) == 1
@@ -82,12 +84,14 @@ def test_an_option_without_a_value_to_draw_is_named(module, capsys):
     assert stamps(module) == []
 
 
+@pytest.mark.slow
 def test_examples_of_an_option_are_drawn(module):
     declared = 'note: Annotated[str, Field(examples=["a", "b"])] = ""'
     module.write_text(module.read_text().replace(OPTION, f"{declared}\n    {OPTION}"))
     assert status(["check-policy", f"{module.stem}:ShortestPromptFirst", "--loads", "1"]) == DONE
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_package_needs_no_stamp(module, capsys):
     assert status(["check-policy", "tgi", "--loads", "1"]) == DONE
     assert stamps(module) == []

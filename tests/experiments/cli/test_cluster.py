@@ -27,6 +27,7 @@ def documents(out: Path) -> tuple[dict, dict]:
     return tuple(json.loads((out / f"{name}.json").read_text("utf-8")) for name in ("summary", "run"))
 
 
+@pytest.mark.slow
 def test_the_results_say_which_replica_did_what(tmp_path):
     out = simulated("--num-replicas", 3, "--router", "least-outstanding-tokens", out=tmp_path / "out")
     summary, rerun = documents(out)
@@ -60,6 +61,7 @@ def test_every_slot_of_every_pool_is_counted(tmp_path):
     assert (memory[list(BUCKETS)].sum(axis=1) == 911 * 16).all()
 
 
+@pytest.mark.slow
 def test_the_same_settings_are_the_same_bytes(tmp_path):
     flags = ("--num-replicas", 2, "--router", "prefix-affine")
     one, other = (simulated(*flags, out=tmp_path / name) for name in ("one", "other"))
@@ -131,6 +133,7 @@ def test_turns_wait_for_answers_and_prefix_affine_sends_them_where_the_session_i
     assert (second["cached_tokens"] > 100).all()
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_apart(tmp_path, capsys):
     flags = ("--prefill-replicas", 1, "--decode-replicas", 2, "--kv-transfer-bandwidth", 25, "--kv-transfer-latency", 2)
     out = simulated(*flags, out=tmp_path / "out")
@@ -147,6 +150,7 @@ def test_prefill_and_decode_apart(tmp_path, capsys):
     assert summary["completed"] == 60
 
 
+@pytest.mark.slow
 def test_one_replica_behind_a_router_is_a_replica_alone(tmp_path, monkeypatch):
     """Whatever is said of both is the same, where a router without a choice is not refused."""
     for module in ("sim.cluster.run", "experiments.runs.serving"):
@@ -168,6 +172,7 @@ def test_replicas_without_requests_are_idle(tmp_path):
     assert np.isclose(last["work"]["seconds"]["idle"], summary["duration"])
 
 
+@pytest.mark.slow
 def test_of_many_replicas_the_terminal_has_the_first(tmp_path, capsys):
     out = simulated("--num-replicas", 40, "--num-prompts", 80, out=tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()

@@ -57,6 +57,7 @@ class TestPaired:
         assert abs(hits - 900) < 4 * sqrt(1000 * 0.9 * 0.1)
 
 
+@pytest.mark.slow
 def test_settings_are_run_over_the_same_seeds(capsys):
     sides = ["--set", "policy=orca-max,max_num_seqs=2", "--set", "policy=vllm-v1", "--set", "policy=vllm-v1,ids=yes"]
     comparison = compared(capsys, *sides, *LOAD, "--seeds", "3", "--jobs", "1", "--seed", "5", "--own-defaults")
@@ -88,6 +89,7 @@ def results(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_replicas_that_differ_are_named(capsys):
     """Pool, CUDA graphs and cost differ between policies by default; a block size changes none of them."""
     load = ("--num-prompts", "20", "--request-rate", "2", "--seeds", "1")
@@ -119,6 +121,7 @@ def _replicas(capsys, *flags):
     return replicas, " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_policies_have_the_pool_graphs_and_limits_of_the_first(capsys):
     sides = ("policy=vllm-v1,max_num_seqs=100", "policy=vllm-sosp23,block_size=32", "policy=static,max_num_seqs=4")
     (first, second, batches), printed = _replicas(capsys, *sides)
@@ -135,6 +138,7 @@ def test_policies_have_the_pool_graphs_and_limits_of_the_first(capsys):
     assert "has the pool" not in printed and "replicas differ" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", ["gpu=h200", "gpu_memory_utilization=0.8", "tensor_parallel_size=2", "num_gpu_blocks_override=700"]
 )
@@ -144,6 +148,7 @@ def test_a_pool_that_a_side_states_or_computes_is_its_own(more, capsys):
     assert first[0] != second[0] == own[1][0]
 
 
+@pytest.mark.slow
 def test_a_policy_that_delegates_to_another_has_no_difference(tmp_path, monkeypatch, capsys):
     (tmp_path / "delegating.py").write_text(
         "from fragmeter.sim.policy.vllm_v1 import VllmV1\n\n\nclass Mine(VllmV1):\n    name = 'mine'\n"
@@ -160,6 +165,7 @@ def test_a_policy_that_delegates_to_another_has_no_difference(tmp_path, monkeypa
     assert [each["metric"] for each in moved if each["difference"]]
 
 
+@pytest.mark.slow
 def test_result_folders(results, capsys):
     comparison = compared(capsys, results / "a", results / "b", results / "c")
     assert [side["same_requests"] for side in comparison["compared"]] == [True, False]

@@ -130,6 +130,7 @@ def at_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", LINES)
 def test_a_value_beyond_its_bounds_is_refused_by_name(command, at_home, capsys):
     for number in (each for each in ALL if each.command == command):
@@ -150,6 +151,7 @@ _RARE = ("sweep", "compare", "validate")
 _SLOW = [pytest.param(each, marks=pytest.mark.slow) if each in _RARE else each for each in LINES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", _SLOW)
 def test_no_value_ends_in_a_fault_or_without_a_name(command, at_home, monkeypatch, capsys):
     """Up to the start of the first run, which every value that is allowed reaches."""

@@ -32,6 +32,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulate", "sweep", "validate"])
 def test_every_page_names_the_data_sheet(kind, folders, tmp_path):
     page = tmp_path / "page.html"
@@ -51,6 +52,7 @@ def test_validate_and_compare_name_it(folders, capsys, tmp_path):
     assert out.count(LINE.format("l4")) == out.count(LINE.format("a10")) == 1
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_that_is_gone_has_its_cost_model(folders, tmp_path, capsys):
     gone = tmp_path / "gone"
     shutil.copytree(folders["simulate"], gone)
@@ -77,6 +79,7 @@ def interval_of(found: dict, metric: str) -> tuple[float, float, float]:
     return each["value"], each["low"], each["high"]
 
 
+@pytest.mark.slow
 def test_simulate_has_the_interval_below_its_first_line(capsys):
     assert status(["simulate", *QWEN, "--request-rate", "4", "--json", "-"]) == DONE
     found = json.loads(capsys.readouterr().out)
@@ -102,6 +105,7 @@ def test_a_burst_is_of_its_class_and_in_overload(capsys):
     assert ttft["factors"] is None and set(ttft["errors"]) == {"h100-80gb codellama-34b x2 reasoning 4/s"}
 
 
+@pytest.mark.slow
 def test_plan_has_the_interval_in_its_recommendation(capsys):
     load = ["--dataset", "alpaca", "--request-rate", "4", "--num-prompts", "100", "--seeds", "1"]
     model = ["--policy", "vllm-v1", "--model", "qwen3-14b", "--gpu", "h100-80gb"]

@@ -23,6 +23,7 @@ def explored(folder: Path, *tokens: str, jobs: int = 1) -> dict:
     return json.loads((folder / "page.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_page_and_its_data(tmp_path):
     found = explored(tmp_path, *ONE, "--vary", "block_size=16,32")
     assert found == {
@@ -33,6 +34,7 @@ def test_the_page_and_its_data(tmp_path):
     assert "Where does the KV cache go?" in page and len(page) < 150_000
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_bytes(tmp_path):
     pages = []
     for jobs in (1, 2):
@@ -41,6 +43,7 @@ def test_workers_do_not_change_the_bytes(tmp_path):
     assert pages[0] == pages[1]
 
 
+@pytest.mark.slow
 def test_policies_that_do_not_read_a_slider_are_run_once_for_it(tmp_path):
     axes = ["--grid", "policy=orca,orca-pow2", "--grid", "max_tokens=64,128", "--block-size", "16"]
     found = explored(tmp_path, *axes, "--num-gpu-blocks-override", "200")
@@ -74,6 +77,7 @@ def test_mistakes_are_one_line_and_leave_no_page(tokens, text, tmp_path, capsys)
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_the_former_page(tmp_path):
     page = tmp_path / "page.html"
     page.write_text("former")

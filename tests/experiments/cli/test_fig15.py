@@ -89,6 +89,7 @@ def test_the_accuracy_of_each_set_has_a_grade(monkeypatch, tmp_path, beyond, gra
     assert not passed(found[3]) and "the paper's text gives 16.2 to 30.5 %" in found[3]["finding"]
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_document_and_the_page(monkeypatch, tmp_path, capsys):
     out = tmp_path / "out"
     content = document(monkeypatch, tmp_path, 0.25, "--out", str(out))

@@ -24,6 +24,7 @@ def shell(tokens: tuple[str, ...], redirection: str = "", **environment: str) ->
     return subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=os.environ | environment, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tokens", [("list", "gpus"), ("--help",), ("--version",), SIMULATE], ids=lambda words: words[0]
 )
@@ -33,6 +34,7 @@ def test_standard_output_on_a_full_disk(tokens):
     assert done.stderr.startswith(f"fragmeter: {FULL}") and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_end_a_run(closed, tmp_path):
     """A result file that got the number of a closed stream would also get what is printed."""
@@ -44,10 +46,12 @@ def test_closed_streams_do_not_end_a_run(closed, tmp_path):
     assert [(closed_run / name).read_bytes() for name in names] == [(open_run / name).read_bytes() for name in names]
 
 
+@pytest.mark.slow
 def test_a_mistake_keeps_its_status_where_nothing_can_be_printed():
     assert shell(("simulate", "--bogus"), ">&- 2>&-").returncode == 2
 
 
+@pytest.mark.slow
 def test_without_docstrings_every_verb_runs(tmp_path):
     """``PYTHONOPTIMIZE=2`` takes the docstrings, which flags take their help from."""
     code = (
@@ -59,12 +63,14 @@ def test_without_docstrings_every_verb_runs(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_doctor_without_a_home_says_what_does_not_work():
     done = shell(("doctor",), HOME="/proc/none", XDG_CACHE_HOME="/proc/none")
     assert (done.returncode, done.stderr) == (0, "")
     assert "yes  simulator" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [150, 200, 300, 600])
 def test_an_address_space_that_is_too_small(megabytes, tmp_path):
     """Where libraries load at all, the program says that memory is missing, or serves."""

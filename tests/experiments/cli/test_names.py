@@ -30,6 +30,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 class TestMarkup:
+    @pytest.mark.slow
     def test_of_a_result(self, here, capsys):
         trace(here, "t.csv")
         for out in ("q[/b]", "a[red]x :smile:"):
@@ -81,6 +82,7 @@ class TestBytesThatAreNoUtf8:
         assert (done.returncode, done.stderr) == (DONE, "")
         return done.stdout
 
+    @pytest.mark.slow
     def test_of_a_trace(self, here):
         name = b"t\xff.csv"
         (here / os.fsdecode(name)).write_text(TRACE)
@@ -96,6 +98,7 @@ class TestBytesThatAreNoUtf8:
         self.run("report", "swept")
         self.run("report", "result")
 
+    @pytest.mark.slow
     def test_of_results(self, here):
         (here / "t.csv").write_text(TRACE)
         for out in (b"o\xff", b"p\xfe"):
@@ -108,6 +111,7 @@ class TestBytesThatAreNoUtf8:
         names = {os.fsencode(path.name) for path in here.iterdir()}
         assert names >= {b"o\xff", b"jo\xff", b"r\xff.html", b"r\xff.pftrace", b"s\xff"}
 
+    @pytest.mark.slow
     def test_on_standard_output_that_takes_utf8_alone(self, here):
         (here / "t.csv").write_text(TRACE)
         environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}

@@ -27,6 +27,7 @@ def simulate(trace: Path, *tokens: object) -> int:
     return status(["simulate", "--trace", str(trace), *map(str, tokens)])
 
 
+@pytest.mark.slow
 def test_a_plan_lies_beside_the_results_which_are_the_same_without(trace, tmp_path):
     for name, flags in (("plain", ()), ("recorded", ("--record-plan", "--shuffle-ids"))):
         assert simulate(trace, "--out", tmp_path / name, *flags) == DONE

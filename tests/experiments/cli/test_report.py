@@ -39,6 +39,7 @@ def report(*tokens: object) -> int:
     return status(["report", *map(str, tokens)])
 
 
+@pytest.mark.slow
 def test_one_page_of_two_runs(results, tmp_path, capsys):
     page, data = tmp_path / "deep" / "report.html", tmp_path / "summary.json"
     assert report(results / "orca-max", results / "vllm-v1", "--out", page, "--json", data) == DONE
@@ -59,6 +60,7 @@ def test_one_page_of_two_runs(results, tmp_path, capsys):
     assert "Which serves three better: orca-max or vllm-v1?" in html
 
 
+@pytest.mark.slow
 def test_the_usage_on_the_page_is_that_of_the_summary(results, tmp_path):
     """Each usage of the page, with its mean and its span, beside ``summary.json`` of the same run."""
     page = tmp_path / "report.html"
@@ -81,6 +83,7 @@ def test_the_usage_on_the_page_is_that_of_the_summary(results, tmp_path):
         assert without_tokens == pytest.approx(100 - live, abs=0.11)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_map_has_the_other_sections(results, tmp_path):
     assert report(results / "vllm-v1", "--out", tmp_path / "report.html") == DONE
     html = (tmp_path / "report.html").read_text()
@@ -88,6 +91,7 @@ def test_a_run_without_a_map_has_the_other_sections(results, tmp_path):
     assert ">Requests over time</h2>" in html
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(results, tmp_path):
     for name in ("one.html", "two.html"):
         assert report(results / "orca-max", "--out", tmp_path / name) == DONE

@@ -69,6 +69,7 @@ def test_of_many_requests_some_are_drawn_and_all_are_counted():
     assert near.requests == 19_990 and near.inside_pct == pytest.approx(68.3, abs=1)
 
 
+@pytest.mark.slow
 def test_where_nothing_was_measured_a_word_says_so(run, tmp_path):
     assert report(run, "--out", tmp_path / "page.html") == DONE
     html = (tmp_path / "page.html").read_text()
@@ -76,6 +77,7 @@ def test_where_nothing_was_measured_a_word_says_so(run, tmp_path):
     assert "median error" not in html.split("<main", 1)[1].split("</main", 1)[0]
 
 
+@pytest.mark.slow
 def test_requests_that_were_sent_at_other_times_are_said_to_be(run, result, tmp_path, capsys):
     path = benchmark(tmp_path / "bench.json", result.requests)
     late = json.loads(path.read_text())
@@ -98,6 +100,7 @@ def test_a_run_of_other_requests_is_refused(run, result, tmp_path, capsys):
         assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_what_validate_left_is_drawn(result, tmp_path, capsys):
     path = benchmark(tmp_path / "bench.json", result.requests)
     server = ["--gpu", "a100-40gb", "--policy", "vllm-sosp23"]

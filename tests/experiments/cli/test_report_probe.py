@@ -13,6 +13,7 @@ from paths import ROOT
 PROBE = ROOT / "tests" / "data" / "probe" / "turns.jsonl"
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_measured_waste(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert status(["report", str(PROBE), "--out", str(page), "--json", str(tmp_path / "data.json")]) == 0
@@ -26,6 +27,7 @@ def test_the_page_shows_the_measured_waste(tmp_path, capsys):
     assert json.loads((tmp_path / "data.json").read_text())["runs"][0]["requests"] == 12
 
 
+@pytest.mark.slow
 def test_a_server_beside_a_simulation(tmp_path, capsys):
     run = ["simulate", "--num-prompts", "20", "--request-rate", "5", "--out", str(tmp_path / "run")]
     assert status(run) == 0
@@ -37,6 +39,7 @@ def test_a_server_beside_a_simulation(tmp_path, capsys):
     assert "These runs served different requests; compare them with care." in text
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_killed_server_is_named(tmp_path, capsys):
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(PROBE.read_bytes()[:-3000])

@@ -39,6 +39,7 @@ def report(*tokens: object) -> int:
     return status(["report", *map(str, tokens)])
 
 
+@pytest.mark.slow
 def test_a_point_is_what_simulate_comes_to(folder, tmp_path):
     points = read_sweep(folder).points
     assert len(points) == 8 and points["series"].tolist() == ["orca-max"] * 4 + ["vllm-v1"] * 4
@@ -54,6 +55,7 @@ def test_a_point_is_what_simulate_comes_to(folder, tmp_path):
     assert at["p99_ttft_ms"] == run.summary["p99_ttft_ms"]
 
 
+@pytest.mark.slow
 def test_the_page_has_both_sections(folder, tmp_path):
     page, data = tmp_path / "sweep.html", tmp_path / "summary.json"
     assert report(folder, "--out", page, "--json", data) == DONE
@@ -119,6 +121,7 @@ def test_what_tells_series_apart(tmp_path):
     assert many.axes == [] and set(many.points["series"]) == {"vllm-v1"} and MOST_SERIES < 40
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_drawn_a_word_says_so(tmp_path):
     alike = swept(tmp_path, policy=["a", "b"], request_rate=[inf, inf], median_tpot_ms=[0.0, 0.0])
     html = write_sweep_report(tmp_path / "page.html", alike).read_text()
@@ -186,6 +189,7 @@ def test_a_sweep_that_was_cut_short_is_refused(tmp_path, capsys):
     assert said.count("\n") == 1 and not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_other_objectives_are_other_points(tmp_path):
     """What was kept without objectives, or with others, is not taken for these."""
     arguments = ["sweep", "--num-prompts", "4", "--jobs", "1", "--grid", "request_rate=2", "--out", str(tmp_path)]

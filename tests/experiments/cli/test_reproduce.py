@@ -100,6 +100,7 @@ class TestTheDocumentOfFig2:
 
 
 class TestTheFolder:
+    @pytest.mark.slow
     def test_holds_the_page_and_the_data_and_no_part(self, kept):
         assert sorted(path.name for path in kept.iterdir()) == [MARKER, "reproduction.html", "waste.json"]
 
@@ -140,6 +141,7 @@ def wait_for_waste(out: Path, program: subprocess.Popen) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_an_interrupted_program_that_waits_for_ever_is_ended():
     script = """
 import os, signal, threading
@@ -194,6 +196,7 @@ def test_ctrl_c_leaves_what_is_finished(interrupted):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "later_s",
     [pytest.param(0, marks=pytest.mark.slow), 0.3, pytest.param(1.5, marks=pytest.mark.slow)],

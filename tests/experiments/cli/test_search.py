@@ -42,6 +42,7 @@ class TestAxes:
             ("n", Axis(texts[4], None, 1.0, 2.5, 0.5)),
         ]
 
+    @pytest.mark.slow
     def test_each_is_drawn_as_it_is_said(self, tmp_path):
         tokens = ["--search", "block_size=4:16:4", "--search", "policy=orca,vllm-v0"]
         tokens += ["--search", "watermark=0.001:0.1:log", "--search", "max_num_seqs=1:256:log"]
@@ -73,6 +74,7 @@ class TestAxes:
             search_axes(["seed=0:1", "--seed=2:3"])
 
 
+@pytest.mark.slow
 def test_the_largest_is_found(tmp_path, capsys):
     rows = searched(tmp_path, *BLOCKS, "--trials", 40)
     found = rows["num_gpu_blocks_override"]
@@ -82,6 +84,7 @@ def test_the_largest_is_found(tmp_path, capsys):
     assert str(found.idxmax()) in capsys.readouterr().out.splitlines()[2].split()[0]
 
 
+@pytest.mark.slow
 def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
     limit = ["--at-most", "num_gpu_blocks=500", "--json", str(tmp_path / "summary.json")]
     rows = searched(tmp_path / "out", *BLOCKS, "--trials", 40, *limit)
@@ -95,6 +98,7 @@ def test_what_is_beyond_a_limit_is_not_the_best(tmp_path, capsys):
     assert "No trial is within the limits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_limit_may_be_0(tmp_path):
     summary_file = tmp_path / "summary.json"
     tokens = ["--search", "num_gpu_blocks_override=10:150", "--minimize", "num_gpu_blocks", "--trials", 12]
@@ -110,6 +114,7 @@ def test_how_far_beyond_a_limit_is_a_share_of_it():
     assert beyond == {"a": 0.5, "b": 0.5, "c": 3.0}
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_lead_to_the_last_value_end_below_it(tmp_path, recwarn):
     rows = searched(tmp_path, "--search", "block_size=1:8:5", "--minimize", "duration", "--trials", 8)
     assert set(rows["block_size"]) == {1, 6}
@@ -123,6 +128,7 @@ def test_a_search_for_the_worse_says_so(direction, said, tmp_path, capsys):
     assert (note in " ".join(capsys.readouterr().out.split())) == said
 
 
+@pytest.mark.slow
 def test_small_is_the_best_of_what_is_minimized(tmp_path):
     summary_file = tmp_path / "summary.json"
     rows = searched(
@@ -131,6 +137,7 @@ def test_small_is_the_best_of_what_is_minimized(tmp_path):
     assert json.loads(summary_file.read_text())["best"]["num_gpu_blocks"] == rows["num_gpu_blocks_override"].min()
 
 
+@pytest.mark.slow
 def test_more_trials_continue_where_fewer_ended(tmp_path, monkeypatch):
     first = searched(tmp_path, *BLOCKS, "--trials", 10)["num_gpu_blocks_override"].tolist()
     ran = []
@@ -147,6 +154,7 @@ def test_more_trials_continue_where_fewer_ended(tmp_path, monkeypatch):
     assert other != first
 
 
+@pytest.mark.slow
 def test_a_trial_that_cannot_be_run_is_reported_as_failed(tmp_path, capsys):
     tokens = ["--search", "policy=sglang,vllm-v1", "--search", "block_size=8:16", "--maximize", "request_throughput"]
     rows = searched(tmp_path, *tokens, "--trials", 12)
@@ -158,6 +166,7 @@ def test_a_trial_that_cannot_be_run_is_reported_as_failed(tmp_path, capsys):
     assert "sglang's tree has pages" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_estimator_gets_every_result(monkeypatch, tmp_path):
     """A trial without a result counts as running for ever, and keeps the estimator away from its neighbours."""
     import optuna
@@ -176,6 +185,7 @@ def test_the_estimator_gets_every_result(monkeypatch, tmp_path):
     assert states == [(place, failed if error else None) for place, error in enumerate(rows["error"].notna())]
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_leaves_the_same_bytes_with_any_number_of_jobs(tmp_path):
     search = ["--search", "request_rate=1.0:4.0", "--search", "block_size=1:64:log", "--num-prompts", "300"]
     tokens = command("sweep", *search, "--minimize", "mean_ttft_ms", "--trials", 4 * ROUND, "--jobs")

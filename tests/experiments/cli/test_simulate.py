@@ -95,6 +95,7 @@ def test_without_options_a_policy_has_its_own_defaults_as_in_python(name):
     assert SettingsFlags(policy=name).settings().options == ()
 
 
+@pytest.mark.slow
 def test_rejected_requests_are_counted_apart_from_refused_ones(trace, tmp_path, capsys):
     flags = ["--trace", trace, "--policy", "vllm-v1", "--request-rate", "inf"]
     summary, _, requests = simulated(*flags, "--max-num-queued-reqs", 2, out=tmp_path / "out")
@@ -110,6 +111,7 @@ def test_rejected_requests_are_counted_apart_from_refused_ones(trace, tmp_path, 
     assert "rejected" not in summary and "rejected" not in requests
 
 
+@pytest.mark.slow
 def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):
     _, _, leapt = simulated("--trace", trace, out=tmp_path / "leapt")
     _, _, stepped = simulated("--trace", trace, "--no-leap", out=tmp_path / "stepped")
@@ -118,6 +120,7 @@ def test_stepping_gives_the_same_bytes_as_leaping(trace, tmp_path):
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.slow
 def test_a_run_holds_the_hash_and_the_source_of_its_calibration(trace, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(document()))
@@ -139,6 +142,7 @@ class TestTheRequests:
         assert requests["arrival_ticks"].tolist() == [0, 0, 0]
         assert rerun["workload"]["request_rate"] == "inf"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", DATASETS)
     def test_are_drawn_from_a_dataset_by_seed(self, name, tmp_path):
         def drawn(seed: int) -> list[int]:
@@ -149,6 +153,7 @@ class TestTheRequests:
 
         assert drawn(1) == drawn(1) != drawn(2)
 
+    @pytest.mark.slow
     def test_declare_the_max_tokens_of_the_flag(self, trace, tmp_path):
         """Orca reserves by max_tokens: of 128 slots the three ask for 12 + 12 + 34, or for 37 + 39 + 60."""
         flags = ["--trace", trace, "--policy", "orca", "--request-rate", "inf", "--block-size", 8]
@@ -160,6 +165,7 @@ class TestTheRequests:
         assert waits == {"true": [False, False, False], "30": [False, False, True]}
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bytes(trace, tmp_path):
     for name in ("one", "two"):
         simulated("--trace", trace, out=tmp_path / name)
@@ -167,6 +173,7 @@ def test_the_same_command_gives_the_same_bytes(trace, tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_results_do_not_hang_on_the_folder_in_which_the_trace_lies(trace, tmp_path):
     elsewhere = tmp_path / "elsewhere" / trace.name
     elsewhere.parent.mkdir()
@@ -176,6 +183,7 @@ def test_results_do_not_hang_on_the_folder_in_which_the_trace_lies(trace, tmp_pa
     assert (tmp_path / "one" / "run.json").read_bytes() == (tmp_path / "two" / "run.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     summary = data("simulate", "--trace", trace)
     printed = run_here("simulate", "--trace", trace, "--out", tmp_path / "out", "--json", tmp_path / "summary.json")
@@ -240,6 +248,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(trace, tmp_path, capsy
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_fault(trace):
     program = subprocess.Popen(
         command("simulate", "--trace", trace), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

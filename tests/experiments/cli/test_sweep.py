@@ -83,6 +83,7 @@ class TestGrid:
             points(Inputs(), axes(texts))
 
 
+@pytest.mark.slow
 def test_a_row_is_what_simulate_says(tmp_path, capsys):
     rows = swept(tmp_path, "--grid", "policy=vllm-v1,orca-max", "--grid", "seed=3:4", "--grid", "block_size=none,8")
     assert list(zip(rows["policy"], rows["seed"])) == [
@@ -102,6 +103,7 @@ def test_a_row_is_what_simulate_says(tmp_path, capsys):
     assert last["waste.mean_over_iterations_pct.buckets.live"] == live
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
     swept(tmp_path, "--grid", "seed=0:3")
     before = (tmp_path / "sweep.parquet").read_bytes()
@@ -175,6 +177,7 @@ def test_a_cluster_needs_dask(tmp_path, monkeypatch, capsys):
     assert "pip install -e '.[dask]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("fragmeter.experiments.runs.parallel._ANSWER_S", 0.5)
     pytest.importorskip("distributed")
@@ -205,6 +208,7 @@ def killed_twice(folder: Path, jobs: int, *grid: str) -> None:
     assert (cut_short / "sweep.parquet").read_bytes() == (in_peace / "sweep.parquet").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_twice_leaves_the_same_bytes(tmp_path):
     killed_twice(tmp_path, 1, "--num-prompts", "2000", "--grid", "request_rate=1:3", "--grid", "seed=0:4")
 

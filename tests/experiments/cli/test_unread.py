@@ -74,6 +74,7 @@ class TestSweep:
         error = refused(capsys, "sweep", *SOME, "--grid", "seed=0,1", "--skip-bad", "--out", tmp_path / "out")
         assert "skip_bad = True: applies only to a trace" in error
 
+    @pytest.mark.slow
     def test_takes_what_one_point_reads_and_the_others_serve_as_if_it_was_left_out(self, tmp_path):
         axes = ["--grid", "policy=vllm-v1,lightllm", "--grid", "output_estimate=0.2,1"]
         assert status(["sweep", *SOME, *axes, "--out", str(tmp_path)]) == DONE
@@ -141,6 +142,7 @@ class TestPlan:
         line = ["plan", "--serve", "vllm serve llama-3.1-8b", "--gpu", "h200", "--ask", "samples", *SOME]
         assert "skip_bad = True: applies only to a trace" in refused(capsys, *line, "--skip-bad")
 
+    @pytest.mark.slow
     def test_takes_any_flag_of_a_pasted_line_and_tells_what_simulates_it(self, capsys):
         """A model without windows, and a release that does not swap."""
         line = "vllm serve llama-3.1-8b --disable-hybrid-kv-cache-manager --swap-space 4 --max-num-seqs 8"

@@ -52,6 +52,7 @@ def diagnose(path: Path, *tokens: str) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_a_server_that_misses_its_objectives_is_not_healthy(tmp_path, capsys):
     """Steps take 5 times as long as predicted: the simulation meets the objectives, and the server does not."""
     path = tmp_path / "metrics.txt"
@@ -67,6 +68,7 @@ def test_a_server_that_misses_its_objectives_is_not_healthy(tmp_path, capsys):
     assert "give a benchmark of the server" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_scale", [1.0, 3.0])
 def test_objectives_that_the_gpu_cannot_meet_are_missed_and_contradict_only_another_server(
     tmp_path, capsys, step_scale
@@ -90,6 +92,7 @@ def test_objectives_that_the_gpu_cannot_meet_are_missed_and_contradict_only_anot
         assert not {each["name"] for each in found["contradictions"]} & {"ttft", "tpot", "e2el", "objectives"}
 
 
+@pytest.mark.slow
 def test_longer_latencies_contradict_unless_the_server_meets_the_objectives(tmp_path):
     path = tmp_path / "metrics.txt"
     assert scraped(path, 12.0, 1.7) > 0.99
@@ -99,6 +102,7 @@ def test_longer_latencies_contradict_unless_the_server_meets_the_objectives(tmp_
     assert {each["name"] for each in found["contradictions"]} == {"mean_tpot_ms", "mean_e2el_ms"}
 
 
+@pytest.mark.slow
 def test_a_limit_between_two_buckets_is_missed_only_if_the_wider_one_is(tmp_path):
     """A fourth of the requests have a TPOT of more than 10 ms, the bucket below the limit of 12 ms; means are within their factors."""
     path = tmp_path / "metrics.txt"
@@ -164,6 +168,7 @@ def test_an_open_loop_has_as_many_in_flight_as_littles_law_says():
     assert in_flight(90.0, 12.0, 20) == in_flight(90.0, inf) == [(90.0, 20.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_scale", [0.87, 1.0, 1.15])
 @pytest.mark.parametrize("goal", [[], GOAL], ids=["latency index", "objectives"])
 def test_steps_within_the_usual_error_are_no_contradiction(step_scale, goal, tmp_path):

@@ -77,6 +77,7 @@ class TestPlanted:
         assert half["share"] == 0.5 and half["seen"]["preemptions"] < 0.5 * found["as_served"]["preemptions"]
         assert "KV dtype" in [cause for each in others for cause in each["causes"]]
 
+    @pytest.mark.slow
     def test_what_the_server_measured_is_no_symptom_of_the_changed_one(self, tmp_path):
         """60 of its 200 requests were preempted; with the larger pool none is, so that no second flag is advised."""
         load = trace_of(tmp_path, 1000, 300, 25)
@@ -85,6 +86,7 @@ class TestPlanted:
         found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, "--metrics", tmp_path / "metrics.txt")
         assert found["advised"] == {"gpu-memory-utilization": "0.92"}
 
+    @pytest.mark.slow
     def test_too_many_sequences_are_fewer(self, tmp_path):
         load = trace_of(tmp_path, 300, 1500, None)
         line = f"{LINE} --kv-cache-dtype fp8 --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"
@@ -92,11 +94,13 @@ class TestPlanted:
         assert found["causes"] == ["max-num-seqs too high"]
         assert found["as_served"]["preemptions"] > 50 > found["changes"][0]["seen"]["preemptions"]
 
+    @pytest.mark.slow
     def test_too_few_sequences_are_more(self, tmp_path):
         load = trace_of(tmp_path, 300, 300, 20)
         found = diagnose(tmp_path, f"{LINE} --max-num-seqs 16", "h100-80gb", "--trace", load)
         assert found["causes"] == ["max-num-seqs too low"]
 
+    @pytest.mark.slow
     def test_large_chunks_are_smaller(self, tmp_path):
         """Prompts of 8,000 tokens, several at once, stop the answers of the others for a second."""
         load = trace_of(tmp_path, 6000, 150, 4)
@@ -118,12 +122,14 @@ class TestPlanted:
         times = found["as_served"]["p99_itl_ms"] / found["as_served"]["median_itl_ms"]
         assert times < 25 and (times > 5) == (prompts == 6000)
 
+    @pytest.mark.slow
     def test_shared_prefixes_are_cached(self, tmp_path):
         load = trace_of(tmp_path, 2000, 100, 12, shared=0.8)
         found = diagnose(tmp_path, f"{LINE} --no-enable-prefix-caching", "h100-80gb", "--trace", load)
         assert (found["causes"], found["advised"]) == (["caching off"], {"enable-prefix-caching": True})
         assert found["prefix_caching"]["hit_rate"] > 0.7 and found["prefix_caching"]["value"] > 0.05
 
+    @pytest.mark.slow
     def test_16_bits_are_halved_where_the_gpu_has_no_more(self, tmp_path):
         load = trace_of(tmp_path, 700, 300, 7)
         found = diagnose(tmp_path, f"{LINE} --gpu-memory-utilization 0.92", "rtx-4090", "--trace", load)
@@ -148,6 +154,7 @@ class TestPlanted:
 class TestCertainty:
     """A large gain with an interval that includes 0 is neither advised nor called none."""
 
+    @pytest.mark.slow
     def test_more_draws_are_asked_for(self, tmp_path, capsys):
         line, answers = f"{LINE} --gpu-memory-utilization 0.3", {}
         for seeds in (2, 4):
@@ -207,6 +214,7 @@ class TestBursts:
         error = capsys.readouterr().err
         assert "num_prompts = 100: the draws are bursts: " in error and error.count("\n") == 1
 
+    @pytest.mark.slow
     def test_a_stated_rate_is_taken_however_slow_the_server_is(self, tmp_path):
         """The flag is the reason: each request takes more than a second, and 5 arrive every second."""
         found = diagnose(tmp_path, f"{LINE} --max-num-seqs 1", "h100-80gb", "--request-rate", 5, count=50)
@@ -214,6 +222,7 @@ class TestBursts:
         assert seen["turnover"] == pytest.approx(49 / 50) and seen["arriving"] < 0.1
         assert found["causes"] == ["max-num-seqs too low"]
 
+    @pytest.mark.slow
     def test_a_benchmark_that_sends_all_at_once_has_no_rate(self, tmp_path, capsys):
         bench = ROOT / "tests" / "data" / "real_server" / "1" / "tight" / "sharegpt-saturated.json"
         line = ["--serve", "vllm serve model --num-gpu-blocks-override 260 --max-model-len 1024", "--gpu", "h100-80gb"]
@@ -276,6 +285,7 @@ def metrics(**more: float) -> str:
 
 
 class TestEvidence:
+    @pytest.mark.slow
     def test_metrics_alone_are_enough(self, tmp_path):
         (tmp_path / "metrics.txt").write_text(metrics(num_preemptions_total=60))
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
@@ -341,6 +351,7 @@ class TestEvidence:
         assert "Prefix caching is on; the server found 0% of the prompt tokens in its cache." in printed
         assert "is not known" not in printed
 
+    @pytest.mark.slow
     def test_a_server_behind_its_load_has_as_many_in_flight(self, tmp_path, capsys):
         """Of which all run in the simulation but for those outside of its engine, in place of 8."""
         (tmp_path / "metrics.txt").write_text(metrics(num_requests_waiting=12))
@@ -374,6 +385,7 @@ class TestEvidence:
         found = diagnose(tmp_path, LINE, "h100-80gb", "--metrics", tmp_path / "metrics.txt")
         assert found["as_served"]["hit_rate"] == pytest.approx(0.5, abs=0.05)
 
+    @pytest.mark.slow
     def test_the_server_s_own_pool_counts(self, tmp_path, capsys):
         """The log of another card, or other programs on it: 3,000 blocks where 28,000 are computed."""
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="3000"} 1\n'
@@ -395,6 +407,7 @@ class TestEvidence:
         assert log["kv_cache"]["num_gpu_blocks"] == 4000
         assert "64,000 tokens (by the start-up log)" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_the_server_s_own_block_size_counts_unless_the_line_has_one(self, tmp_path):
         config = 'vllm:cache_config_info{block_size="32",num_gpu_blocks="3000"} 1\n'
         (tmp_path / "metrics.txt").write_text(metrics() + config)
@@ -403,6 +416,7 @@ class TestEvidence:
         sizes = [(each["settings"]["block_size"], each["kv_cache"]["num_gpu_blocks"]) for each in (by_metrics, by_line)]
         assert sizes == [(32, 3000), (16, 6000)]
 
+    @pytest.mark.slow
     def test_a_given_number_of_blocks_says_nothing_of_the_memory(self, tmp_path):
         config = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="1200"} 1\n'
         (tmp_path / "metrics.txt").write_text(metrics() + config)
@@ -411,6 +425,7 @@ class TestEvidence:
         assert found["advised"] == {"num-gpu-blocks-override": None}
         assert found["kv_cache"]["origin"] == "flag"
 
+    @pytest.mark.slow
     def test_a_probe_has_requests_pool_and_preemptions(self, tmp_path, capsys):
         found = diagnose(tmp_path, "vllm serve llama-3.1-8b --max-model-len 1024", "h100-80gb", "--probe", PROBE)
         server = found["measured"]["server"]
@@ -431,6 +446,7 @@ class TestEvidence:
         assert found["step_scale"] > 2
         assert found["as_served"]["median_itl_ms"] == pytest.approx(20, rel=0.1)
 
+    @pytest.mark.slow
     def test_without_a_load_it_is_assumed(self, tmp_path, capsys):
         found = diagnose(tmp_path, LINE, "h100-80gb", count=400)
         assert found["load"]["assumed"] is True
@@ -438,6 +454,7 @@ class TestEvidence:
         assert "assumed: ShareGPT's lengths" in printed
         assert "tokens (an estimate, by vLLM's arithmetic at start)" in printed
 
+    @pytest.mark.slow
     def test_the_assumed_rate_does_not_depend_on_the_size_of_a_draw(self, tmp_path):
         """1,024 sequences fit at once, so that only thousands of requests show what the server serves at most."""
         rates = {
@@ -475,6 +492,7 @@ def test_what_cannot_be_diagnosed_is_said_in_a_line(tokens, complaint, tmp_path,
     assert complaint in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(tmp_path):
     load = trace_of(tmp_path, 500, 150, 8)
     line = f"{LINE} --enforce-eager"

@@ -116,6 +116,7 @@ class TestAddress:
 
     MODELS = json.dumps({"data": [{"id": "small", "root": "org/model", "max_model_len": 2048, "parent": None}]})
 
+    @pytest.mark.slow
     def test_it_is_read_as_what_it_answers(self):
         responses = dumps()[10 : 10 + doors._SCRAPES]
         answers = {"/metrics": list(responses), "/v1/models": self.MODELS, "/version": '{"version": "0.32.0"}'}
@@ -128,18 +129,21 @@ class TestAddress:
         assert asked == ["/metrics"] * doors._SCRAPES + ["/v1/models", "/version"]
         assert (seen.about.model, seen.about.max_model_len, seen.about.vllm) == ("org/model", 2048, "0.32")
 
+    @pytest.mark.slow
     def test_the_first_screen_needs_neither_line_nor_gpu(self, capsys):
         with serving({"/metrics": dumps()[5:]}) as (url, _):
             shown = screen(capsys, "--metrics", url)
         assert shown.startswith("Measured: ") and "The KV cache is full" in shown
         assert "without a restart: let at most" in shown and "give the GPU" in shown
 
+    @pytest.mark.slow
     def test_a_token_is_sent_from_the_environment(self, capsys, monkeypatch):
         with serving({"/metrics": dumps()[5:]}, token="secret") as (url, _):
             assert f"the variable {get.TOKEN}" in refusal(capsys, "--metrics", url)
             monkeypatch.setenv(get.TOKEN, "secret")
             assert "requests run" in screen(capsys, "--metrics", url)
 
+    @pytest.mark.slow
     def test_an_address_without_answer_is_one_line(self, capsys):
         with serving({"/metrics": 302}) as (url, _):
             # Followed, the redirection would get the token.
@@ -163,6 +167,7 @@ class TestPrometheus:
         assert (found.engine, found.num_engines, found.num_replicas) == ("a:1/0", 2, 2)
         assert found.running == saved().running
 
+    @pytest.mark.slow
     def test_a_window_is_asked_for(self):
         with serving({"/api/v1/query_range": answer()}) as (url, asked):
             found = prometheus.asked(url, 1800, now_s=1_000_000.0)
@@ -249,6 +254,7 @@ class TestLog:
             capsys, "--log", tmp_path / "sglang.log", "--serve", LINE
         )
 
+    @pytest.mark.slow
     def test_a_start_in_front_settles_line_and_pool(self, tmp_path, capsys):
         start = (
             "INFO 11-29 13:00:00 [api_server.py:1] vLLM API server version 0.30.0\n"

@@ -72,6 +72,7 @@ class TestOverloaded:
 
     OPEN, CLOSED = load(1000, 25.0, None), load(1000, None, 90)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "times", [{10.0, 35.0}, pytest.param(None, marks=pytest.mark.slow)], ids=["two scrapes", "every 5 s"]
     )
@@ -88,6 +89,7 @@ class TestOverloaded:
         diagnosed, truth = gains(diagnose(tmp_path, "--max-concurrency", round(users)), self.OPEN)
         assert diagnosed < truth - 0.2
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("times", [{10.0, 80.0}, None], ids=["two scrapes", "every 5 s"])
     def test_a_closed_loop_is_closed(self, times, tmp_path, capsys):
         (tmp_path / "metrics.txt").write_text(scraped(run(LINE, self.CLOSED), times))
@@ -105,6 +107,7 @@ class TestOverloaded:
         assert in_flight(found) == pytest.approx(1, abs=0.1)
         assert in_flight(diagnose(tmp_path, "--request-rate", rate)) < 0.7
 
+    @pytest.mark.slow
     def test_one_scrape_does_not_tell(self, tmp_path, capsys):
         (tmp_path / "metrics.txt").write_text(scraped(run(LINE, self.OPEN), {35.0}))
         users = diagnose(tmp_path)["load"]["max_concurrency"]

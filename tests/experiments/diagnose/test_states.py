@@ -25,6 +25,7 @@ def diagnose(folder, line: str, *load: str) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_states_at_ends_of_blocks_are_a_cause(tmp_path, capsys):
     found = diagnose(tmp_path, f"{LINE} --enforce-eager", *LOAD)
     changes = {tuple(each["change"].items()): each for each in found["changes"]}

@@ -164,6 +164,7 @@ def test_layers_on_the_host_take_nothing():
     assert server(f"-m {LLAMA_8B} -c 8192 -np 1 -nkvo").parts()["KV cache"].likely == 0
 
 
+@pytest.mark.slow
 def test_fit_lowers_what_is_not_given():
     card = "rtx-3090"
     lowered = server("-m gemma-3-27b-it-Q4_K_M.gguf", card)
@@ -250,6 +251,7 @@ def test_the_answer(arguments, outcome, tmp_path):
     assert {"fits": low >= 0, "does not fit": high < 0, "depends": low < 0 <= high}[outcome]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "block"), [("-np 4", 256), ("-np 4 -kvu", 1)])
 def test_the_printed_command_runs_with_the_slots_of_the_line(flags, block, tmp_path):
     command = shlex.split(answer(tmp_path, f"-m {LLAMA_8B} -c 32768 {flags}", "rtx-4090")["simulate"])

@@ -54,6 +54,7 @@ def levels(gpu: str = "small", metric: str = "tpot", **more):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [0.0, 1.5])
 def test_planted_errors_are_covered_as_often_as_asked_for(bias):
     """A server that no interval has seen, of each card, in many draws; also where the simulation is wrong in one direction."""
@@ -71,6 +72,7 @@ def test_planted_errors_are_covered_as_often_as_asked_for(bias):
     assert 1.3 * small < middle < large / 1.8
 
 
+@pytest.mark.slow
 def test_the_errors_of_a_server_have_no_part_in_the_interval_that_judges_it():
     rows = drawn(np.random.default_rng(5))
     other = [each | {"errors": {"tpot": 0.5}} if each["server"] == "middle 2" else each for each in rows]
@@ -161,6 +163,7 @@ def found() -> dict:
 
 
 class TestMeasuredServers:
+    @pytest.mark.slow
     @pytest.mark.parametrize("metric", [metric for metric in METRICS if metric != "throughput"])
     def test_coverage_without_the_server_is_as_asked_for(self, found, metric):
         """And the score is better than that of the past errors of the class."""

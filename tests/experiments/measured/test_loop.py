@@ -108,11 +108,13 @@ class TestQueues:
             for seed in range(60)
         ]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("users", [15, 40, 200])
     def test_clients_that_wait_are_a_closed_loop(self, users, every_s):
         kinds = self.kinds(None, users, every_s)
         assert kinds.count("closed") >= 54 and kinds.count("open") <= 3
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rate", [5.0, 9.5, 11.0, 15.0])
     def test_clients_with_a_rate_are_an_open_loop(self, rate, every_s):
         """Below and above the rate that is served."""

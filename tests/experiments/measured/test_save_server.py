@@ -69,6 +69,7 @@ def loop(tmp_path_factory) -> tuple[Path, Path, Path]:
     return saved, first, second
 
 
+@pytest.mark.slow
 def test_planted_constants_are_saved(loop):
     document = json.loads(loop[0].read_text())
     assert document["constants"]["outside_ms"] == pytest.approx(PLANTED["outside_ms"], abs=0.3)
@@ -128,6 +129,7 @@ def test_a_damaged_record_is_one_line(field, value, message, loop, tmp_path):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_they_predict_a_benchmark_at_another_rate(loop, tmp_path):
     saved, _, second = loop
     before, after = error_of(tmp_path, second), error_of(tmp_path, second, "--server", str(saved))
@@ -135,6 +137,7 @@ def test_they_predict_a_benchmark_at_another_rate(loop, tmp_path):
     assert set(after) == JUDGED and max(after.values()) < 0.005
 
 
+@pytest.mark.slow
 def test_every_verb_that_simulates_takes_them(loop, tmp_path, capsys):
     server = ["--vllm-release", "0.19", "--server", str(loop[0])]
     load = ["--request-rate", "4", "--num-prompts", "20"]

@@ -156,6 +156,7 @@ class TestInferenceX:
         for name in ("ttft", "tpot", "itl", "e2el"):
             assert values[f"mean_{name}_ms"] == pytest.approx(wanted[name].mean() * 1e3)
 
+    @pytest.mark.slow
     def test_another_parallelism_of_the_line_is_a_contradiction(self, document, tmp_path, capsys):
         path = tmp_path / "agg.json"
         path.write_text(client_summaries.inferencex(document))
@@ -223,6 +224,7 @@ def test_model_and_concurrency_of_a_summary_are_cross_examined(tmp_path):
         assert len(contradictions(said)) == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [*CLIENTS, "inferencex"])
 def test_no_damage_is_a_traceback(client, tmp_path):
     """Each value in turn is a text, a list, an object, null, huge or negative: read, or refused in one line."""

@@ -40,6 +40,7 @@ class TestPlanted:
         assert measured_replay.total_error(list(rows.values())) < 1e-9
         assert all(knob.was == pytest.approx(knob.value, abs=1e-6) for knob in knobs if knob.was is not None)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("server", "first", "value"),
         [
@@ -252,6 +253,7 @@ def test_advice_is_of_what_removes_the_error(removed, text):
     assert first_knob_text(0.2, [knob(*each) for each in zip(names, removed, strict=True)]).startswith(text)
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_bytes(tmp_path):
     path, metrics = written(tmp_path, Server(scale=1.3), SENT)
     for name in ("one", "two"):

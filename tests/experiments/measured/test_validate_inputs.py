@@ -32,6 +32,7 @@ class TestWhatTheFileSays:
         assert (data["requests"], data["failed"], data["error"]) == (len(SENT), 1, pytest.approx(0, abs=1e-9))
         assert "Left out: 1 requests that the server did not answer" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_metrics_of_another_load_are_reported(self, tmp_path, capsys):
         path, metrics = written(tmp_path, Server(), SENT)
         assert validate("--against", path, "--metrics", metrics, *FLAGS) == DONE
@@ -185,6 +186,7 @@ class TestReplica:
         error = capsys.readouterr().err
         assert complaint in error and error.count("\n") == 1
 
+    @pytest.mark.slow
     def test_the_help_says_that_several_engines_are_refused(self, capsys):
         assert validate("--help-all") == DONE
         assert "--data-parallel-size INT Only 1: one engine" in " ".join(

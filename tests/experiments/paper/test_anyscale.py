@@ -70,6 +70,7 @@ class TestPausedCost:
 
 
 class TestTheRatios:
+    @pytest.mark.slow
     def test_every_system_at_every_cap_and_published_values_at_the_widest(self, payload):
         keys = [(row["series"], row["x"]) for row in payload["rows"]]
         assert keys == [(name, cap) for name in anyscale.SERIES for cap in (32, 128, 512, 1536)]

@@ -100,6 +100,7 @@ def rows_of(payload: dict) -> dict:
     return {(row["series"], row["x"]): row for row in payload["rows"]}
 
 
+@pytest.mark.slow
 def test_each_figure_lists_the_fitted_constants_of_its_runs(made_up):
     """Fig 19b takes all of Fig 18b but Alpaca's scale, and the times of copies as it swaps."""
     one, other = (
@@ -111,6 +112,7 @@ def test_each_figure_lists_the_fitted_constants_of_its_runs(made_up):
 
 
 class TestFig18b:
+    @pytest.mark.slow
     def test_what_was_fitted_on_it_is_marked_and_the_rest_is_predicted(self, made_up):
         rows = rows_of(fig18b(Bench(Source((0,)))))
         assert [*rows] == [(load, size) for load in (SHAREGPT, ALPACA) for size in SIZES]
@@ -118,11 +120,13 @@ class TestFig18b:
         assert fitted == [*((SHAREGPT, size) for size in EXTRA_MS), (ALPACA, 64)]
         assert all(row["how"] == "digitised" for row in rows.values())
 
+    @pytest.mark.slow
     def test_how_far_values_move(self, made_up):
         row = rows_of(fig18b(Bench(Source((0,)))))[SHAREGPT, 16]
         assert (row["simulated"], row["step_1pct"]) == (0.1, 0.01)
         assert (row["minimum"], row["maximum"]) == (0.1, 0.101)
 
+    @pytest.mark.slow
     def test_findings_hold_on_the_published_values(self, made_up):
         payload = fig18b(Bench(Source((0,))))
         assert [passed(found) for found in payload["findings"]] == [True] * 6

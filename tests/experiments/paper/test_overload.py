@@ -45,6 +45,7 @@ def test_what_is_said_to_be_above_is(load, policy):
     assert mean_latency_s(chosen, work, PaperCost(), 0.001 * mean) == inf
 
 
+@pytest.mark.slow
 def test_groups_are_bounded_by_their_first_sequence(load):
     system = System(settings(), Steps(), 3)
     mean = latency_s(system, load, 4.0)
@@ -78,6 +79,7 @@ def test_it_ends_early():
     assert len(started) < whole / 4
 
 
+@pytest.mark.slow
 def test_crossings_and_scales_are_those_of_whole_runs(monkeypatch):
     """Seven sequences at once, each at 1.7 requests/s; the first rate is twice what the server takes."""
     count = 800

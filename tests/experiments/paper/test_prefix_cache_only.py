@@ -88,6 +88,7 @@ def hits_by_search(requests, capacity, policy) -> list[int]:
 
 
 class TestAgainstSearch:
+    @pytest.mark.slow
     @pytest.mark.parametrize("policy", ["lru", "optimal"])
     def test_leaves(self, policy):
         for requests, capacity in cases(800):
@@ -151,6 +152,7 @@ def test_optimal_leaves_out_what_never_comes_again():
 
 @real_traces
 class TestTheOracle:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["mooncake_conversation", "ragpulse"])
     def test_every_value_is_equal(self, name):
         read = read_hashed(Path(os.environ["FRAGMETER_TRACES"]) / f"{name}.jsonl.gz")
@@ -166,6 +168,7 @@ class TestTheOracle:
         compared = [row["error"] for row in payload["rows"] if row["published"] is not None]
         assert compared == [0] * {"mooncake_conversation": 26, "ragpulse": 17}[name]
 
+    @pytest.mark.slow
     def test_a_radix_tree_without_evictions_hits_the_same_tokens_as_the_infinite_cache(self):
         """Another structure, token by token: a block of Mooncake's is a run of its own stream."""
         read = read_hashed(Path(os.environ["FRAGMETER_TRACES"]) / "mooncake_conversation.jsonl.gz")

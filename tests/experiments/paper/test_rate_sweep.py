@@ -204,6 +204,7 @@ class TestSearch:
 
 
 class TestPanels:
+    @pytest.mark.slow
     def test_a_value_each_with_how_it_came_about(self, panel):
         rows = panel["rows"]
         assert [row["published"] for row in rows] == paper_figures()["fig12"]["a OPT-13B ShareGPT"]

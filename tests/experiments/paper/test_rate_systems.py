@@ -67,6 +67,7 @@ class TestSystems:
         assert beams.steps.sequence_slope == pytest.approx(system.steps.sequence_slope + beam)
         assert beams.settings.value("use_beam_search") and beams.n == 4 and not system.settings.value("use_beam_search")
 
+    @pytest.mark.slow
     def test_the_asked_slope_puts_the_crossing_where_it_is_published(self):
         source = Source((0,))
         slope = fig14.asked_slope("b", source, 300)

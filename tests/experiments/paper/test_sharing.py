@@ -84,6 +84,7 @@ def test_the_closed_form_on_the_papers_pairs():
     assert found == pytest.approx([17.4, 26.2, 29.1], abs=0.15)
 
 
+@pytest.mark.slow
 def test_samples_on_sharegpt_save_what_the_closed_form_says():
     """Few samples and many; the slow tests have those between, here and in the next."""
     cases = [SharingCase(FIG15_SHAREGPT, 0, n) for n in (2, 6)]
@@ -91,6 +92,7 @@ def test_samples_on_sharegpt_save_what_the_closed_form_says():
         assert found.values[SAVED] == pytest.approx(found.values[CLOSED_FORM], abs=1)
 
 
+@pytest.mark.slow
 def test_samples_on_alpaca_save_what_was_published():
     cases = {n: SharingCase(FIG15, 0, n) for n in (2, 6)}
     found = measure_sharing(list(cases.values()), {FIG15: ALPACA}, "")
@@ -98,6 +100,7 @@ def test_samples_on_alpaca_save_what_was_published():
         assert found[case].values[SAVED] == pytest.approx(FIG15.published()[SAMPLES_ALPACA, n], abs=1.5)
 
 
+@pytest.mark.slow
 def test_beams_in_a_minute_of_alpaca_save_nearly_what_was_published():
     """Within two points, as the measurement is short; the slow test holds the whole one to its limits."""
     cases = {n: SharingCase(SHORT, 0, n, FITTED_BEAM_SURVIVAL) for n in (2, 4)}
@@ -106,6 +109,7 @@ def test_beams_in_a_minute_of_alpaca_save_nearly_what_was_published():
         assert found[case].values[SAVED] == pytest.approx(FIG15.published()[BEAMS_ALPACA, n], abs=2)
 
 
+@pytest.mark.slow
 def test_the_fewer_beams_live_on_the_more_they_share():
     cases = [SharingCase(SHORT, 0, 4, survival) for survival in (1.0, 0.95, 0.9)]
     values = [found.values[SAVED] for found in measure_sharing(cases, {SHORT: ALPACA}, "").values()]

@@ -251,6 +251,7 @@ class TestFinishedHold:
         for place in (CONTINUOUS, EQUAL, PAGING):
             assert not any(finished_hold(all_stories()[place]))
 
+    @pytest.mark.slow
     @given(st.data(), st.integers(1, 4), st.integers(0, 5), st.booleans())
     def test_is_zero_exactly_if_each_batch_has_equal_prompts_and_outputs(self, data, num_seqs, slack, leap):
         """A request of o_i of O iterations and p_i of P prompt tokens holds P - p_i for o_i of them, then all R."""

@@ -29,6 +29,7 @@ def lines(table) -> dict[str, dict]:
     return {line["policy"]: line for line in by_policy(table["rows"])}
 
 
+@pytest.mark.slow
 def test_one_trace_one_pool_and_a_row_for_every_policy_and_metric(table):
     assert table["workload"] == "Synthetic vllm_sosp23_sharegpt_opt, 4 req/s, 900 s, mean of seeds 0 to 1"
     assert table["num_blocks"] == 983

@@ -55,6 +55,7 @@ def added(tmp_path, *runs: dict) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_run_of_the_user_is_unseen_and_joins_its_class(tmp_path, few, capsys):
     target = tmp_path / "found.json"
     assert status(["reproduce", "servers", "--add", added(tmp_path, MINE), "--json", str(target)]) == DONE
@@ -197,12 +198,14 @@ def test_all_runs_of_the_package_are_accepted_in_one_class():
     assert json.loads(accepted_text(accepted())) == accepted()
 
 
+@pytest.mark.slow
 def test_peers_and_ours_are_of_the_same_runs(few, tmp_path):
     rows = board_rows(None, tmp_path / added(tmp_path, MINE))
     found = beside_peers([row for row in rows if row.run == "mine"])
     assert [each["our_median"] for each in found] == [abs(rows[-1].errors["tpot"])]
 
 
+@pytest.mark.slow
 def test_the_key_of_a_server_groups_its_runs_for_leaving_one_out():
     """Runs of one server at several rates share the key; other cards and models do not."""
     rows = board_rows_of(

@@ -87,6 +87,7 @@ def shares(texts) -> dict[str, list[Share]]:
 
 
 class TestOneRun:
+    @pytest.mark.slow
     def test_a_name_has_one_value_in_all_of_them(self, shares):
         found = [(NAME, label, value) for _, label, value in chain(*shares.values())]
         assert_one_value_each(found)
@@ -122,6 +123,7 @@ def _other(folder: Path) -> Path:
 
 
 class TestTheReproduction:
+    @pytest.mark.slow
     def test_a_name_has_one_value_in_its_terminal_output_and_on_its_page(self, bench, documents):
         shown = [*sections.fig2(documents["fig2"], bench), *sections.waste(documents["waste"], bench)]
         page = Page(render_page("The paper", "", shown))
@@ -131,6 +133,7 @@ class TestTheReproduction:
         assert_one_value_each(found)
         assert len({name for name, label, _ in found if label == "internal"}) == 7
 
+    @pytest.mark.slow
     def test_every_output_defines_its_categories(self, bench, documents):
         shown = {
             "terminal, paper": (printed(documents["waste"]), in_columns),

@@ -99,6 +99,7 @@ def test_pairs_go_to_the_figures_that_serve_them(made, tmp_path):
     assert made == [("one", (0,), True), ("two", (0,), False)]
 
 
+@pytest.mark.slow
 def test_the_pairs_of_alpaca_go_to_the_figures_that_serve_them(monkeypatch, tmp_path):
     served = {}
 

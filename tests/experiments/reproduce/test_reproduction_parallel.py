@@ -80,6 +80,7 @@ def left(out: Path, capsys) -> dict[str, bytes]:
     return contents(out) | {"printed": captured.out.replace(str(out), "OUT").encode()}
 
 
+@pytest.mark.slow
 def test_workers_leave_the_bytes_of_one_process_and_print_its_text(alone, tmp_path, capsys):
     assert rerun(tmp_path, jobs=2) == DONE
     assert sorted(alone) == sorted([*(f"{name}.json" for name in SECONDS), MARKER, reproduction.PAGE, "printed"])
@@ -100,6 +101,7 @@ def handed_out(monkeypatch) -> list[list[str]]:
     return names
 
 
+@pytest.mark.slow
 def test_the_longest_begin_and_those_that_share_runs_go_to_one_worker(alone, handed_out, tmp_path, capsys):
     assert rerun(tmp_path, jobs=2) == DONE
     assert handed_out == [["fig3"], ["fig1", "fig11"]]
@@ -112,6 +114,7 @@ def test_the_longest_begin_and_those_that_share_runs_go_to_one_worker(alone, han
     assert left(tmp_path, capsys) == alone
 
 
+@pytest.mark.slow
 def test_a_figure_is_kept_before_the_next_is_made(tmp_path, monkeypatch):
     def broken(_: object) -> None:
         raise KeyboardInterrupt
@@ -121,6 +124,7 @@ def test_a_figure_is_kept_before_the_next_is_made(tmp_path, monkeypatch):
     assert sorted(contents(tmp_path)) == ["fig1.json", "fig3.json", MARKER, reproduction.PAGE, "table1.json"]
 
 
+@pytest.mark.slow
 def test_what_is_killed_goes_on_and_leaves_the_same_bytes(alone, tmp_path, capsys):
     """SIGKILL to the program and its workers, as soon as a worker has kept a figure."""
     out = tmp_path / "out"

@@ -114,6 +114,7 @@ def test_values_that_are_the_published_ones_have_no_worst():
     assert scorecard.finding(document(row(10.0))).startswith("The predicted value is vLLM, rate at 0.5 s/token: 210.0")
 
 
+@pytest.mark.slow
 def test_a_page_of_one_figure_is_titled_by_it_and_answers_for_no_other(tmp_path):
     assert status(["reproduce", "fig3", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "reproduction.html").read_text("utf-8")
@@ -132,6 +133,7 @@ def test_what_is_no_figure_of_the_paper_has_a_title_of_its_own():
     assert head_of("fig12a")[0] == "Fig 12a of the PagedAttention paper, rerun"
 
 
+@pytest.mark.slow
 def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):
     page = Page(["waste", "fig12a"], with_stories=False)
     page.write(tmp_path / "page.html")

@@ -25,6 +25,7 @@ STAGE = next(fact for fact in facts()["runs"] if fact["name"] == "h100-80gb llam
 SHORT = STAGE | {"shared_prefix": STAGE["shared_prefix"] | {"requests": 200}}
 
 
+@pytest.mark.slow
 def test_requests_are_those_of_the_figures():
     about = STAGE["shared_prefix"]
     work = shared_prefix("x", **about)
@@ -38,6 +39,7 @@ def test_requests_are_those_of_the_figures():
     assert summary(run)["prefix_cache"]["hit_rate"] == pytest.approx(1 - (50 * 785 + 150 * 8.5) / (200 * 785), abs=0.05)
 
 
+@pytest.mark.slow
 def test_planted_constants_come_back():
     planted = ServerConstants(outside_ms=9.0, step_us=350.0)
     run = ServerRun(SHORT)
@@ -65,6 +67,7 @@ def held_out_runs() -> list[str]:
     return [fact["name"] for fact in facts()["runs"] if fact.get("class") == "held out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100-80gb qwen3-14b general 2.5/s", "h200 deepseek-v3.2 x8 2k at once"])
 def test_runs_without_constants_are_those_of_a_simulation_without_server(name):
     """Evidence and the board have their errors: with step times of a profile, and of a roofline, which assumes gaps between kernels."""
@@ -101,6 +104,7 @@ def test_nothing_is_fitted_to_a_held_out_run(whole_document):
         assert row["kind"] != "held out" or row["constants"] == "nothing"
 
 
+@pytest.mark.slow
 def test_a_held_out_run_of_a_fitted_card_and_model_is_not_fitted_to(monkeypatch):
     """The class decides, not the name."""
     also = SHORT | {"name": "h100-80gb llama-2-7b other 6/s", "class": "held out"}
@@ -142,6 +146,7 @@ def test_poisson_requests_have_the_quantiles():
     assert np.corrcoef(work.prompt_tokens, work.output_tokens)[0, 1] == pytest.approx(0, abs=0.15)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_fitted_and_what_is_predicted(tmp_path, monkeypatch, capsys):
     kept = [SHORT, SHORT | {"name": "h100-80gb other 6/s"}, facts()["runs"][0]]
     monkeypatch.setattr(servers, "facts", lambda: {"notes": [], "runs": kept})
@@ -171,6 +176,7 @@ def whole_document():
     return as_read(servers.compare_servers(None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "card"),
     [

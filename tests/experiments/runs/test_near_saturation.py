@@ -33,6 +33,7 @@ def ranged(rate: float, num_prompts: int = 300, **fields):
     return saturation_of(load, serve(load)).near
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cost", "rate"), [("fitted", "3"), ("paper", "2.2")])
 def test_its_ends_are_runs_with_other_step_times(cost, rate, tmp_path, capsys):
     """The paper's cost has a scale of 1.125 of its own."""
@@ -144,6 +145,7 @@ def simulated(rate: float, target, *more: str):
     return json.loads(target.read_text())
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_ranges_of_its_points(tmp_path, capsys):
     """In its file and on its page; a light point has none."""
     line = ["sweep", *NEAR, "--jobs", "1", "--grid", "request_rate=0.3,2.4", "--out", str(tmp_path / "out")]

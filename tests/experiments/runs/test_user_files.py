@@ -90,6 +90,7 @@ def mean_ttft_ms(out: str) -> float:
     return value
 
 
+@pytest.mark.slow
 def test_an_edit_of_any_module_gives_the_new_number(folder):
     """Each edit lets one sequence more run, so that requests wait for less time."""
     modules = [
@@ -109,6 +110,7 @@ def test_an_edit_of_any_module_gives_the_new_number(folder):
     assert mean_ttft_ms("another") == found[modules[-1]]
 
 
+@pytest.mark.slow
 def test_a_point_without_an_edit_is_kept(folder):
     mean_ttft_ms("out")
     [kept] = (folder / "out" / "points").iterdir()

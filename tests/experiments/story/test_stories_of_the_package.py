@@ -268,6 +268,7 @@ def any_story(draw) -> Story:
     return Story("any", "", {"any": chosen}, tuple(requests))
 
 
+@pytest.mark.slow
 @given(any_story())
 @hypothesis_settings(max_examples=150, deadline=None)
 def test_the_walk_of_any_story(any_story):

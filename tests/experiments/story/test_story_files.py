@@ -86,6 +86,7 @@ def test_a_story_as_a_page_that_is_the_same_each_time(here, capsys):
     assert "A block is taken. A writes “three” to a new block, 1." in page
 
 
+@pytest.mark.slow
 def test_every_story_is_drawn(here, capsys):
     for name in story_names():
         assert status(["story", name, "--out", f"{name}.html"]) == DONE

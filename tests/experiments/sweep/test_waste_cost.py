@@ -41,20 +41,24 @@ def truth(max_tokens: str | None = None, **chosen) -> float:
 class TestAgainstTheTruth:
     """How far a pool that is right in the mean is off from a server that has no such waste."""
 
+    @pytest.mark.slow
     def test_over_estimates_gone_is_to_know_the_outputs(self):
         # The rest that no request fits into grows with the pool; with true outputs it is small.
         assert gone({"policy": "orca"}, "over_estimate") == pytest.approx(truth("true", policy="orca"), rel=0.12)
 
+    @pytest.mark.slow
     def test_round_up_gone_is_an_arena_that_rounds_to_blocks(self):
         other = truth(policy="orca-oracle", arena="best-fit")
         assert gone({"policy": "orca-oracle"}, "round_up") == pytest.approx(other, rel=0.06)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("block_size", "num_blocks"), [(16, 984), (128, 123)])
     def test_all_gone_under_paging_is_blocks_of_one_token(self, block_size, num_blocks):
         chosen = {"policy": "vllm-sosp23", "block_size": block_size, "num_gpu_blocks_override": num_blocks}
         other = truth(policy="vllm-sosp23", block_size=1, num_gpu_blocks_override=123 * 128)
         assert gone(chosen, ALL) == pytest.approx(other, rel=0.02)
 
+    @pytest.mark.slow
     def test_all_gone_under_orca_is_paging(self):
         other = truth(policy="vllm-sosp23", block_size=1, num_gpu_blocks_override=983 * 16)
         assert gone({"policy": "orca"}, ALL) == pytest.approx(other, rel=0.08)
@@ -94,6 +98,7 @@ def test_what_is_not_there_costs_nothing_and_is_not_listed():
     assert (block_tail.num_blocks, block_tail.request_throughput) == (base.num_blocks, base.request_throughput)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "orca", "orca-max", "tgi", "vllm-v1"])
 def test_pools_stand(policy):
     base, costs = waste_cost(settings(policy=policy, cost="roofline" if policy == "vllm-v1" else "paper"), load())
@@ -104,6 +109,7 @@ def test_pools_stand(policy):
         assert cost.request_throughput >= base.request_throughput * 0.99
 
 
+@pytest.mark.slow
 def test_between_two_pools_where_none_fits():
     """The pool of orca-max holds seven chunks of 128 blocks, and 87 more; of those eight would fill 1,024."""
     base, costs = waste_cost(settings(policy="orca-max"), load())
@@ -123,6 +129,7 @@ def test_too_few_requests_and_too_long_ones():
         waste_cost(settings(policy="vllm-sosp23", max_num_batched_tokens=2100), alike(5, 1000, 50, 50))
 
 
+@pytest.mark.slow
 def test_the_program(tmp_path, capsys):
     arguments = ["compare", "--waste", "--set", "policy=orca", "--set", "policy=orca-max", "--num-prompts", "80"]
     arguments += ["--jobs", "1", "--seeds", "2", "--price", "2", "--out", str(tmp_path / "page.html")]
@@ -143,6 +150,7 @@ def test_the_program(tmp_path, capsys):
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "waste.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_each_seed_draws_its_own_and_all_gpus_are_paid():
     pool = settings(policy="orca", num_gpu_blocks_override=400, tensor_parallel_size=2, pipeline_parallel_size=2)
     side = Side("two by two", Inputs(settings=pool, requests=Requests(num_prompts=40)))

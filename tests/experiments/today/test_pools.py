@@ -54,6 +54,7 @@ def test_a_page_that_outlives_its_request_remains_open_for_others():
     assert pool.free_large == 1
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 9), st.booleans()), max_size=60),

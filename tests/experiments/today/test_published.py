@@ -49,6 +49,7 @@ _MISSED = [
 ]
 
 
+@pytest.mark.slow
 def test_every_published_figure_but_those_is_within_its_limit(compared):
     found = published.findings(compared)
     assert len(found) == len(published.published()) >= 37

@@ -101,6 +101,7 @@ def test_one_request_by_hand():
     assert jenga.buckets["stranded"] == pytest.approx((134 - 84) * full.layer_bytes + beside)
 
 
+@pytest.mark.slow
 def test_the_pool_of_every_server_is_that_of_its_start():
     for server in SERVERS:
         work = Workload("one", np.zeros(1), np.full(1, 10), np.full(1, 2))
@@ -111,6 +112,7 @@ def test_the_pool_of_every_server_is_that_of_its_start():
         assert sum(parts.values()) == pytest.approx(memory.total_bytes / 2**30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
 def test_a_measurement_of_each_load(load):
     few = replace(load, requests=16)

@@ -36,6 +36,7 @@ def document():
         yield waste_today.waste_today(Bench(Source((0,))))
 
 
+@pytest.mark.slow
 def test_every_server_has_every_allocator_and_load(document):
     rows = document["kv_bytes"]
     assert {(row["server"], row["load"], row["allocator"]) for row in rows} == {
@@ -82,6 +83,7 @@ def test_the_memory_of_a_gpu_adds_up():
     assert round(GIB * parts["outside_torch"]) == memory.non_torch.likely > 0
 
 
+@pytest.mark.slow
 def test_several_seeds_give_means(monkeypatch):
     monkeypatch.setattr(waste_today, "SERVERS", TWO[1:])
     monkeypatch.setattr(waste_today, "LOADS", FEW[:1])
@@ -99,6 +101,7 @@ def test_a_model_in_which_all_layers_keep_the_same_has_one_row(document):
     ]
 
 
+@pytest.mark.slow
 def test_it_is_printed_and_shown(document, capsys, tmp_path):
     waste_today.print_waste_today(document, Report(None))
     printed = capsys.readouterr().out
@@ -124,6 +127,7 @@ def test_it_is_printed_and_shown(document, capsys, tmp_path):
     assert "page padding" in text and "never used" in text
 
 
+@pytest.mark.slow
 def test_the_documentation_has_the_published_table():
     lines = PAGE.read_text("utf-8").splitlines()
     made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_published_table"](published.rows()))

@@ -277,6 +277,7 @@ def test_an_error_names_the_file_and_the_line(tmp_path, capsys):
         assert str(tmp_path / "broken.yaml") in said and "line 5" in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_it_is_read_from_its_file(tmp_path, capsys):
     (tmp_path / "deployment.yaml").write_text(DEPLOYMENT)
     assert status(["plan", "--gpu", "h100-80gb", "--serve", str(tmp_path / "deployment.yaml")]) != MISTAKE

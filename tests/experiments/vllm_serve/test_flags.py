@@ -170,6 +170,7 @@ def test_images_of_other_projects_say_nothing_of_the_release():
     assert parse_serve(command.format("docker.io/vllm/vllm-openai:v0.11.2")).version == (0, 11)
 
 
+@pytest.mark.slow
 def test_what_is_not_counted_stands_in_the_first_line(capsys):
     serve = "VLLM_REPLICATE_EMBED=1 vllm serve opt-13b --enable-sleep-mode --attention-backend FLASHINFER"
     assert status(["plan", "--gpu", "h100-80gb", "--serve", serve]) == DONE

@@ -34,6 +34,7 @@ LINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("vllm", "card", "line", "flags"), LINES)
 def test_each_remedy_starts_for_sure(vllm, card, line, flags):
     judged = started(parse_serve(f"vllm serve {line}", version(vllm)), card)
@@ -60,6 +61,7 @@ def test_blocks_of_the_line_replace_the_memory_since_the_second_release_of_0_20(
     assert started(parse_serve(tagged), "h100-80gb").outcome().kind == outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "outcome", "starts"),
     [(16_000, "starts", True), (36_000, "depends", None), (100_000, "does not start", False)],
@@ -72,6 +74,7 @@ def test_data_say_starts_only_of_a_sure_start(length, outcome, starts, capsys):
     assert (data["remedies"] == []) == (outcome == "starts")
 
 
+@pytest.mark.slow
 def test_changes_are_judged_without_the_search_for_a_length_and_by_the_lines_own_limit(monkeypatch):
     line = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve llama-3.1-8b --max-model-len 200000"
     found = started(parse_serve(line), "rtx-4090")

@@ -107,6 +107,7 @@ def test_so_for_every_preset_on_every_kind_of_card(name):
         check(name, card, flags[place % len(flags)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["qwen3.5-35b-a3b", "nemotron-h-8b", "granite-4.0-h-small", "gemma-3-27b", "llama-3.1-8b"]
 )
@@ -118,6 +119,7 @@ def test_of_prompts_in_many_steps_hardly_more_run(name):
     assert not run_at_once(settings, fitting + 3, 3000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tokens", "number", "at_once"),
     [("gemma-3-1b", 8000, 4, 4), ("gemma-3-27b", 16_000, 4, 4), ("mistral-7b-v0.1", 16_000, 2, 2)],
@@ -130,6 +132,7 @@ def test_few_long_prompts_in_windows_wait_for_the_blocks_of_a_prompt(name, token
     assert not run_at_once(settings, fitting + 1, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", ["[0.0, 0.0, 0.0]", "[1.0, 1.0, 1.0]"])
 def test_with_drafts(rates):
     flags = f"--speculative-config '{RATES % rates}'"
@@ -151,6 +154,7 @@ def test_with_ranks_stages_and_one_group(name, flags):
     check(name, "h200", flags)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SEVERAL_SIZES))
 def test_with_blocks_of_several_sizes(name):
     check(name, "h200", "")

@@ -100,6 +100,7 @@ def test_refusals(line, text):
     assert refused.kind == "parallel" and refused.text.startswith(text)
 
 
+@pytest.mark.slow
 def test_as_many_copies_as_ranks_divide_are_a_remedy():
     found = {remedy.flag: remedy.value for remedy in remedies(launched(balanced(33)))}
     assert found["--eplb-config.num_redundant_experts"] == "32"

@@ -86,6 +86,7 @@ def test_vllms_refusals_are_the_answer(text, kind, words):
     assert refused is not None and refused.kind == kind and refused.text.startswith(words)
 
 
+@pytest.mark.slow
 def test_remedies_are_other_ranks():
     fewer = remedies(on_h200("vllm serve Qwen/Qwen3-235B-A22B -tp 8 -dcp 4").launch)
     assert ("--decode-context-parallel-size", "2") in [(each.flag, each.value) for each in fewer]

@@ -62,6 +62,7 @@ def test_llama_8b_at_16k_starts():
     assert users(found.launch, blocks, 2000) == (blocks - 1) // 125
 
 
+@pytest.mark.slow
 def test_llama_70b_is_too_heavy_for_one_card():
     found, refused = answer("vllm serve meta-llama/Llama-3.3-70B-Instruct")
     layer = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28_672 + 2 * 8192
@@ -100,6 +101,7 @@ def test_three_ranks_cannot_share_32_heads():
     assert [(remedy.flag, remedy.value) for remedy in remedies(found.launch)] == [("--tensor-parallel-size", "1")]
 
 
+@pytest.mark.slow
 def test_a_context_of_32k_does_not_fit_beside_70b_on_two_cards():
     found, refused = answer("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --max-model-len 32768")
     left = left_beside(found, 0.92, ranked_70b(2), sampler(8192))
@@ -165,6 +167,7 @@ def test_a_dense_model_is_as_many_replicas_and_ignores_expert_parallelism():
     assert refused is None and (found.replicas, found.launch) == (4, alone.launch)
 
 
+@pytest.mark.slow
 def test_the_answers_as_data(capsys):
     def plan_of(*tokens: str):
         assert status(["plan", "--gpu", "h100-80gb", "--json", "-", *tokens]) == DONE

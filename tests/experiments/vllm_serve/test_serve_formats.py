@@ -47,6 +47,7 @@ def test_a_format_that_the_card_does_not_have(line, card, minor, said):
         assert refused.kind == "format" and said in refused.text
 
 
+@pytest.mark.slow
 def test_no_remedy_takes_a_format_that_the_card_does_not_have():
     found, refused = answer("qwen2.5-14b", "v100-16gb", (0, 18))
     assert refused.kind == "weights"

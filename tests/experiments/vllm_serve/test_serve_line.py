@@ -516,6 +516,7 @@ def test_drafts_of_ngrams_beside_windows_take_no_memory():
     assert after.num_blocks == pytest.approx(before.num_blocks, rel=0.005)
 
 
+@pytest.mark.slow
 def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
     line = """vllm serve zai-org/GLM-5.3-Flash -sc '{"method": "mtp", "num_speculative_tokens": 2}'"""
     assert status(["plan", "--gpu", "h200", "--serve", line]) == DONE

@@ -34,6 +34,7 @@ def printed(capsys: pytest.CaptureFixture, *tokens: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_of_different_cards_the_answer_and_its_table_name_the_one_that_lacks_memory(capsys):
     partition = "VLLM_PP_LAYER_PARTITION={} vllm serve qwen3-32b -pp 2 --max-model-len 8192"
     for layers, card, size in (("44,20", "rtx-5090", 41.42), ("16,48", "rtx-3090", 45.05)):
@@ -50,6 +51,7 @@ def test_that_no_log_is_of_the_cards_vendor_is_said(capsys):
     assert "NVIDIA" not in printed(capsys, "--gpu", "h100-80gb", *line)
 
 
+@pytest.mark.slow
 def test_a_question_about_a_line_that_does_not_start_is_named(capsys):
     line = ("--gpu", "rtx-3090", "--serve", "vllm serve qwen3-32b", "--mean-tokens", "900")
     assert "--ask samples" in printed(capsys, *line, "--ask", "samples")
@@ -112,6 +114,7 @@ def test_a_drafter_is_on_the_last_stage():
     assert last[1].block_bytes == 16 * 17 * SLOT
 
 
+@pytest.mark.slow
 def test_releases_in_which_each_stage_needs_the_kv_cache_of_all():
     """vllm-project/vllm#32105: GLM-4.7 FP8 in 8 stages on A100s, 28.57 GiB of KV cache, refused with 71.16 GiB."""
     line = (
@@ -197,6 +200,7 @@ def test_of_unequal_ranks_the_smallest_card_decides():
     assert [launched(line, ["rtx-3090", "h100-80gb"][::step]).max_num_seqs for step in (1, -1)] == [256, 1024]
 
 
+@pytest.mark.slow
 def test_layers_move_to_the_larger_card_as_a_remedy():
     cards = [replace(gpu("rtx-5090"), memory_bytes=16 * 2**30), gpu("rtx-5090")]
     line = "vllm serve qwen3-32b -pp 2 -q fp8 --max-model-len 8K --gpu-memory-utilization 0.85"

@@ -44,6 +44,7 @@ REPORTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("card", "vllm", "line", "blocks"), REPORTS)
 def test_reported_servers_do_not_start_with_the_default_and_start_with_the_remedy(card, vllm, line, blocks):
     refused = answer(f"vllm serve {line}", card, vllm)
@@ -127,6 +128,7 @@ def test_a_mode_that_vllm_does_not_have_is_a_mistake(flags, complaint, capsys):
     assert complaint in captured.err and captured.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_every_command_that_reads_the_line_says_so():
     text = f"{LINE} --max-num-seqs 601"
     words = answer(text).refusal().text
@@ -158,6 +160,7 @@ def test_a_simulated_server_with_the_pool_of_its_start_has_a_block_a_sequence():
         assert build(settings(**given, **other)).num_blocks >= 303
 
 
+@pytest.mark.slow
 def test_the_answer_names_the_smallest_change_first(capsys):
     assert status(["plan", "--gpu", "h100-80gb", "--serve", LINE]) == DONE
     text = " ".join(capsys.readouterr().out.split())

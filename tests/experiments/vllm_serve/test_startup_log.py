@@ -113,6 +113,7 @@ def log_of(launch: Launch, number: int, release: str | None, lines: str) -> str:
     return "\n".join(written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
 @settings(max_examples=30)
 @given(number=st.integers(60, 6000), vllm=st.sampled_from(["0.17.1", "0.19.0", "0.25.1", "0.33.0"]), data=st.data())

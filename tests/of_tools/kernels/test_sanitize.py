@@ -41,6 +41,7 @@ gpu_cases.run(given)
 """
 
 
+@pytest.mark.slow
 @needs_sanitizer
 def test_a_wild_block_id_is_named_with_the_kernels_line():
     done = sanitized("-c", f"import sys; sys.path.insert(0, {os.fspath(TESTS / 'helpers')!r})\n{WILD_BLOCK}")

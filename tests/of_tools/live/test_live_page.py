@@ -171,6 +171,7 @@ def test_what_is_drawn_over_time_is_what_was_recorded(loads):
     assert [row[0] for row in drawn.layout.meta["numbers"]["rows"]] == ["Blocks held", "Tokens", "Seconds"]
 
 
+@pytest.mark.slow
 def test_the_page_says_whether_decisions_and_maps_are_equal(probe, out, found, loads, chosen, tmp_path):
     same = page.BlockPictures("ample/ramp", *compare_blocks(probe, chosen, 0, SAME_STEPS))
     text = page.write_live_page(tmp_path / "server.html", found, loads, same).read_text()

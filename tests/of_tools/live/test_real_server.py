@@ -28,6 +28,7 @@ def found(tmp_path_factory):
     return results(folder, 1, SESSIONS, None)
 
 
+@pytest.mark.slow
 def test_every_decision_of_the_server_is_the_simulators(found):
     assert [each["difference"] for each in found["decisions"]] == [None, None]
     assert sum(each["steps"] for each in found["decisions"]) > 20_000
@@ -37,6 +38,7 @@ def test_every_decision_of_the_server_is_the_simulators(found):
             assert measured == pytest.approx(simulated, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [

@@ -81,6 +81,7 @@ def alive(tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_a_session_leaves_its_results_and_no_process(python, tmp_path):
     folder = tmp_path / "out"
     record(QUICK, python, folder)
@@ -94,6 +95,7 @@ def test_a_session_leaves_its_results_and_no_process(python, tmp_path):
     assert read_metrics(folder / "two.metrics.txt").preemptions == 0
 
 
+@pytest.mark.slow
 def test_a_load_with_a_failed_request_stops_the_server(python, tmp_path):
     failing = replace(QUICK, loads=(replace(QUICK.loads[0], arguments=("--fails",)),))
     with pytest.raises(UserError, match=r"one.log: 1 of 2 requests were answered"):
@@ -102,6 +104,7 @@ def test_a_load_with_a_failed_request_stops_the_server(python, tmp_path):
     assert not (tmp_path / "out" / "session.json").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_names_its_log(python, tmp_path):
     (tmp_path / "out").mkdir()
     with (

@@ -82,6 +82,7 @@ def fitted(prefix):
     return Calibration(text, "profile.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "planted"), [("gemm", GEMM), ("prefill_attention", PREFILL)])
 def test_rates_come_back(fitted, operation, planted):
     found = fitted.ops[operation].coefficients

@@ -69,11 +69,13 @@ def shares(found: dict[str, float], wanted: Coefficients) -> list[float]:
 
 
 class TestCoefficients:
+    @pytest.mark.slow
     def test_come_back_from_exact_points(self):
         found = fitting.fit(gemms(OpModel(GEMM)))["gemm"]
         assert shares(found["coefficients"], GEMM) == pytest.approx([1] * 4, rel=0.01)
         assert found["fit"]["median_error"] < 0.002 and abs(found["fit"]["bias"]) < 0.002
 
+    @pytest.mark.slow
     def test_come_back_through_noise(self):
         """5 % of noise on 180 points: rates within 3 %, and the reported errors are the noise."""
         found = fitting.fit(gemms(OpModel(GEMM), 0.05))["gemm"]
@@ -82,6 +84,7 @@ class TestCoefficients:
         for errors in found["fit"]["held_out"].values():
             assert 0.02 < errors["median_error"] < 0.05 and abs(errors["bias"]) < 0.02
 
+    @pytest.mark.slow
     def test_a_few_wild_points_change_little(self):
         points = gemms(OpModel(GEMM), 0.02)
         for point in points[::15]:
@@ -138,6 +141,7 @@ class TestCoefficients:
             found[-1] |= {"us": max(0.02 * whole, whole - part), "parts_us": part}
         return found
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("launches", [4_000, 12_000, 40_000])
     def test_the_time_of_launches_is_found(self, launches):
         found = fitting.fit(self.steps(launches, 900), overlapped=True)
@@ -151,6 +155,7 @@ class TestCoefficients:
         assert float(rest.us(OPERATIONS["prefill_step"](2, 1000))) == pytest.approx(900, abs=0.12 * launches)
         assert "launches" not in fitting.fit(self.steps(launches, 900))
 
+    @pytest.mark.slow
     def test_steps_that_add_up_have_no_launches(self):
         """Nor have few steps, which any number fits."""
         assert "launches" not in fitting.fit(self.steps(0, 3_000), overlapped=True)
@@ -171,12 +176,14 @@ class TestCoefficients:
 class TestResiduals:
     BENT = OpModel(DECODE, Residuals(("lanes", "length"), ((8, 2048), (128, 32_768)), (0.4, -0.1, 0.0, 0.2)))
 
+    @pytest.mark.slow
     def test_take_up_what_the_coefficients_leave(self):
         found = fitting.fit(decodes(self.BENT))["decode_attention"]
         assert found["residuals"]["axes"] == ("lanes", "length")
         assert found["fit"]["median_error"] < 0.01
         assert all(errors["median_error"] < 0.03 for errors in found["fit"]["held_out"].values())
 
+    @pytest.mark.slow
     def test_of_one_models_gemms_have_a_knot_at_every_size(self):
         """16 rows are faster than 15."""
         sizes = (1, 2, 4, 8, 15, 16, 32, 64, 128, 512)
@@ -276,6 +283,7 @@ class TestErrors:
         found = fitting.fit(points)["moe"]["fit"]["held_out_shapes"]
         assert (found["extrapolated"]["points"], found["interpolated"]["points"]) == (4, 4 * 4)
 
+    @pytest.mark.slow
     def test_points_above_the_data_sheet_are_left_out_and_counted(self):
         points = gemms(OpModel(GEMM))
         for point in points[-4:]:
@@ -408,6 +416,7 @@ def test_the_page_of_errors_is_that_of_the_profiles():
 
 
 class TestProfiles:
+    @pytest.mark.slow
     def test_are_fitted_from_the_tables_in_a_wheel(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(fit_profiles, "SYSTEMS", {"a100-80gb": "a100_sxm"})
         monkeypatch.setattr(fit_profiles, "ADDED", {})
@@ -434,6 +443,7 @@ class TestProfiles:
         assert memory is not None and memory.bytes_per_s == pytest.approx(0.92 * 1555e9)
         assert fitted.ops["decode_attention"].fit["rows"] == 190 and fitted.ops["decode_attention"].fit["points"] == 189
 
+    @pytest.mark.slow
     def test_have_fp8_gemms_where_the_card_has_fp8(self, tmp_path, monkeypatch, capsys):
         """Added to a profile of other tables; its operations stay."""
         monkeypatch.setattr(fit_profiles, "SYSTEMS", {})
@@ -465,6 +475,7 @@ class TestProfiles:
         assert re.search(r"rtx-pro-6000: fp8 GEMMs reach (0\.9\d\d|1\.0\d\d) of the share", printed)
         assert re.search(r"rtx-pro-6000: nvfp4 GEMMs reach 0\.[78]\d\d of the share", printed)
 
+    @pytest.mark.slow
     def test_states_are_fitted_to_both_kernels_together(self, tmp_path):
         """Convolution and recurrence have rows of their own; models with the same heads on a rank are one point."""
         tables = tmp_path / "systems/data/h100_sxm/linear_attention/vllm/0.9.9"
@@ -495,6 +506,7 @@ class TestProfiles:
         work = OPERATIONS["gdn_decode"](16, 4, 8)
         assert float(model.us(work)) == pytest.approx(float(kernel.us(work)), rel=0.05)
 
+    @pytest.mark.slow
     def test_experts_are_fitted_shape_by_shape(self, tmp_path):
         """Kernels of which one takes three times as long as the other: no model of both can follow, one of each does."""
         tables = tmp_path / "systems/data/h100_sxm/moe/vllm/0.9.9"
@@ -519,6 +531,7 @@ class TestProfiles:
         with pytest.raises(UserError, match=r"moe_perf.parquet: latency is missing"):
             fit_experts.fitted_experts(OperationTables(tmp_path, "h100_sxm"), gpu("h100-80gb"))
 
+    @pytest.mark.slow
     def test_a_folder_holds_what_the_wheel_holds(self, tmp_path):
         wheel = published(tmp_path)
         with zipfile.ZipFile(wheel) as content:

@@ -84,6 +84,7 @@ def fit(card: Path, tables: str = "tables", out: str = "profile.json", **changed
     return fit_profiles.main(arguments)
 
 
+@pytest.mark.slow
 def test_a_profile_of_tables_gives_the_step_times_of_its_card(card, capsys):
     """From the tables to the default cost of the card: GEMMs at shapes between the rows take what the planted kernel takes."""
     assert fit(card) == 0
@@ -114,6 +115,7 @@ def test_a_profile_of_tables_gives_the_step_times_of_its_card(card, capsys):
     assert seen.basis == "kernel tables"
 
 
+@pytest.mark.slow
 def test_the_same_tables_give_the_same_bytes_in_any_form(card):
     assert fit(card) == fit(card, out="again.json") == 0
     assert (card.parent / "profile.json").read_bytes() == (card.parent / "again.json").read_bytes()
@@ -131,6 +133,7 @@ def test_the_same_tables_give_the_same_bytes_in_any_form(card):
     assert one["gemm"] == other["gemm"]
 
 
+@pytest.mark.slow
 def test_caches_decode_attention_as_the_file_of_the_card_says(card, capsys):
     """Half of the calls read from 1/50 of the cache to twice as much, which a step never finds in it."""
     for batch in (2, 8, 32, 128):
@@ -214,6 +217,7 @@ def test_tables_that_cannot_be_fitted_are_refused(name, table, message, card, ca
     assert not (card.parent / "profile.json").exists()
 
 
+@pytest.mark.slow
 def test_experts_in_too_few_rows_are_refused(card, capsys):
     row = {"moe_dtype": "bfloat16", "distribution": "balanced", "kernel_source": "x", "latency": 1.0}
     sizes = dict.fromkeys(("num_tokens", "topk", "moe_ep_size", "moe_tp_size"), 1)
@@ -227,6 +231,7 @@ def test_experts_in_too_few_rows_are_refused(card, capsys):
     assert "my-gpu: moe, no rows in moe_perf.csv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_single_size_has_nothing_to_hold_out(card, capsys):
     for path in (card.parent / "tables").iterdir():
         table = pd.read_csv(path)

@@ -33,6 +33,7 @@ STATIC = ("static", "fastertransformer")
 cases = st.one_of(crowded_cases(), long_cases())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=4)
 @given(case=cases, replicas=st.integers(2, 3), router=st.sampled_from(LOOKING))
@@ -41,6 +42,7 @@ def test_leap_and_step_are_the_same_bits(policy, case, replicas, router):
     leap_and_step(policy, case, replicas, router)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=12)
 @given(case=cases, replicas=st.integers(2, 3), router=st.sampled_from(LOOKING))
 def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, replicas, router):
@@ -69,6 +71,7 @@ def leap_and_step(policy: str, case: Case, replicas: int, router: str, **switche
     same_cluster(*served)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
 @hypothesis_settings(max_examples=12)
 @given(case=shared_cases(), replicas=st.integers(1, 3), router=st.sampled_from(LOOKING))

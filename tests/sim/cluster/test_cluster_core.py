@@ -96,6 +96,7 @@ def test_core_and_python_are_the_same_bits_at_length(policy, router, seed):
     compare(FleetLoad(seed, policy, router, most=160))
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_loads_preempt_refuse_tie_and_grow(policy):
@@ -109,6 +110,7 @@ def test_the_loads_preempt_refuse_tie_and_grow(policy):
     assert sum(any(not len(rows) for rows in run.rows) for run in runs) > 3
 
 
+@pytest.mark.slow
 @needs_core
 def test_the_command_writes_the_same_bytes_with_and_without_the_core(tmp_path):
     preempted = 0
@@ -132,6 +134,7 @@ def test_the_command_writes_the_same_bytes_with_and_without_the_core(tmp_path):
     assert preempted > 0
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("router", ROUTERS)
 def test_progress_is_the_same(router):
@@ -299,6 +302,7 @@ def test_a_difference_in_c_is_caught(name, tmp_path, monkeypatch):
     catch(name, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("name", ["a leap that ends at an arrival", "no blocks of a leap", "preempted tokens"])
 def test_one_of_these_differences_is_caught(name, tmp_path, monkeypatch):
@@ -306,6 +310,7 @@ def test_one_of_these_differences_is_caught(name, tmp_path, monkeypatch):
     catch(name, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, monkeypatch):

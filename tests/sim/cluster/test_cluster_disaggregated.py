@@ -47,6 +47,7 @@ cases = st.one_of(small_cases(), crowded_cases(), long_cases())
 apart = {"case": cases, "prefill": st.integers(1, 2), "decode": st.integers(1, 2), "link": links}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=10)
 @given(**apart, data=st.data())
@@ -55,6 +56,7 @@ def test_leap_and_step_are_the_same_bits(policy, case, prefill, decode, link, da
     leap_and_step(policy, case, prefill, decode, link, data)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(**apart)
 def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, prefill, decode, link):
@@ -93,6 +95,7 @@ def leap_and_step(
     return leapt
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=12)
 @given(case=shared_cases(), prefill=st.integers(1, 2), decode=st.integers(1, 2), link=links)
 def test_leap_and_step_are_the_same_bits_where_prefixes_are_cached(case, prefill, decode, link):
@@ -111,6 +114,7 @@ def assert_same_columns(one: dict[str, np.ndarray], other: dict[str, np.ndarray]
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=12)
 @given(**apart)

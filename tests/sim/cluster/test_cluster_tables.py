@@ -35,6 +35,7 @@ def require_tables(run: ClusterRun) -> None:
         pd.testing.assert_frame_equal(cluster_table_of(run, name), table_by_table(run, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "fastgen", "orca-max"])
 @hypothesis_settings(max_examples=5)
 @given(case=crowded_cases())
@@ -43,6 +44,7 @@ def test_have_the_rows_of_every_replica(policy: str, case: Case):
     require_tables(serve_cluster(policy, case, 4, "least-outstanding-tokens"))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=5)
 @given(case=crowded_cases())
 def test_have_the_rows_of_prefill_and_decode_replicas(case: Case):

@@ -69,6 +69,7 @@ def test_users_of_a_cluster_obey_the_response_time_law_and_leap_as_they_step(pol
     checked(served[0], users, work.arrival_ticks)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=12)
 @given(case=crowded_cases(), data=st.data(), router=st.sampled_from(ROUTERS))
 def test_users_of_one_replica_behind_a_router_are_those_of_a_replica_alone(case, data, router):
@@ -81,6 +82,7 @@ def test_users_of_one_replica_behind_a_router_are_those_of_a_replica_alone(case,
     assert all_times(run) == times_of(simulate(chosen, work, case.cost))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=8)
 @given(case=crowded_cases(), data=st.data(), leap=st.booleans())
 def test_users_wait_for_decode_replicas(case, data, leap):
@@ -128,6 +130,7 @@ def samples_of(case: Case, data: st.DataObject) -> Workload:
     return replace(workload_of(case.requests, case.limits.max_model_len, case.content), n=counts)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=8)
 @given(case=crowded_cases(), data=st.data(), router=st.sampled_from(ROUTERS))
 def test_samples_on_one_replica_behind_a_router_are_those_of_a_replica_alone(case, data, router):
@@ -145,6 +148,7 @@ def test_samples_on_one_replica_behind_a_router_are_those_of_a_replica_alone(cas
     assert [found[name] for name in names] == [wanted[name] for name in names]
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=8)
 @given(case=crowded_cases(), data=st.data(), replicas=st.integers(2, 3), closed=st.booleans())
 def test_the_samples_of_a_request_go_to_one_replica(case, data, replicas, closed):

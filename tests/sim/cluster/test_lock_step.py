@@ -136,6 +136,7 @@ def test_a_measurement_begins_and_ends_within_leaps():
         same_cluster(leapt, stepped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", KINDS)
 @hypothesis_settings(max_examples=8)
 @given(
@@ -150,6 +151,7 @@ def test_leap_and_step_are_the_same_bits(policy, case, engines, deployments, rou
     same_cluster(leapt, stepped)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=12)
 @given(case=cases, engines=st.integers(2, 3), router=st.sampled_from(ROUTERS[:3]))
 def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, engines, router):
@@ -159,6 +161,7 @@ def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case, e
     same_cluster(leapt, stepped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 @hypothesis_settings(max_examples=8)
 @given(case=cases, engines=st.integers(2, 3))
@@ -180,6 +183,7 @@ def test_leap_and_step_are_the_same_bits_at_length(ahead, case, engines, router)
     same_cluster(leapt, stepped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", KINDS)
 @hypothesis_settings(max_examples=8)
 @given(case=cases, engines=st.integers(2, 3))
@@ -190,6 +194,7 @@ def test_steps_coincide_and_are_as_long_as_the_longest(policy, case, engines):
     assert sorted(row for rows in run.rows for row in rows.tolist()) == served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 @hypothesis_settings(max_examples=8)
 @given(case=cases, engines=st.integers(2, 3))

@@ -95,6 +95,7 @@ def test_requests_go_to_replicas_that_take_them_and_none_is_lost(router, case, s
     assert clocks[0].request_ticks == sojourns
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=8)
 @given(case=cases, schedule=schedules())
 def test_round_robin_known_beforehand_is_round_robin_sent_one_by_one(case, schedule):
@@ -105,6 +106,7 @@ def test_round_robin_known_beforehand_is_round_robin_sent_one_by_one(case, sched
     assert cluster_summary(split) == cluster_summary(sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ROUTERS)
 @hypothesis_settings(max_examples=3)
 @given(case=cases, size=st.integers(1, 3))
@@ -154,6 +156,7 @@ def test_round_robin_waits_as_the_formula_says_while_the_size_follows_the_rate()
         assert abs(mean - erlang_arrivals_wait(servers, LOAD)) < 4 * deviation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ["round-robin", "least-outstanding-tokens"])
 def test_while_the_size_follows_the_rate_a_wait_lies_between_one_queue_and_queues_apart(router):
     """M/M/k of the phase's servers from below, and k separate M/M/1 from above."""

@@ -112,6 +112,7 @@ def by_itself(policy: str, field: str) -> bool:
     return is_required(field) and field not in option_names(POLICIES[policy].options_type)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrefused")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_not_read_changes_nothing_and_what_is_read_does(policy):
@@ -196,6 +197,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", CLUSTERS)
 def test_a_cluster_reads_what_is_said_to_be_read_and_nothing_else(field, monkeypatch):
     monkeypatch.setattr("fragmeter.sim.cluster.run.refuse_unread_in_cluster", lambda *arguments: None)

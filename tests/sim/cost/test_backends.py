@@ -77,6 +77,7 @@ class TestUnpackedHeads:
         described = [cost("fitted", model("mixtral-8x7b"), gpu(card)).saved_ticks for card in ("h100-80gb", "b200")]
         assert described == [None, None]
 
+    @pytest.mark.slow
     def test_have_the_measured_steps_of_shared_prompts(self):
         """A server of 45 prompts on two A100s, without which its TPOT is 18 % too long; experts are the rest."""
         (run,) = (each for each in runs_of(None) if each.name == "a100-80gb mixtral-8x7b x2 general 8/s")
@@ -172,6 +173,7 @@ def test_other_backends_do_not_give_them(backend):
 STAGES = ["llama-2-70b codegen 10/s", "qwen3-14b codegen 10/s", "codellama-34b x2 codegen 10/s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "limits"), [(None, (0.0, 0.04)), (5.0, (0.06, 0.2))])
 def test_a_k_of_5_on_hopper_is_too_slow_for_its_servers(monkeypatch, k, limits):
     """The query heads of FlashAttention 3 share a tile: were each to read the keys by itself, as in version 2, these would be slower."""

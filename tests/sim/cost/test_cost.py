@@ -95,6 +95,7 @@ def test_rooflines_have_the_knot_of_the_attention_floor():
     assert reading[1:] == (per_token, None)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(costs, decodes, contexts, st.integers(0, 4096), st.integers(0, 2**24), st.data())
 def test_more_work_never_takes_less_time(step_cost, batch, context, tokens, pairs, data):
@@ -128,6 +129,7 @@ def test_swaps_are_linear_in_integers(step_cost, blocks):
     assert step_cost.swap_in_ticks(1) > step_cost.swap_out_ticks(1) > 0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-50, 50), st.integers(-5, 5)), min_size=1, max_size=6))
 def test_the_envelope_is_the_largest_line(lines):

@@ -97,6 +97,7 @@ PROFILED = [("opt-13b", "a100-40gb"), ("llama-3.1-8b", "h100-80gb"), ("llama-3.1
 ATTENTION = [AttentionCurves(profile(card), model(name), gpu(card), 1, 16) for name, card in PROFILED]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2), st.integers(1, 256), st.floats(1, 2000))
 def test_attention_is_within_its_tolerance_of_the_fitted_operation(place, batch, length):
@@ -117,6 +118,7 @@ class TestSurface:
         for x, y in ((17, 1023), (999, 12_345), (123_456, 7)):
             assert us(surface(x, y)) == pytest.approx(3 + x + 0.01 * y, rel=1e-6)
 
+    @pytest.mark.slow
     @given(st.integers(0, 2), st.integers(1, 1 << 17), st.integers(1, 1 << 34))
     def test_a_node_is_the_same_whichever_is_computed_first(self, place, tokens, pairs):
         """A node comes with the ones around it, in one call of numpy."""
@@ -134,6 +136,7 @@ class TestSurface:
         assert us(Surface(curved)(x, y)) == pytest.approx(curved(x, y), rel=5e-3)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(costs, st.integers(0, 300), st.integers(0, 2_000_000))
 def test_a_line_is_the_step_to_the_tick(step_cost, batch, context):
@@ -144,6 +147,7 @@ def test_a_line_is_the_step_to_the_tick(step_cost, batch, context):
             assert base + slope * reached == step_cost.step_ticks(batch, reached, 0, 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(costs, st.integers(1, 300), st.integers(1, 4000))
 def test_more_sequences_and_longer_ones_take_no_less(step_cost, batch, length):
@@ -530,6 +534,7 @@ def test_what_a_calibration_cannot_cost():
 
 
 class TestARun:
+    @pytest.mark.slow
     @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "orca-max"])
     @pytest.mark.parametrize("name", ["fitted", "file"])
     def test_leap_and_step_are_the_same_bits(self, policy, name, tmp_path):
@@ -631,6 +636,7 @@ class TestRepeatedReads:
         assert [effective_context(each)(1000, 600) for each in around] == [580] * len(around)
         assert effective_context(PipelinedCost(inner, 2)) is None
 
+    @pytest.mark.slow
     @settings(deadline=None)
     @given(st.floats(0, 1), st.integers(0, 10**6), st.integers(0, 10**6))
     def test_leave_a_context_between_its_distinct_tokens_and_all(self, share, distinct, repeated):

@@ -71,6 +71,7 @@ class TestWindows:
         assert step_cost.decode_attention_ticks(8, 8 * 30_000) == full
         assert step_cost.decode_line(8, 8 * 4096)[1:] == (0, None)
 
+    @pytest.mark.slow
     @settings(deadline=None)
     @given(st.sampled_from(WINDOWED), st.lists(st.integers(1, 30_000), min_size=1, max_size=40))
     def test_it_is_the_most_that_sequences_of_any_length_read(self, step_cost, lengths):
@@ -101,6 +102,7 @@ class TestWindows:
         assert {batch * window for window in windows} <= set(knots)
         assert len(knots) <= 5
 
+    @pytest.mark.slow
     @given(
         st.lists(
             st.tuples(st.integers(1, 30), st.lists(st.tuples(st.integers(-50, 50), st.integers(-5, 5)), min_size=1)),
@@ -122,6 +124,7 @@ class TestWindows:
             assert base + slope * x == max(b + s * x for b, s in lines)
 
 
+@pytest.mark.slow
 def test_latent_attention_by_hand():
     """DeepSeek-V3 on 8 ranks: 576 elements a layer from memory, 16 heads * 2 * (2 * 512 + 64) flops a layer."""
     step_cost = RooflineCost(model("deepseek-v3"), A100, 8)
@@ -195,6 +198,7 @@ class TestNumberFormats:
 
 
 class TestGraphs:
+    @pytest.mark.slow
     @settings(deadline=None)
     @given(st.integers(0, 600), st.integers(0, 600), st.integers(0, 10**6))
     def test_only_gemms_and_all_reduces_run_over_the_padding(self, decodes, prompt, context):
@@ -237,6 +241,7 @@ class TestBatchesInFlight:
         assert self.cost.step_ticks(10, 4000, 500, 125_250) == self.inner.step_ticks(3, 1000, 500, 125_250)
         assert self.cost.step_ticks(0, 0, 500, 125_250) == self.inner.step_ticks(0, 0, 500, 125_250)
 
+    @pytest.mark.slow
     @given(decodes=st.integers(0, 600), context=st.integers(0, 10**6), more=st.integers(0, 10**5))
     def test_lines_are_the_steps_and_no_round_is_longer_than_one_batch_of_all(self, decodes, context, more):
         for inner in (self.inner, WINDOWED[1]):

@@ -141,6 +141,7 @@ def test_the_work_of_a_call_by_hand():
     assert OPERATIONS["step"](32, 4096)[:3] == (0, 2048, 32)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(amounts, amounts, st.floats(1, 2), st.floats(0.25, 32), st.floats(0, 1e3))
 def test_more_work_never_takes_less_time(flops, size, more, q, shortest):

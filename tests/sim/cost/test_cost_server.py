@@ -56,6 +56,7 @@ class TestStep:
     def test_takes_the_assumed_host_work_where_it_is_not_known_and_not_hidden(self):
         assert us(served(False), *DECODES) == us(INNER, *DECODES)
 
+    @pytest.mark.slow
     @given(st.integers(0, 64), st.integers(0, 100_000), st.integers(0, 40_000))
     def test_is_its_line_to_the_tick(self, batch, context, host_us):
         found = served(True, step_us=10, host_us=host_us)

@@ -163,6 +163,7 @@ class TestProfilesOfHybrids:
         for name in ("qwen3.5-35b-a3b", "nemotron-h-8b", "granite-4.0-h-small", "jamba-1.5-mini")
     }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", TWO_RANKS)
     @given(decodes=st.integers(1, 64), length=st.integers(1, 4000))
     def test_a_line_is_a_step(self, name, decodes, length):

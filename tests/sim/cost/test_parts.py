@@ -67,6 +67,7 @@ def summed(parts: StepParts, decodes: int, context: int, tokens: int, pairs: int
     return max(parts.least, total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_PARTS)
 @given(data=st.data())
 def test_parts_add_up_to_the_step(name, data):

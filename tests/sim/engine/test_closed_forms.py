@@ -25,6 +25,7 @@ def requested_tokens(policy: str, prompt: int, output: int, declared: int, model
     return min(prompt + expected.get(policy, declared), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("leap", [True, False])
 @settings(max_examples=25)
@@ -61,6 +62,7 @@ def test_a_lone_request_takes_what_the_formulas_say(policy, leap, prompt, output
     assert run.accounts.window().slot_ticks == slots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "fastertransformer"])
 @settings(max_examples=40)
 @given(n=st.integers(1, 12), batch=st.integers(1, 5), prompt=st.integers(1, 30), output=st.integers(1, 30))
@@ -90,6 +92,7 @@ def test_unequal_lengths_do_waste_in_static_batches():
     assert run.accounts.window().slot_steps["finished_hold"] == 8 * 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["orca", "vllm-sosp23"])
 def test_one_server_with_equal_services_is_the_queue_m_d_1(policy):
     """Lindley's recursion request by request, and the mean wait rho / (2 * (1 - rho)) services of Pollaczek and
@@ -140,6 +143,7 @@ def test_the_papers_worked_example_in_one_pool():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requests", "output", "context_ticks"),
     [

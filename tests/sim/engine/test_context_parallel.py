@@ -68,6 +68,7 @@ def runs(chosen: dict[str, Any], work: Workload, ranks: int, size: int) -> tuple
     return simulate(divided, work, step_cost), simulate(whole, work, step_cost)
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None, max_examples=60)
 @given(loads(), st.sampled_from([2, 4, 8]), st.sampled_from([1, 3, 16]))
 def test_the_run_is_that_of_larger_blocks(load, ranks, size):

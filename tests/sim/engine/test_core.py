@@ -91,6 +91,7 @@ def test_core_python_and_stepping_are_the_same_bits_at_length(seed, policy):
     compare(Load(seed, policy, most=80))
 
 
+@pytest.mark.slow
 @needs_core
 def test_runs_that_end_early_have_taken_the_same_blocks_from_the_cache():
     """Wherever a watch ends them, the step after that may be decided, and has not run."""
@@ -102,6 +103,7 @@ def test_runs_that_end_early_have_taken_the_same_blocks_from_the_cache():
             assert columns(compiled) == columns(python)
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_loads_preempt_refuse_idle_and_leap(policy):
@@ -152,6 +154,7 @@ def test_the_command_writes_the_same_bytes_with_and_without_the_core(tmp_path):
         assert json.loads((one / "summary.json").read_text())["preemptions"]["recompute"] > 0
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("leaps", [1, 7])
 def test_a_full_buffer_changes_nothing(leaps, monkeypatch):
@@ -164,6 +167,7 @@ def test_a_full_buffer_changes_nothing(leaps, monkeypatch):
             assert columns(load.run()) == whole
 
 
+@pytest.mark.slow
 @needs_core
 def test_a_run_to_the_end_of_its_window_has_the_same_window():
     for seed in range(40):
@@ -336,6 +340,7 @@ def test_a_core_of_another_source_is_not_used(loaded_anew, monkeypatch, tmp_path
     assert not found["works"] and "again" in found["remedy"]
 
 
+@pytest.mark.slow
 @needs_core
 def test_doctor_says_that_the_core_is_used(tmp_path):
     found = doctor_says(tmp_path)
@@ -440,6 +445,7 @@ def test_a_planted_difference_is_caught(policy, name, tmp_path, monkeypatch):
     catch(policy, name, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize(
     ("policy", "name"),
@@ -472,6 +478,7 @@ def test_a_difference_between_looks_is_caught(policy, owner, name, other, monkey
     assert any(differs(Load(seed, policy)) for seed in range(30))
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_core_without_a_planted_difference_is_no_different(policy, tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ GROUPED = sorted(PAGED | CONTIGUOUS)
 MANY = {"max_examples": 2000, "suppress_health_check": [HealthCheck.too_slow]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", GROUPED)
 @hypothesis_settings(max_examples=40)
 @given(data=st.data())
@@ -40,6 +41,7 @@ def test_groups_do_what_the_oracle_says(policy, data):
     same(data.draw(group_cases(policy)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", TREES)
 @hypothesis_settings(max_examples=40)
 @given(data=st.data())

@@ -162,6 +162,7 @@ def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path, monkeypatch, capfd
     assert 'return {}["no such key"]' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_policy_without_a_mistake_runs_like_one_without_checks(tmp_path):
     """Its results are those of the same class as a part of the package."""
     assert status(flags(tmp_path, policy="planted:Right")) == DONE

@@ -79,6 +79,7 @@ def test_leap_and_step_are_the_same_bits_at_length(policy, hybrid, data):
     check_leaps(policy, hybrid, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=30)
 @given(hybrid=st.one_of(cases, long_cases), leap=st.booleans())
@@ -90,6 +91,7 @@ def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, hybrid, 
 
 
 # A step of vllm-v0 that only prefills has no number of its own for the walk to go by.
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-v1", "vllm-sosp23"])
 @hypothesis_settings(max_examples=50)
 @given(hybrid=cases, leap=st.booleans())
@@ -114,6 +116,7 @@ def test_invariants_1_2_and_3_the_tables_hold_what_the_ledger_says(policy, hybri
     assert [(start, buckets) for start, iterations, buckets in rows if iterations or buckets["live"]] == walked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=30)
 @given(hybrid=cases)
@@ -130,6 +133,7 @@ def test_the_ledgers_of_the_groups_add_up_to_the_pool(policy, hybrid):
         assert held + free == pytest.approx(100 if run.log.end_ticks else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=50)
 @given(hybrid=cases)
@@ -140,6 +144,7 @@ def test_every_request_is_finished_or_refused(policy, hybrid):
     assert (run.refused == (run.smallest_pool_blocks > run.replica.num_blocks)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=20)
 @given(hybrid=hybrid_cases())

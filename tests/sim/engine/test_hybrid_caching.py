@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -59,6 +60,7 @@ def look_ups(run: Run) -> list[tuple[int, int, int]]:
     return [*zip(*(column.tolist() for column in run.replica.memory.cache_log.look_up_columns().values()))]
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=80)
 @given(drawn=cases(), ahead=st.booleans(), data=st.data())
 def test_leap_and_step_are_the_same_bits(drawn, ahead, data):
@@ -122,6 +124,7 @@ class Walk:
         return slots.census()
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=80)
 @given(drawn=cases(), leap=st.booleans(), ahead=st.booleans())
 def test_the_ledger_is_what_a_walk_over_all_slots_finds(drawn, leap, ahead):

@@ -19,6 +19,7 @@ leaps = st.booleans()
 cases = st.one_of(crowded_cases(), medium_cases(), small_cases())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=40)
 @given(case=cases, leap=leaps)
@@ -38,6 +39,7 @@ def test_invariant_1_the_buckets_add_up_and_are_what_the_walk_finds(policy, case
     assert sum(window.slot_steps.values()) == case.pool.slots * window.num_steps
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=75)
 @given(case=cases, leap=leaps)
 def test_invariants_2_and_3_references_are_the_table_entries_that_name_a_block(case, leap):
@@ -65,6 +67,7 @@ def test_invariants_2_and_3_references_are_the_table_entries_that_name_a_block(c
     assert walk.memory.free == case.pool.num_blocks and walk.memory.host_free == case.pool.host_blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=40)
 @given(case=cases, leap=leaps)
@@ -92,6 +95,7 @@ def test_invariant_4_every_request_ends_once_with_all_its_tokens(policy, case, l
     assert produced == {i: case.requests[i].output_tokens for i in served}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=40)
 @given(case=cases, leap=leaps)
@@ -109,6 +113,7 @@ def test_invariant_5_time_runs_on_and_requests_start_in_order(policy, case, leap
     assert started == sorted(started)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CHUNKED)
 @hypothesis_settings(max_examples=60)
 @given(case=cases, leap=leaps)
@@ -129,6 +134,7 @@ def test_invariant_7_chunks_are_aligned_disjoint_and_merge_back(policy, case, le
     assert walk.memory.arena.free_lists == carve
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CHUNKED)
 @hypothesis_settings(max_examples=60)
 @given(case=small_cases())

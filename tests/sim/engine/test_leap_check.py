@@ -188,6 +188,7 @@ class TestPlantedInThePackage:
         monkeypatch.setattr(VllmV1, "_queue", lambda self, state: islice(queue(self, state), 1))
         self.refused("vllm-v1", "(admitted|chunks)")
 
+    @pytest.mark.slow
     def test_a_horizon(self, monkeypatch):
         horizon = Sarathi.horizon
         monkeypatch.setattr(Sarathi, "horizon", lambda self, *asked: min(asked[2], 2 * horizon(self, *asked)))

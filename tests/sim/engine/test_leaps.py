@@ -41,6 +41,7 @@ def test_leap_and_step_are_the_same_bits(policy, case, data):
     same(serve(policy, case, window, leap=True), serve(policy, case, window, leap=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=8)
 @given(case=cases)
@@ -62,6 +63,7 @@ def test_leap_and_step_are_the_same_bits_at_length(policy, case, data):
     same(serve(policy, case, window, leap=True), serve(policy, case, window, leap=False))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(case=cases)
 def test_leaps_hand_out_the_ids_that_steps_hand_out(case):
@@ -78,6 +80,7 @@ def held(moment: Moment) -> tuple[object, ...]:
     return moment.tables, moment.free_ids, moment.host_tables, moment.host_free_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=30)
 @given(case=cases, leap=st.booleans())
@@ -91,6 +94,7 @@ def test_decisions_and_ledger_are_the_same_with_and_without_ids(policy, case, le
     assert plain(with_ids.window) == plain(without.window)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["orca", "orca-oracle"])
 @hypothesis_settings(max_examples=60)
 @given(case=long_cases(), sloped=st.booleans())

@@ -25,6 +25,7 @@ from strategies import crowded_cases, long_cases, small_cases
 ALL_AT_ONCE = 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=60)
 @given(case=st.one_of(small_cases(), crowded_cases(), long_cases()), num_blocks=st.integers(1, 12), tiny=st.booleans())
@@ -64,6 +65,7 @@ def groups(draw):
     return chosen, requests(*sorted(draw(st.lists(rows, min_size=1, max_size=10))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ("vllm-sosp23", "vllm-v0", "orca-oracle"))
 @settings(max_examples=60)
 @given(case=groups(), alone=st.booleans())
@@ -84,6 +86,7 @@ def test_every_group_is_finished_or_refused(policy, case, alone):
     assert content["total_output_tokens"] == (work.output_tokens * work.n)[served].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ("vllm-sosp23", "vllm-v0", "orca-oracle"))
 @pytest.mark.parametrize("swap_space", (0, 0.5, 20))
 def test_groups_all_at_once_in_a_pool_that_they_overfill(policy, swap_space):

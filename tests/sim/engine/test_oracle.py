@@ -25,6 +25,7 @@ def test_the_engine_does_what_the_oracle_does(policy, case):
     same(policy, case)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=50)
 @given(case=crowded_cases())
 def test_the_engine_does_what_the_oracle_does_when_crowded(case):
@@ -32,6 +33,7 @@ def test_the_engine_does_what_the_oracle_does_when_crowded(case):
     same("vllm-sosp23", case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=50)
 @given(case=small_cases(), data=st.data())
@@ -45,6 +47,7 @@ def test_an_arrival_as_a_step_ends_is_seen_at_once(policy, case, data):
     same(policy, replace(case, requests=[*case.requests, another]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_engine_does_what_the_oracle_does_under_strain(policy):
     happened, costs = Counter(), [*COSTS.values()]
@@ -56,6 +59,7 @@ def test_the_engine_does_what_the_oracle_does_under_strain(policy):
     assert (happened["preempted"] > 0) == (policy == "vllm-sosp23")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=50)
 @given(case=small_cases(), data=st.data())

@@ -137,6 +137,7 @@ def test_samples_find_the_prompt_of_the_first_one():
     assert (cache["queried_tokens"], cache["hit_tokens"]) == (30, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
 @hypothesis_settings(max_examples=40)
 @given(case=shared_cases(), counts=st.lists(st.integers(1, 4), min_size=8, max_size=8))
@@ -291,6 +292,7 @@ class CacheWalk:
         return slots.census()
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=80)
 @given(case=shared_cases(), leap=st.booleans())
 def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, leap):
@@ -314,6 +316,7 @@ def test_invariants_1_and_2_hold_and_the_ledger_is_what_the_walk_finds(case, lea
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [FreeKVCacheBlockQueue, LeastRecentlyUsed])
 @hypothesis_settings(max_examples=60)
 @given(case=shared_cases(), data=st.data())
@@ -332,6 +335,7 @@ def same_with_ids(case, data):
     assert requests_table(without).equals(requests_table(with_ids))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=shared_cases(), events=st.integers(1, 40), ahead=st.booleans())
 def test_what_is_known_of_a_run_that_is_stopped(case, events, ahead):
@@ -415,6 +419,7 @@ class TestCommand:
         assert "enable_prefix_caching = True: sarathi keeps no prefixes; use " in output
         assert "vllm-v1" in output and len(output.splitlines()) == 1
 
+    @pytest.mark.slow
     def test_layers_with_a_window_keep_less_for_others(self, tmp_path, capsys):
         """Windows of 1,024 tokens hold these prompts whole, but the blocks of outputs are not kept in their groups."""
         model = ["--policy", "vllm-v1", "--model", "gemma-3-27b", "--gpu", "h100-80gb", "--json", "-"]

@@ -117,6 +117,7 @@ rows = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 150), st.integers(
 )
 
 
+@pytest.mark.slow
 @given(drawn=rows, asynchronous=st.booleans())
 def test_one_request_at_a_time_is_a_loss_system(drawn, asynchronous):
     """A request of p prompt and o output tokens takes ceil(p / 64) + o - 1 steps."""
@@ -146,6 +147,7 @@ def judged_after_the_run(run, work: Workload, requests: int | None, tokens: int 
 limits = st.tuples(st.none() | st.integers(1, 6), st.none() | st.integers(1, 300)).filter(any)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=150)
 @given(
     drawn=rows,
@@ -171,6 +173,7 @@ def test_leaps_are_steps_and_every_request_is_judged_at_its_arrival(
     assert runs[0].rejected.tolist() == judged_after_the_run(runs[0], work, requests, tokens)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(drawn=rows, asynchronous=st.booleans())
 def test_limits_that_are_never_reached_change_nothing(drawn, asynchronous):

@@ -92,12 +92,14 @@ def check(chosen: Settings, work: Workload, cost, has_ids: bool) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=shared_cases(), cost=costs, ahead=st.booleans())
 def test_the_count_is_that_of_the_tables(case, cost, ahead):
     check(caching_settings(case, async_scheduling=ahead), case.workload, cost, has_ids=True)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(case=shared_cases(), cost=costs, ahead=st.booleans(), data=st.data())
 def test_the_count_over_kv_groups_is_that_of_a_group_that_keeps_every_token(case, cost, ahead, data):
@@ -111,6 +113,7 @@ def test_the_count_over_kv_groups_is_that_of_a_group_that_keeps_every_token(case
     check(replace(chosen, model=model_of(groups)), case.workload, cost, has_ids=False)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(case=radix_cases.shared_cases(), cost=costs)
 def test_the_count_in_a_radix_tree_is_that_of_the_slots(case, cost):
@@ -118,6 +121,7 @@ def test_the_count_in_a_radix_tree_is_that_of_the_slots(case, cost):
     check(settings_of("sglang", case.pool, case.limits, work=work), work, cost, has_ids=True)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(case=shared_cases(), cost=costs, ahead=st.booleans(), drafts=st.integers(1, 3))
 def test_the_count_of_steps_that_verify_drafts_is_that_of_the_tables(case, cost, ahead, drafts):
@@ -129,6 +133,7 @@ def test_the_count_of_steps_that_verify_drafts_is_that_of_the_tables(case, cost,
     check(replace(chosen, max_num_batched_tokens=tokens), case.workload, cost, has_ids=False)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(case=shared_cases(), cost=costs, ahead=st.booleans())
 def test_the_count_beside_a_host_tier_is_that_of_the_tables(case, cost, ahead):

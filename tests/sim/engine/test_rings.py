@@ -53,6 +53,7 @@ def test_ids_and_leaps_change_no_number(cached):
     assert [group["name"] for group in alike[0]][-1] == "ring"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cached", "states"), [(True, 3), (False, 1)])
 def test_a_request_needs_a_block_for_its_ring(cached, states):
     """Its 5,199 tokens are five blocks; there are four groups of states, and the null block."""

@@ -22,6 +22,7 @@ from strategies import Case
 NAMES = sorted(SCHEDULERS.keys() & POLICIES.keys())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", NAMES)
 @hypothesis_settings(max_examples=30)
 @given(case=cases)

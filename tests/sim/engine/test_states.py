@@ -144,6 +144,7 @@ def serve(case, **more) -> Run:
     return simulate(settings_of(case, **more), case[0], LineCost())
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=cases, data=st.data())
 def test_leap_and_step_are_the_same_bits(case, data):
@@ -178,6 +179,7 @@ class Ledger(Observer):
         self.pages.append((len(named[STATE]), len(named["full"]), cached, free))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=cases)
 def test_the_ledger_is_what_the_tables_hold(case):
@@ -191,6 +193,7 @@ def test_the_ledger_is_what_the_tables_hold(case):
     ]
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=cases)
 def test_every_request_is_served(case):
@@ -198,6 +201,7 @@ def test_every_request_is_served(case):
     assert summary(serve(case))["completed"] + int(serve(case).refused.sum()) == len(case[0])
 
 
+@pytest.mark.slow
 def test_reports_and_bars_count_states_as_live(tmp_path):
     """The nine buckets that pages draw add up to the pool."""
     run = simulate(chosen("sf", 40, enable_prefix_caching=True), workload([0], [[]], [40], [12]), LineCost())

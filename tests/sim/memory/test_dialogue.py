@@ -88,18 +88,21 @@ def check_the_tables(chosen, work):
     assert walk.memory.free == walk.tables.pool.num_free + walk.memory.cached_blocks
 
 
+@pytest.mark.slow
 @unhurried(max_examples=50)
 @given(case=trees())
 def test_leaping_and_stepping_give_the_same_bits(case):
     check_that_leaping_and_stepping_agree(*case)
 
 
+@pytest.mark.slow
 @unhurried(max_examples=50)
 @given(case=trees(policies=("vllm-sosp23",)))
 def test_invariants_2_and_3_hold_on_the_tables_and_the_ledger_is_what_they_say(case):
     check_the_tables(*case)
 
 
+@pytest.mark.slow
 @unhurried(max_examples=50)
 @given(case=trees(policies=PAGED))
 def test_what_decodes_read_again_is_what_the_tables_have_in_common(case):

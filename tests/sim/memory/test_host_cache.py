@@ -67,6 +67,7 @@ def chain(draw: random.Random, request: int) -> list[int]:
     return [family + place if place < shared else 10_000 + 100 * request + place for place in range(length)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", [5, 20, 60])
 def test_the_dictionary_evicts_as_a_sorted_list_does(num_blocks):
     evicted = 0

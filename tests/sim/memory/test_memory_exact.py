@@ -14,6 +14,7 @@ any_int64 = st.integers(-(1 << 63), MOST)
 magnitudes = st.sampled_from([1, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 40, MOST])
 
 
+@pytest.mark.slow
 @given(st.lists(any_int64, max_size=200))
 def test_total_is_exact(values):
     assert total(np.array(values, dtype=np.int64)) == sum(values)
@@ -27,6 +28,7 @@ def test_total_of_what_wraps_around():
     assert type(total(values)) is int
 
 
+@pytest.mark.slow
 @given(magnitudes, magnitudes, st.data())
 def test_dot_is_exact(most_left, most_right, data):
     pairs = data.draw(st.lists(st.tuples(st.integers(0, most_left), st.integers(0, most_right)), max_size=50))

@@ -1,4 +1,4 @@
-"""Random operations on every allocator, with all invariants walked after each: a hundred sequences here, twenty
+"""Random operations on every allocator, with all invariants walked after each: thirty sequences here, twenty
 thousand in `make test-all`."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_leap_does_not_count_on_blocks_that_another_table_still_names():
 
 
 @each_machine
-def test_a_hundred_sequences_of_operations(machine):
+def test_thirty_sequences_of_operations(machine):
     run_state_machine_as_test(machine, settings=hypothesis.settings.get_profile("machines"))
 
 

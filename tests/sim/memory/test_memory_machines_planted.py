@@ -344,6 +344,7 @@ def test_every_machine_has_a_bug_to_find():
 OFTEN = PLANTED[::5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("allocator", "owner", "method", "broken"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ class TestPaths:
         paths = [[(chain.number, stop) for chain, stop in chains.path(request)] for request in range(4)]
         assert paths == [[(1, 13)], [(1, 2), (2, 13)], [(1, 3), (3, 13)], [(1, 2), (4, 13)]]
 
+    @pytest.mark.slow
     @given(
         strings=st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(1, 7)), max_size=4)),
         size=st.integers(1, 4),

@@ -67,6 +67,7 @@ def groups(draw, policies=SHARING + COPYING):
     return what_is_read(chosen, work), work
 
 
+@pytest.mark.slow
 @unhurried(max_examples=60)
 @given(drawn=groups(policies=SHARING))
 def test_what_decodes_read_again_is_what_the_tables_have_in_common(drawn):
@@ -118,6 +119,7 @@ def test_leaping_stepping_and_block_ids_give_the_same_bits(case):
     check_that_all_ways_agree(*case)
 
 
+@pytest.mark.slow
 @unhurried(max_examples=50)
 @given(case=groups(policies=("vllm-sosp23",)))
 def test_invariants_1_2_and_3_hold_on_the_tables_and_the_ledger_is_what_they_say(case):
@@ -354,6 +356,7 @@ def test_two_runs_of_a_request_have_the_same_beams_however_they_take_turns():
     assert second[:6] == [((1, 2),), ((0, 2),), ((3, 1),), ((2, 1),), ((1, 0),), ((2, 1), (3, 0))]
 
 
+@pytest.mark.slow
 def test_threads_that_serve_the_same_requests_have_the_same_beams():
     def serve(ancestry):
         return [ancestry.replaced(6) for _ in range(800)]

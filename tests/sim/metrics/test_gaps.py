@@ -33,6 +33,7 @@ def std_ms(values: list[int]) -> float:
     return sqrt(len(values) * squares - whole**2) / len(values) / 1e9
 
 
+@pytest.mark.slow
 @given(PROGRESSIONS)
 @settings(max_examples=200, deadline=None)
 def test_statistics_are_those_of_the_list(rows):

@@ -45,6 +45,7 @@ def peak_bytes(policy: str, requests: int, folder: Path | None, target: Path) ->
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_core", [pytest.param(True, marks=NEEDS_CORE), False])
 def test_changes_of_a_cache_are_joined_in_parts(in_core, tmp_path, monkeypatch):
     """A long column that is a map of a file counts as memory while it is read whole, which ``peak_bytes`` does not see."""
@@ -62,6 +63,7 @@ def test_changes_of_a_cache_are_joined_in_parts(in_core, tmp_path, monkeypatch):
     assert max(lengths, default=0) <= columns.CHUNK
 
 
+@pytest.mark.slow
 @NEEDS_CORE
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1"])
 def test_a_request_more_takes_a_bounded_number_of_bytes(policy, tmp_path, monkeypatch):

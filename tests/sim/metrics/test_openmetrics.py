@@ -78,6 +78,7 @@ def _series(sample: Sample) -> tuple[str, str]:
     return sample.name.removeprefix("vllm:"), ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
+@pytest.mark.slow
 def test_at_the_end_they_are_the_run_s_own_counts(run):
     found, times, total = samples_of("".join(openmetrics([run], "opt-13b", 7.0))), request_times(run), summary(run)
     last = {name: series[-1][1] for name, series in found.items()}
@@ -110,6 +111,7 @@ def test_the_pool_is_in_labels_as_vllm_has_them(run, tmp_path):
     assert "cache_config_info" not in "".join(openmetrics([whole], "m", 60.0))
 
 
+@pytest.mark.slow
 def test_scrapes_rise_in_time_and_counters_never_fall(run):
     text = "".join(openmetrics([run], "opt-13b", 7.0))
     found = samples_of(text)
@@ -124,6 +126,7 @@ def test_scrapes_rise_in_time_and_counters_never_fall(run):
     assert text.endswith("# EOF\n") and text.count("# TYPE") == 16
 
 
+@pytest.mark.slow
 def test_a_family_stands_together_and_its_times_rise():
     """Prometheus' parser refuses a file in which they do not; it reads histograms of a single time (see ``samples_of``)."""
     fleet = simulate_cluster(settings(policy="vllm-v1"), workload(PAIRS, request_rate=6), cluster(num_replicas=2))
@@ -145,6 +148,7 @@ def test_a_family_stands_together_and_its_times_rise():
                 assert family.samples[-1].name == f"{name}_sum"
 
 
+@pytest.mark.slow
 def test_lengths_have_the_buckets_of_the_longest_sequence(run):
     found = samples_of("".join(openmetrics([run], "opt-13b", 7.0)))
     times = request_times(run)
@@ -171,6 +175,7 @@ def test_lengths_have_the_buckets_of_the_longest_sequence(run):
             assert found[f"{series}_bucket", f"engine=0,le={bound}"][-1][1] == (values <= float(bound)).sum()
 
 
+@pytest.mark.slow
 def test_a_prefix_cache_has_its_counters(run):
     """Every prompt of 64 tokens begins with the same 48: all but the first find three blocks of 16, when they are admitted."""
     count = 20
@@ -208,6 +213,7 @@ def test_what_is_written_is_read_as_the_run_s_own_metrics(run, tmp_path):
     assert 0.5 < found.kv_usage[0] < found.kv_usage[1] <= 1
 
 
+@pytest.mark.slow
 @settings_of_hypothesis(max_examples=8, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),
@@ -282,6 +288,7 @@ def test_a_run_without_requests_that_fit_is_all_zeros():
     assert values.pop("cache_config_info") == {1} and set().union(*values.values()) == {0}
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file(tmp_path, capsys):
     file = tmp_path / "metrics.txt"
     command = ["simulate", "--num-prompts", "20", "--num-replicas", "2", "--openmetrics", str(file)]

@@ -38,6 +38,7 @@ def served(policy: str, **switches: bool) -> Run:
     return simulate(settings(policy=policy, num_gpu_blocks_override=300, **switches), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spilled", [True, False])
 @pytest.mark.parametrize(
     ("policy", "core"),

@@ -82,6 +82,7 @@ def require_ends(run: Run) -> None:
     assert all(ended[-1] == "finished" and ended.count("finished") == 1 for ended in last)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=100)
 @given(seed=st.integers(0, 1 << 40), policy=st.sampled_from(POLICIES), asynchronous=st.booleans())
 def test_every_planned_preemption_is_counted_once(seed, policy, asynchronous):
@@ -95,6 +96,7 @@ def test_every_planned_preemption_is_counted_once(seed, policy, asynchronous):
         require_counts(load.run(**switches), planned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", PREEMPTING)
 @hypothesis_settings(max_examples=15)
 @given(case=crowded_cases(), asynchronous=st.booleans())
@@ -107,6 +109,7 @@ def test_it_is_so_under_every_policy_that_preempts(policy, case: Case, asynchron
     require_counts(simulate(chosen, work, case.cost, observers=[planned]), planned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v0"])
 @hypothesis_settings(max_examples=15)
 @given(case=crowded_cases(), samples=st.integers(2, 3))
@@ -117,6 +120,7 @@ def test_the_preemption_of_a_group_counts_once(policy, case: Case, samples):
     require_counts(simulate(chosen, work, Copying(), observers=[planned]), planned)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 40), replicas=st.integers(1, 3))
 def test_each_replica_of_a_cluster_counts_its_own(seed, replicas):
@@ -128,6 +132,7 @@ def test_each_replica_of_a_cluster_counts_its_own(seed, replicas):
     assert sum(rows) == sum(cluster_summary(run)["preemptions"].values())
 
 
+@pytest.mark.slow
 def test_loads_preempt_sequences_that_are_complete():
     """The properties would say little if none did."""
     seen = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def test_a_bound_belongs_to_its_bucket():
     assert histogram["median"] == (PER_MS + 1) / 1e12
 
 
+@pytest.mark.slow
 @given(
     observed=st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 4)), min_size=1),
     unit=st.sampled_from([1, PER_MS]),

@@ -33,6 +33,7 @@ class Watched(Observer):
         self.seen.append((now, running, {sequence.index for sequence in self.state.prefilling}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v1", "fastgen", "sarathi", "orca-max", "static"])
 @hypothesis_settings(max_examples=5)
 @given(case=st.one_of(crowded_cases(), medium_cases()))

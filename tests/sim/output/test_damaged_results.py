@@ -51,6 +51,7 @@ def commands(name: str, whole: Path, hurt: Path, bench: Path, page: Path) -> lis
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*RUNS, "sweep", "against"])
 @pytest.mark.parametrize(

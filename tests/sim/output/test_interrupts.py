@@ -58,6 +58,7 @@ def assert_goes_on(out: Path, in_peace: Path) -> None:
     assert (out / "sweep.parquet").read_bytes() == (in_peace / "sweep.parquet").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status", "said", "to_all"),
     [
@@ -125,6 +126,7 @@ except Terminated as first:
     assert (done.returncode, done.stdout, done.stderr) == (TERMINATED, "143\n", "")
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_to_be_ignored_is_ignored():
     script = """
 import os, signal

@@ -26,6 +26,7 @@ REPRODUCE = ("reproduce", "fig11")
 KILLS = {"simulate": 80, "sweep": 70, "reproduce": 50}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["exchange", pytest.param("rename", marks=pytest.mark.slow)])
 def test_a_folder_that_is_replaced_is_whole_whenever_its_command_is_killed(names, tmp_path):
     """By an exchange of names, or by two renames where the system has no exchange; killed at every step of it."""
@@ -56,6 +57,7 @@ def killed(tokens: Sequence[object], delay_s: float) -> bool:
     return program.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(KILLS["simulate"], marks=pytest.mark.slow)])
 def test_simulate_leaves_the_old_result_or_the_new_one(kills, tmp_path):
     out, draw = tmp_path / "run", random.Random(1)

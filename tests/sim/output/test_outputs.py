@@ -121,6 +121,7 @@ class TestAFolderOfTheUsers:
         (folder / "run.json").write_text(json.dumps(json.loads((a_result / "run.json").read_text()) | change))
         assert "no run.json of a simulation result" in refused(capsys, *SIMULATE, "--out", folder)
 
+    @pytest.mark.slow
     def test_what_appears_during_the_run_is_left_alone_and_the_results_are_kept(self, tmp_path, monkeypatch, capsys):
         from fragmeter.experiments.cli import simulate as verb_simulate
 
@@ -176,6 +177,7 @@ class TestAPlaceThatCannotBeReplaced:
         )
         assert "is a mount point" in refused(capsys, *SIMULATE, "--out", mounted)
 
+    @pytest.mark.slow
     def test_a_link_to_a_result_is_followed(self, tmp_path):
         link, folder = tmp_path / "latest", tmp_path / "run-1"
         link.symlink_to(folder)
@@ -302,6 +304,7 @@ class TestNothingRunsBeforeOutputsAreWritable:
         assert f"{tmp_path / lost}'; choose another place" in refused(capsys, *tokens)
         assert contents(tmp_path) == before
 
+    @pytest.mark.slow
     def test_a_page_in_the_folder_of_its_run_is_written_again(self, a_result, tmp_path):
         (tmp_path / "run").mkdir()
         for name, content in contents(a_result).items():
@@ -309,6 +312,7 @@ class TestNothingRunsBeforeOutputsAreWritable:
         for _ in range(2):
             assert status(["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "page.html")]) == DONE
 
+    @pytest.mark.slow
     def test_a_folder_may_have_the_name_of_a_policy(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for _ in range(2):
@@ -376,6 +380,7 @@ class TestWhatIsNoFile:
         write_whole(dangling, "content")
         assert dangling.is_symlink() and (tmp_path / "new.json").read_text() == "content"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("target", ["-", "/dev/stdout", "/dev/fd/1"])
     def test_standard_output_takes_one_document_and_no_text(self, target, tmp_path):
         with (tmp_path / "printed").open("w") as printed:
@@ -385,6 +390,7 @@ class TestWhatIsNoFile:
         piped = subprocess.run(command("traces", "list", "--json", target), capture_output=True, timeout=60)
         assert json.loads(piped.stdout) == json.loads((tmp_path / "printed").read_text())
 
+    @pytest.mark.slow
     def test_a_page_goes_to_standard_output(self, a_result, capsys, tmp_path):
         assert status(["report", str(a_result), "--out", "-"]) == DONE
         printed = capsys.readouterr().out
@@ -392,12 +398,14 @@ class TestWhatIsNoFile:
         assert status(["report", str(a_result), "--out", "-", "--json", "-"]) == MISTAKE
         assert "standard output has json already; name a file" in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_a_reader_that_leaves_ends_the_program_quietly(self):
         line = f"{sys.executable} -m fragmeter traces list --json - | head -c 10 >/dev/null; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
         # Small enough to be in the pipe before its reader has gone, or not.
         assert done.stdout.strip() in (str(NO_READER), str(DONE)) and done.stderr == ""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("tokens", [["simulate", "--help"], ["traces", "list"]], ids=["help", "text"])
     def test_so_does_a_reader_that_reads_nothing(self, tokens):
         read, write = os.pipe()
@@ -410,6 +418,7 @@ class TestWhatIsNoFile:
 class TestALeftover:
     """Files that a killed command leaves beside a target go when the next one writes it; the user's stay."""
 
+    @pytest.mark.slow
     def test_part_files_of_dead_processes_go_and_those_of_live_ones_are_kept(self, tmp_path):
         target = tmp_path / "data.json"
         dead, living = (tmp_path / leftover_name(target, f"{pid}-part") for pid in (1, 2))

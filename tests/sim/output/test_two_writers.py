@@ -41,6 +41,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_refused_by_the_first_ones_number(writer, tmp_path):
     with pytest.raises(SettingError, match=f"is written by process {writer.pid}; wait"):
         OutputFolder(tmp_path / "out", KIND)
@@ -50,6 +51,7 @@ def test_a_second_writer_is_refused_by_the_first_ones_number(writer, tmp_path):
     assert names(tmp_path / "out") == ["first.json", "fragmeter.json", "second.json"]
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_the_folder_open(writer, tmp_path):
     writer.kill()
     writer.communicate()
@@ -58,6 +60,7 @@ def test_a_killed_writer_leaves_the_folder_open(writer, tmp_path):
     assert names(tmp_path / "out") == ["first.json", "fragmeter.json", "second.json"]
 
 
+@pytest.mark.slow
 def test_a_writer_that_began_before_there_was_a_folder_is_refused_at_its_first_file(tmp_path, request):
     late = OutputFolder(tmp_path / "out", KIND)
     first = request.getfixturevalue("writer")
@@ -76,6 +79,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_second_run_into_one_result_is_refused_before_it_begins(tmp_path, capsys):
     """Both ended well, and the second one's results were gone."""
     out = tmp_path / "out"

@@ -113,6 +113,7 @@ def test_the_tables_of_pairs_are_those_of_runs(policy):
     assert _tables()[policy] == wanted
 
 
+@pytest.mark.slow
 def test_the_table_of_single_features_is_that_of_runs():
     wanted = {
         frozenset((policy, feature)): outcome(policy, feature)

@@ -107,6 +107,7 @@ def _reached(policy: str) -> set[str]:
     return {label for label in found if label is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_composition_that_a_policy_reaches_has_a_machine(policy):
     reached = _reached(policy)

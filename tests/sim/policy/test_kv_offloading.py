@@ -354,6 +354,7 @@ def _outcome(run: Run) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("host_blocks", [3, 1000])
 @few
@@ -372,6 +373,7 @@ def test_hits_by_tier_are_those_of_a_replay_and_leaps_change_nothing(case: Share
     assert min(run.window.slot_ticks.values()) >= 0 <= min(run.window.slot_steps.values())
 
 
+@pytest.mark.slow
 @few
 @given(case=shared_cases())
 def test_without_hits_on_the_host_all_is_as_without_offloading(case: SharedCase):
@@ -428,6 +430,7 @@ def test_size_0_is_no_offloading():
     assert settings(policy="vllm-v1", kv_offloading_size=0) == settings(policy="vllm-v1")
 
 
+@pytest.mark.slow
 @few
 @given(case=shared_cases())
 def test_gpu_and_infinite_host_together_find_what_an_infinite_gpu_does(case: SharedCase):
@@ -522,6 +525,7 @@ def test_replicas_that_prefill_have_a_host_and_those_that_decode_have_none():
     assert _tier(run.runs[0]).cache.used_blocks == 2 * (40 // 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ["round-robin", "kv-aware"])
 def test_each_replica_of_a_fleet_is_a_server_with_a_host_of_its_own(router: str):
     """What a replica did equals a run of its requests alone, also where a request arrives within a leap."""
@@ -573,6 +577,7 @@ def _dense(seed: int) -> Workload:
     return Workload("dense", arrivals, lengths + draw.integers(1, 8, 120), outputs, content=content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("host_blocks", "ahead"), [(12, False), (40, True)])
 def test_a_dense_load_is_that_of_a_replay(host_blocks: int, ahead: bool):
     """Over a pool of 14 blocks: loads, evictions on the host, preemptions and waits for stores."""

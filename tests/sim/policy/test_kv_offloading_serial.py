@@ -159,6 +159,7 @@ def test_both_tiers_find_what_a_replay_of_the_prompts_finds(seed):
     assert loaded.sum() > 0
 
 
+@pytest.mark.slow
 def test_what_a_prompt_offers_matters():
     """A replay in which prompts offer the blocks before a load, too, finds something else in most of the workloads."""
     differ = 0

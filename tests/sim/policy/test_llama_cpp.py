@@ -81,6 +81,7 @@ def test_a_request_holds_its_share_of_the_cache_and_longer_ones_are_refused():
     assert log_of(run)[0][2] == buckets(live=2, reserved=4, over_estimate=0, free=16)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40)
 @given(case=cases, slots=st.sampled_from([1, 2, 3]), tokens=st.sampled_from([1, 2, 3, 5, 12]), more=st.integers(1, 4))
 def test_every_step_and_slot_is_the_oracles_where_batches_are_small(case, slots, tokens, more):
@@ -177,6 +178,7 @@ def test_the_unified_cache_has_the_cells_of_the_blocks_and_four_slots_by_default
     assert replica.policy.limits.max_num_seqs == 4
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=cases, slots=st.sampled_from([1, 2, 3]), tokens=st.sampled_from([1, 3, 5, 12]), spare=st.integers(0, 12))
 def test_every_step_of_a_unified_cache_is_the_oracles_and_the_same_runs_lack_cells(case, slots, tokens, spare):
@@ -276,6 +278,7 @@ def held_to_the_oracle(name: str, case: Case):
     return stepped, leapt
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(
     case=shared_cases(),

@@ -25,13 +25,17 @@ def _without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @_MODES
 @pytest.mark.parametrize("kind", KINDS)
-def test_counting_at_once_decides_as_the_loop(kind: str, asynchronous: bool, monkeypatch):
-    cases = [KINDS[kind](seed) for seed in range(40, 43)]
+@pytest.mark.parametrize(
+    "seeds", [[40], pytest.param([41, 42], marks=pytest.mark.slow)], ids=["one seed", "two others"]
+)
+def test_counting_at_once_decides_as_the_loop(kind: str, asynchronous: bool, seeds: list[int], monkeypatch):
+    cases = [KINDS[kind](seed) for seed in seeds]
     counted = [_served(case, asynchronous) for case in cases]
     _without_shortcuts(monkeypatch)
     assert [_served(case, asynchronous) for case in cases] == counted
 
 
+@pytest.mark.slow
 @_MODES
 @pytest.mark.parametrize("option", OPTIONS)
 def test_counting_at_once_decides_as_the_loop_under_options(option: str, asynchronous: bool, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fragmeter.sim.cluster import Cluster, simulate_cluster
 from fragmeter.sim.config.settings import settings
@@ -71,6 +72,7 @@ def _table() -> dict[frozenset[str], str]:
     }
 
 
+@pytest.mark.slow
 def test_the_table_of_option_pairs_is_that_of_runs():
     pairs = [pair for pair in combinations_with_replacement(_ASKED, 2) if pair[0] in _ROWS]
     assert {frozenset(pair): _outcome(*pair) for pair in pairs} == _table()

@@ -78,6 +78,7 @@ class TestASchedulerOfYourOwn:
             assert len(path.read_text().splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_its_option_is_a_flag_with_help_and_bounds(tmp_path):
     """In a process of its own: flags are made when the program starts."""
 

@@ -36,6 +36,7 @@ class TestAgainstTheOracle:
     def test_every_step_and_slot(self, case):
         check(case, expected("sglang", case))
 
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=60)
     @given(case=shared_cases())
     def test_every_step_and_slot_where_queue_input_and_outputs_are_long(self, case):
@@ -54,6 +55,7 @@ class TestAgainstTheOracle:
     def test_every_step_and_slot_at_length(self, case):
         check(case, expected("sglang", case))
 
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=60)
     @given(case=shared_cases(), data=st.data())
     def test_leaps_are_the_same_bits_over_any_window(self, case, data):
@@ -84,6 +86,7 @@ class TestTheCache:
         }
         assert requests_table(run)["cached_tokens"].tolist() == [0, 2, 0]
 
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=60)
     @given(case=shared_cases(), leap=st.booleans())
     def test_hits_are_those_of_the_oracle(self, case, leap):
@@ -95,6 +98,7 @@ class TestTheCache:
         assert cache["hit_tokens"] + cache["preempted_hit_tokens"] == system.hit
         assert found[~run.refused].to_dict() == system.first_hits
 
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=40)
     @given(case=shared_cases(), leap=st.booleans())
     def test_may_be_off(self, case, leap):
@@ -122,6 +126,7 @@ def nodes_of(memory: RadixMemory) -> list:
 
 
 class TestInvariants:
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=80)
     @given(case=st.one_of(shared_cases(), crowded_cases()), leap=st.booleans())
     def test_1_and_2_slots_and_locks_are_those_of_running_sequences(self, case, leap):
@@ -159,6 +164,7 @@ class TestInvariants:
         # All is over: no sequence holds anything.
         assert not run.replica.memory.holdings and not run.replica.memory.tree.protected_tokens
 
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=30)
     @given(case=shared_cases())
     def test_4_every_request_ends_once_with_all_its_tokens(self, case):
@@ -207,6 +213,7 @@ def calls_of(prompt: int, shared: int, ids: bool) -> int:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_the_work_of_a_prefill_in_chunks_is_proportional_to_its_tokens(share, ids):

@@ -163,6 +163,7 @@ def _check_conserved(run: Run) -> None:
     assert memory.kept.pool.num_free == memory.num_blocks and not memory.kept.tables
 
 
+@pytest.mark.slow
 @ahead
 @few
 @given(
@@ -196,6 +197,7 @@ def test_slots_are_conserved_beside_windows_and_states(name: str, caching: bool,
         _check_conserved(run)
 
 
+@pytest.mark.slow
 @few
 @given(case=shared_cases(), drafts=st.integers(1, 4))
 def test_what_is_accepted_depends_on_no_schedule(case: SharedCase, drafts: int):

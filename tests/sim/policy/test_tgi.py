@@ -57,6 +57,7 @@ def test_under_the_popular_reading_thirteen_would_wait_and_fourteen_not():
     assert [step_taken(waiting, waiting_served_ratio=1.4) for waiting in (13, 14)] == [19, 0]
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=50)
 @given(case=cases, ratio=st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.2, 2.5]), most=st.sampled_from([1, 2, 3, 20]))
 def test_every_look_at_the_queue_is_the_oracles_whatever_the_ratio(case, ratio, most):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -119,6 +120,7 @@ def watched(look: Callable[[DeferredMemory, State, int], None], run: Callable[[]
 
 
 class TestDecisions:
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=40)
     @given(cases, st.booleans())
     def test_are_those_of_vllm_v0_tick_for_tick(self, case, leap):
@@ -141,6 +143,7 @@ def by_start(run: Run) -> dict[tuple[int, bool], dict[str, int]]:
 
 
 class TestLeaps:
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=30)
     @given(cases, st.data())
     def test_are_the_same_bits_as_steps(self, case, data):
@@ -174,6 +177,7 @@ class TestLeaps:
 
 
 class TestTheLedger:
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=40)
     @given(cases)
     def test_is_that_of_the_rules_followed_region_by_region(self, case):
@@ -185,6 +189,7 @@ class TestTheLedger:
         free = [buckets["free"] for buckets in buckets_at_rows(run)]
         assert free == sorted(free, reverse=True)
 
+    @pytest.mark.slow
     @hypothesis_settings(max_examples=40)
     @given(cases, st.booleans())
     def test_is_what_lies_in_the_tables(self, case, leap):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from fragmeter.experiments.cli.app import DONE, status
 
 #: Share of the blocks, and preemptions as published.
@@ -21,6 +23,7 @@ SERVER = [
 ]
 
 
+@pytest.mark.slow
 def test_preemptions_fall_with_the_watermark_as_vllm_measured(tmp_path):
     """1,009, 369, 235, 184 and 174: within 8 % without a watermark and with 0.02, within 27 % beyond, where few are left."""
     draw, trace, found = random.Random(0), tmp_path / "load.csv", []

@@ -57,6 +57,7 @@ def test_maps_by_the_core_are_those_of_python(seed, policy, bounds):
     assert recorded(load, True, bounds) == recorded(load, False, bounds)
 
 
+@pytest.mark.slow
 @needs_core
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_core_serves_them_with_shared_and_cached_blocks(policy):
@@ -76,6 +77,7 @@ def test_the_core_serves_them_with_shared_and_cached_blocks(policy):
     assert shared > 3 or policy != "vllm-v1"
 
 
+@pytest.mark.slow
 @needs_core
 def test_other_observers_beside_it_are_served_in_python():
     load = Load(5)

@@ -61,6 +61,7 @@ def check(run: Run, plan: Plan) -> None:
     assert (plan.prefill_tokens + plan.decodes).sum() == plan.query_tokens.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", PAGED)
 @hypothesis_settings(max_examples=15)
 @given(case=cases, shuffle=st.booleans())
@@ -71,6 +72,7 @@ def test_tables_hold_what_sequences_do(policy, case: Case, shuffle):
     check(*recorded(settings, workload, case.cost, shuffle_ids=shuffle))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-sosp23", "vllm-v0"])
 @hypothesis_settings(max_examples=25)
 @given(data=st.data(), shuffle=st.booleans())
@@ -80,6 +82,7 @@ def test_tables_of_families_hold_what_their_members_do(policy, data, shuffle):
     check(*recorded(settings_for(case), family_workload(case.requests), case.cost, shuffle_ids=shuffle))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "fastertransformer", "orca", "orca-max", "orca-pow2", "orca-oracle"])
 @hypothesis_settings(max_examples=15)
 @given(case=cases, arena=st.sampled_from(["buddy", "first-fit", "best-fit"]))
@@ -90,6 +93,7 @@ def test_pieces_hold_what_sequences_do(policy, case: Case, arena):
     check(*recorded(settings, workload_of(case.requests, case.limits.max_model_len), case.cost))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["orca", "orca-max", "orca-oracle"])
 @hypothesis_settings(max_examples=25)
 @given(data=st.data())
@@ -100,6 +104,7 @@ def test_pieces_of_families_hold_what_their_members_do(policy, data):
     check(*recorded(settings_for(case), family_workload(case.requests), case.cost))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=35)
 @given(case=shared_cases(), shuffle=st.booleans())
 def test_tables_with_cached_prefixes_hold_what_sequences_do(case, shuffle):
@@ -107,6 +112,7 @@ def test_tables_with_cached_prefixes_hold_what_sequences_do(case, shuffle):
     check(*recorded(caching_settings(case), case.workload, case.cost, shuffle_ids=shuffle))
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=35)
 @given(case=st.one_of(cases, radix_cases()), shuffle=st.booleans(), caching=st.booleans())
 def test_slots_of_a_radix_tree_hold_what_sequences_do(case, shuffle, caching):
@@ -159,6 +165,7 @@ def test_runs_leap_when_a_window_is_over(policy):
     assert plan.num_steps == 2 and len(run.log.rows["steps"]) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm-v1", "sglang"])
 @hypothesis_settings(max_examples=25)
 @given(data=st.data(), shuffle=st.booleans())

@@ -64,6 +64,7 @@ def test_what_a_plan_says_of_itself(change, complaint, tmp_path):
     refused(tmp_path / "plan.npz", complaint)
 
 
+@pytest.mark.slow
 def test_damaged_files(tmp_path):
     """The end of the file is missing, or zeros lie in it: zip, zlib and numpy have their words for each."""
     plan = swapping_plan()

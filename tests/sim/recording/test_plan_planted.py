@@ -86,6 +86,7 @@ def test_a_skipped_copy_of_a_piece():
     assert all(fails(without_move(plan, "copy", place)) for place in range(len(plan.copies)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan_of", [swapping_plan, caching_plan])
 def test_two_swapped_ids(plan_of):
     plan = plan_of()

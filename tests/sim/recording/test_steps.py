@@ -104,6 +104,7 @@ class PoolCounts(StepRecording):
         self.host_counted.append(tables.host_pool.num_free)
 
 
+@pytest.mark.slow
 @given(
     n=st.integers(1, 3),
     beams=st.booleans(),

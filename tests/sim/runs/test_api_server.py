@@ -50,6 +50,7 @@ class TestClosedForms:
         parsed = 50 + 9 // loops * round(FIRST_TURN * 1000)
         assert at.tolist() == [parsed + round(1300 - FIRST_TURN * 1000) * (place // loops + 1) for place in range(9)]
 
+    @pytest.mark.slow
     def test_poisson_arrivals_wait_as_in_m_d_1(self):
         """Where all work is in one turn."""
         service, share = 1000, 0.6
@@ -153,6 +154,7 @@ def test_measured_bursts_leave_the_server_as_computed():
     assert len(errors) == 8 and np.median(np.abs(errors)) < 0.06 and np.max(np.abs(errors)) < 0.15
 
 
+@pytest.mark.slow
 @hypothesis.given(scenes())
 def test_outputs_have_the_time_that_requests_leave(scene):
     server, arrivals, prompts, steps = scene

@@ -30,6 +30,7 @@ def taken_by_step(run_log: RunLog) -> list[int]:
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_steps", [1, 3, 64, 1 << 18])
 @settings(max_examples=60)
 @given(case=st.one_of(crowded_cases(), long_cases()), leap=st.booleans())
@@ -55,6 +56,7 @@ def growing(prompts: list[int], block_size: int) -> tuple[State, PagedMemory]:
     return state, memory
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     prompts=st.lists(st.integers(1, 100), min_size=1, max_size=8),

@@ -49,6 +49,7 @@ def choices() -> Iterator[tuple[AttentionNeed, int, str]]:
                 yield need, minor, chosen
 
 
+@pytest.mark.slow
 def test_choices_are_those_of_vllm():
     compared = list(choices())
     different = [

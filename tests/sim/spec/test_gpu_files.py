@@ -160,6 +160,7 @@ def test_an_architecture_that_does_not_exist(path):
         )
 
 
+@pytest.mark.slow
 def test_a_plan_for_it_counts_gpus_until_it_has_a_price(path, tmp_path, capsys):
     load = ["--goodput", "ttft:2000", "tpot:200", "--num-prompts", "100", "--seeds", "1"]
     tokens = ["plan", "--serve", "vllm serve llama-3.1-8b --max-model-len 16384", "--gpu", written(path), *load]

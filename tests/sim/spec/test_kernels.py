@@ -75,6 +75,7 @@ def test_choices_are_those_of_vllm():
     assert different == []
 
 
+@pytest.mark.slow
 def test_choices_that_a_user_asks_for_are_those_of_vllm():
     """Every case, release and wish: those that are not stored change no choice."""
     default = {(key, minor): chosen for key, minor, chosen in choices()}

@@ -295,6 +295,7 @@ def asked(endpoint: str, home: Path, name: str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_download_and_then_the_cache(hub, tmp_path):
     code, printed = asked(hub, tmp_path, "org/tiny")
     assert code == 0 and "It starts: org/tiny on 1 x h200" in printed
@@ -303,6 +304,7 @@ def test_a_download_and_then_the_cache(hub, tmp_path):
     assert code == 0 and "It starts: org/tiny" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-NVFP4", "tiny-NVFP4-in-the-cache"])
 def test_the_file_of_modelopt_is_downloaded(name, hub, tmp_path):
     """Also beside a ``config.json`` that another program put into the cache, where the name says a format."""
@@ -320,6 +322,7 @@ def test_the_file_of_modelopt_is_downloaded(name, hub, tmp_path):
     assert json.loads((snapshot / "hf_quant_config.json").read_text()) == MODELOPT
 
 
+@pytest.mark.slow
 def test_a_format_that_only_the_name_says_is_refused(hub, tmp_path):
     code, printed = asked(hub, tmp_path, "org/other-W4A16")
     assert code == 2 and printed.count("\n") == 1
@@ -331,6 +334,7 @@ def test_a_format_that_only_the_name_says_is_refused(hub, tmp_path):
     assert code == 0 and "--model org/other-W4A16 --gpu h200 --quantization awq" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -348,6 +352,7 @@ def test_what_the_hub_refuses_is_one_line(name, reason, hub, tmp_path):
     assert printed.endswith(", or name the folder of its config.json by --model FOLDER\n")
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_one_line(hub, tmp_path):
     code, printed = asked(hub, tmp_path, "org/stuck", HF_HUB_ETAG_TIMEOUT="1")
     assert code == 2 and printed.count("\n") == 1
@@ -407,6 +412,7 @@ def test_sources_of_shapes(cache, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_no_network_is_one_line(hub, tmp_path):
     code, printed = asked("http://127.0.0.1:9", tmp_path, "org/tiny")
     assert code == 2 and printed.count("\n") == 1 and "urlopen" not in printed

@@ -144,6 +144,7 @@ def attended(kind: str, length: int, tokens: int) -> int:
 spans = st.one_of(st.just(Span()), st.builds(Span, st.sampled_from(["sliding", "chunked"]), st.integers(1, 40)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(spans, min_size=1, max_size=9),

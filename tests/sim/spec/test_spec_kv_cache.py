@@ -365,6 +365,7 @@ _servers = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(_layers, _servers, st.integers(0, 1 << 20))
 def test_every_layer_is_in_one_group_and_bytes_add_up(layers, settings, more):
     config = form_kv_cache(layers, settings)
@@ -387,6 +388,7 @@ def test_every_layer_is_in_one_group_and_bytes_add_up(layers, settings, more):
         config.num_blocks(needed - 1)
 
 
+@pytest.mark.slow
 @given(_layers, _servers, st.integers(1, 5))
 def test_stages_share_the_layers_of_every_group(layers, settings, number):
     config = form_kv_cache(layers, settings)

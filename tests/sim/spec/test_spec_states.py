@@ -305,6 +305,7 @@ def test_ranks_divide_what_vllm_divides():
     assert 4 * granite.weight_bytes("bf16", 4) == 2 * (granite.num_params + 3 * repeated)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PRESETS), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]))
 def test_stages_hold_the_whole_model(name, ranks, pipeline):
     spec = model(name)

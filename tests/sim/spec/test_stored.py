@@ -67,6 +67,7 @@ def maker() -> ModuleType:
     return found
 
 
+@pytest.mark.slow
 def test_a_name_and_its_files_answer_alike(maker, tmp_path):
     names = stored_names()
     assert len(names) > 200
@@ -94,6 +95,7 @@ def test_every_fact_has_a_source_and_a_day():
     assert sum(facts.source.startswith("aiconfigurator-core") for facts in own) == 87
 
 
+@pytest.mark.slow
 def test_the_page_lists_what_is_stored(maker):
     assert maker.PAGE.read_text("utf-8") == maker.page()
 
@@ -225,6 +227,7 @@ class TestUnknownFamily:
             model(folder(**changes))
         assert text in str(error.value)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", ["simulate", "plan"])
     def test_the_answer_begins_with_it(self, command, folder, capsys, tmp_path):
         path = folder()

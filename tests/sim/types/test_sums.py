@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +18,14 @@ def columns(low: int) -> st.SearchStrategy[list[tuple[int, int]]]:
     return LENGTHS.flatmap(lambda length: st.lists(st.tuples(value, value), min_size=length, max_size=length))
 
 
+@pytest.mark.slow
 @given(columns(-(2**62)))
 def test_a_total_is_exact(pairs):
     column = [first for first, _ in pairs]
     assert total(np.array(column, dtype=np.int64)) == sum(column)
 
 
+@pytest.mark.slow
 @given(columns(0))
 def test_a_dot_product_is_exact(pairs):
     left, right = (np.array([pair[side] for pair in pairs], dtype=np.int64) for side in (0, 1))

@@ -97,6 +97,7 @@ def test_a_file_beyond_the_limit_is_read_no_further(tmp_path, monkeypatch):
         user_files.content_of("/dev/zero", "cost")
 
 
+@pytest.mark.slow
 def test_an_archive_is_measured_before_it_is_unpacked(tmp_path):
     path = tmp_path / "blocks.npz"
     save_archive(path, {"schema_version": 1}, {"zeros": np.zeros(2**27, dtype=np.uint8)})

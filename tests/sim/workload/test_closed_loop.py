@@ -84,6 +84,7 @@ def in_flight(run: Run) -> int:
     return max(accumulate(change for _, change in events), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=12)
 @given(case=st.one_of(crowded_cases(), long_cases()), data=st.data())
@@ -92,6 +93,7 @@ def test_leap_and_step_are_the_same_bits(policy, case: Case, data):
     leap_and_step(policy, case, data)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60)
 @given(case=st.one_of(crowded_cases(), long_cases()), data=st.data())
 def test_leap_and_step_are_the_same_bits_where_steps_are_scheduled_ahead(case: Case, data):
@@ -227,6 +229,7 @@ def test_refused_values():
             replace(work, users=Users(*fields), **more)
 
 
+@pytest.mark.slow
 def test_the_program_serves_users(tmp_path, capsys):
     serve = ["simulate", "--num-prompts", "40", "--max-concurrency", "4"]
     assert status([*serve, "--think-time", "0.5", "--json", "-", "--out", str(tmp_path / "out")]) == DONE

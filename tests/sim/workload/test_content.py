@@ -90,6 +90,7 @@ def test_pieces_say_more_than_sessions():
 lengths = st.lists(st.tuples(st.integers(-1, 2), st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(turns=lengths)
 def test_sessions_are_what_a_client_would_send(turns):
     """A client keeps the history of its session and sends as much of it as fits, then what is new."""
@@ -224,6 +225,7 @@ class TestFiles:
         with pytest.raises(TraceError, match="line 2: hash_ids = None: is missing"):
             read_with_content(path)
 
+    @pytest.mark.slow
     def test_simulate_reads_them(self, tmp_path):
         """The hash in run.json tells of contents; of the first two requests it is the same, whatever the third holds."""
 
