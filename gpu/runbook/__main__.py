@@ -141,7 +141,7 @@ def _record(window: str) -> Part:
     load = ("--policy", "vllm-v0", "--n", "2", "--request-rate", "4", "--num-prompts", "40")
     pool = ("--num-gpu-blocks-override", "300", "--preemption-mode", "swap")
     plan = ("--record-plan", "{out}/plan.npz", "--record-steps", window, "--shuffle-ids")
-    return _verb("record", *load, *pool, *plan, verb="simulate", files=("plan.npz",), budget_s=15)
+    return _verb("record", *load, *pool, *plan, verb="simulate", files=("plan.npz",), budget_s=30)
 
 
 def _replay(device: str, model: str, every: int) -> Part:

@@ -9,7 +9,7 @@ from fuzz_flags import BASES, commands
 from fuzzing import KINDS, Found, fuzz
 
 #: Cases of each kind in ``make test``; those that take seconds are for ``make test-all``.
-FEW = dict.fromkeys(KINDS.keys() - {"interrupted", "pipe"}, 8) | {"flags": 40, "plan-file": 1, "folders": 6, "goal": 4}
+FEW = dict.fromkeys(KINDS.keys() - {"interrupted", "pipe"}, 4) | {"flags": 20, "plan-file": 1}
 
 
 def check(found: list[Found]) -> None:

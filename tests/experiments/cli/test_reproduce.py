@@ -99,8 +99,8 @@ class TestTheDocumentOfFig2:
         assert fig2["remarks"][-1].startswith("The worst bar of a single seed is ")
 
 
+@pytest.mark.slow
 class TestTheFolder:
-    @pytest.mark.slow
     def test_holds_the_page_and_the_data_and_no_part(self, kept):
         assert sorted(path.name for path in kept.iterdir()) == [MARKER, "reproduction.html", "waste.json"]
 
@@ -110,7 +110,6 @@ class TestTheFolder:
         ledgers = page[page.index("The ledger over time: ") :]
         assert [name for name in ALL_SERIES if f"<h3>{name}</h3>" in ledgers] == ALL_SERIES
 
-    @pytest.mark.slow
     def test_made_anew_it_is_the_same_bytes_and_a_table_with_its_findings_is_printed(self, kept, tmp_path, capsys):
         """Alone, and in a folder that is not there yet."""
         data_file, out = tmp_path / "waste.json", tmp_path / "new" / "out"
@@ -177,6 +176,7 @@ def interrupted(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_is_finished(interrupted):
     out, all_data = interrupted / "out", interrupted / "all.json"
     left = {path.name for path in interrupted.rglob("*")}

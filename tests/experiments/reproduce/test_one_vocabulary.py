@@ -122,8 +122,8 @@ def _other(folder: Path) -> Path:
     return folder / "other"
 
 
+@pytest.mark.slow
 class TestTheReproduction:
-    @pytest.mark.slow
     def test_a_name_has_one_value_in_its_terminal_output_and_on_its_page(self, bench, documents):
         shown = [*sections.fig2(documents["fig2"], bench), *sections.waste(documents["waste"], bench)]
         page = Page(render_page("The paper", "", shown))
@@ -133,7 +133,6 @@ class TestTheReproduction:
         assert_one_value_each(found)
         assert len({name for name, label, _ in found if label == "internal"}) == 7
 
-    @pytest.mark.slow
     def test_every_output_defines_its_categories(self, bench, documents):
         shown = {
             "terminal, paper": (printed(documents["waste"]), in_columns),

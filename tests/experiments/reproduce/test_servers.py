@@ -231,6 +231,7 @@ def held_out_lines(document: dict) -> set[str]:
     return {line for line in PAGE["error_table"](document["rows"]) if "| nothing | held out |" in line}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "runs"), [("some_document", 12), pytest.param("whole_document", 56, marks=pytest.mark.slow)]
 )

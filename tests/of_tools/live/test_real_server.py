@@ -63,6 +63,7 @@ def test_the_block_size_is_that_of_groups_that_keep_tokens():
     assert chosen.value("block_size") == header["groups"][0][1] not in (4, 640)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_published_results(found):
     assert found["loads"].keys() == KNOWN["loads"].keys()
     for name, load in found["loads"].items():
@@ -71,6 +72,7 @@ def test_predictions_are_those_of_the_published_results(found):
                 assert row[model] == pytest.approx(KNOWN["loads"][name]["metrics"][metric][model], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_saturated_throughput_is_predicted_and_a_constant_step_fails(found):
     """Limits of before the prediction was made; the published table has the rest, misses included."""
     load = KNOWN["loads"]["ample/random-saturated"]["metrics"]

@@ -127,7 +127,7 @@ def test_memories_of_sequences_that_share_have_machines():
 @each_machine
 def test_random_operations(label):
     few = hypothesis.settings.get_profile("machines")
-    run_state_machine_as_test(POLICY_MACHINES[label], settings=hypothesis.settings(few, max_examples=4))
+    run_state_machine_as_test(POLICY_MACHINES[label], settings=hypothesis.settings(few, max_examples=2))
 
 
 @pytest.mark.slow
