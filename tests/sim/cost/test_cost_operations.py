@@ -274,7 +274,6 @@ def test_a_file_that_is_not_there(tmp_path):
 #: What only a calibration measures.
 BY_CALIBRATIONS = {"prefill_step", "launches", "contiguous_attention"}
 SPARSE = {"dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8"}
-#: Fitted on two cards so far.
 MSA = {"msa_decode", "msa_decode_fp8", "msa_prefill", "msa_prefill_fp8"}
 COMPRESSED = {"csa_decode", "csa_prefill", "hca_decode", "hca_prefill", "hyper_connections"}
 #: Of TensorRT-LLM's kernels at most at Marlin's rate, in the tables of the A100 alone.
@@ -304,8 +303,7 @@ class TestProfiles:
         fitted = ["gemm", "decode_attention", "prefill_attention"] + ["gemm_fp8"] * has_fp8 + ["gemm_nvfp4"] * has_fp4
         of_formats = FROM_TABLES - (set() if has_fp4 else {"gemm_nvfp4", "moe_nvfp4"})
         of_formats -= set() if gpu(name).is_blackwell else {"moe_mxfp4_mxfp8"}
-        of_formats -= set() if name in ("h200", "gb300") else MSA
-        of_formats -= UNPACKED | (SPARSE | COMPRESSED if name == "l40s" else set())
+        of_formats -= UNPACKED | (SPARSE | MSA | COMPRESSED if name == "l40s" else set())
         tabulated = {
             *fitted,
             "moe",
@@ -368,7 +366,7 @@ class TestProfiles:
     def test_errors_of_modules_are_as_stated(self, name):
         """Limits as docs/profiles.md has them, of columns; shapes beyond the largest are another matter, and stated there."""
         ops = profile(name).ops
-        for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *COMPRESSED, *UNPACKED}):
+        for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *MSA, *COMPRESSED, *UNPACKED}):
             median = (
                 0.09
                 if operation == "gdn_prefill"
