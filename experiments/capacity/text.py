@@ -242,10 +242,10 @@ def depends_text(chance: Chance, about: Uncertainty) -> str:
 
 
 def _basis_text(found: Evidence) -> str:
-    """What step times rest on, and what no measured run has."""
-    return (
-        f"{found.basis} (no measured run has {' or '.join(found.not_measured)})" if found.not_measured else found.basis
-    )
+    """What step times rest on, and what no table and no measured run has."""
+    lacking = [f"no table has {' or '.join(found.untabulated)}"] * bool(found.untabulated)
+    lacking += [f"no measured run has {' or '.join(found.not_measured)}"] * bool(found.not_measured)
+    return f"{found.basis} ({'; '.join(lacking)})" if lacking else found.basis
 
 
 def served_at_rate(answer: Answer) -> Served:

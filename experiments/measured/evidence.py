@@ -138,6 +138,15 @@ class Evidence:
         """What the simulation has and no measured server of its class."""
         return () if self.like is None else self.like.not_measured
 
+    @property
+    def untabulated(self) -> tuple[str, ...]:
+        """What of the model no kernel table of the card has, where the interval is that of data sheets for it."""
+        if self.like is None or not self.like.from_data_sheets:
+            return ()
+        states = ["its states in prompts" if self.state_decodes else "its states"] * self.states_from_sheet
+        differs = self.attention_backend != self.attention_table
+        return (*states, *[f"attention in {self.attention_backend}"] * differs)
+
     def text(self) -> str:
         """One line."""
         parts = [f"Step times: {self.origin} (--cost {self.cost})."]

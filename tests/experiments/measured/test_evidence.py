@@ -197,7 +197,9 @@ def test_states_without_a_table_say_so_and_have_the_interval_of_data_sheets(card
     assert tpot.server_class.startswith("NVIDIA cards, simulated from data sheets")
     assert "No table of this GPU has the states of this model's layers: these take the data sheet." in found.text()
     assert not of(open_loop(), gpu="h200", model="qwen3.5-35b-a3b", quantization="fp8").states_from_sheet
+    assert found.untabulated == ("its states",)
     half = of(open_loop(), gpu="a100-80gb", model="qwen3.5-35b-a3b")
+    assert half.untabulated == ("its states in prompts",)
     assert half.states_from_sheet and half.like.from_data_sheets
     assert "decodes take another engine's table, prompts the data sheet." in half.text()
 
@@ -210,7 +212,9 @@ def test_attention_in_a_backend_without_a_table_has_the_interval_of_data_sheets(
     assert found.like.from_data_sheets and tpot.factors[0] < 0.7 and tpot.factors[1] > 1.8
     assert found.headline().startswith("TPOT 10.0 ms (") and "Attention runs in TRITON_ATTN" in found.text()
     assert "its error is not known" in found.text() and "as on the measured servers" not in found.text()
-    assert not of(open_loop(tpot=10.0), gpu="h100-80gb", model="llama-3.1-8b").like.from_data_sheets
+    assert found.untabulated == ("attention in TRITON_ATTN",)
+    dense = of(open_loop(tpot=10.0), gpu="h100-80gb", model="llama-3.1-8b")
+    assert not dense.like.from_data_sheets and dense.untabulated == ()
 
 
 def test_experts_of_an_unknown_shape_are_named():
