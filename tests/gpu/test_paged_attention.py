@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import gpu_cases
 from fragmeter.gpu.ops import arrays, paged_attention
 from fragmeter.sim.types.errors import KernelFault, SettingError
+from paths import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
@@ -167,3 +171,10 @@ def test_torch_tensors_on_the_cpu_take_the_same_way(dtype):
     out = paged_attention.forward(**tensors, check_ids=True)
     assert out.dtype == tensors["query"].dtype
     assert out.float().numpy().tobytes() == gpu_cases.run(given).astype(np.float32).tobytes()
+
+
+def test_the_module_of_its_own_name_has_these_functions_without_torch_and_cupy():
+    face = importlib.import_module("paged_attention")
+    assert face.forward is paged_attention.forward and all(hasattr(face, name) for name in face.__all__)
+    code = "import sys, paged_attention; sys.exit(bool({'torch', 'cupy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
