@@ -1,7 +1,7 @@
 """The compile gate: compile every kernel instance for every architecture, without a GPU. No instance may spill registers.
 
 ``python -m fragmeter.gpu.check.compile_gate`` prints the table. It needs CuPy and NVIDIA's compiler and headers (extra
-``kernels``), and no driver.
+``kernels``), and no driver. Where torch and nvcc are installed (extra ``nvcc``), nvcc compiles the C++ face as well.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...sim.types.errors import KernelFault, MissingExtra, install
 from ..devices import program
 from ..ops import source
 from ..ops.source import Kernel
+from . import cpp_face
 
 #: Shared memory of a multiprocessor, by architecture: A100; RTX 30 and A10; RTX 40 and L40S; H100 and H200; B200; RTX 50. The
 #: numbers are those of "Technical Specifications per Compute Capability" in NVIDIA's programming guide.
@@ -106,11 +107,16 @@ def _compile(text: str, expressions: list[str], architecture: str) -> list[Compi
         except nvrtc.NVRTCError as error:
             lines = [line for line in nvrtc.getProgramLog(program).splitlines() if "error" in line]
             raise KernelFault(f"{architecture}: {(lines or [str(error)])[0]}") from error
-        entries = {entry["name"]: entry for entry in _ENTRY.finditer(nvrtc.getProgramLog(program))}
+        found = entries(nvrtc.getProgramLog(program))
         names = {expression: nvrtc.getLoweredName(program, expression) for expression in expressions}
-        return [_compiled(expression, architecture, entries[name]) for expression, name in names.items()]
+        return [_compiled(expression, architecture, found[name]) for expression, name in names.items()]
     finally:
         nvrtc.destroyProgram(program)
+
+
+def entries(report: str) -> dict[str, re.Match[str]]:
+    """The assembler's reports (``--ptxas-options=-v``) by the names of kernels in machine code."""
+    return {entry["name"]: entry for entry in _ENTRY.finditer(report)}
 
 
 def _compiled(expression: str, architecture: str, entry: re.Match[str]) -> Compiled:
@@ -150,7 +156,22 @@ def _report() -> bool:
     print(f"{'registers (spilled bytes)':<60}", *(f"{architecture:>12}" for architecture in ARCHITECTURES))
     for expression, row in rows.items():
         print(f"{expression:<60}", *(f"{f'{one.registers} ({one.spill_bytes})':>12}" for one in row))
-    return not any(one.spill_bytes for row in rows.values() for one in row)
+    spilled = any(one.spill_bytes for row in rows.values() for one in row)
+    return _face_is_compiled() and not spilled
+
+
+def _face_is_compiled() -> bool:
+    """Whether nvcc compiles the C++ face without spills; where nvcc or torch is missing, which is printed, there is nothing to fail."""
+    try:
+        found = entries(cpp_face.registers(ARCHITECTURES[0])).values()
+    except MissingExtra as error:
+        print(f"C++ face: not compiled; {error}")
+        return True
+    spilled = sum(int(entry["stores"]) + int(entry["loads"]) for entry in found)
+    print(
+        f"C++ face by nvcc {cpp_face.nvcc_release()}, {ARCHITECTURES[0]}: {len(found)} kernels, {spilled} bytes spilled"
+    )
+    return not spilled
 
 
 if __name__ == "__main__":

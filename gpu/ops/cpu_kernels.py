@@ -27,8 +27,8 @@ from .source import KERNELS, Kernel, inlined
 #: Bytes to copy: source offset, destination offset, and size.
 Span = tuple[int, int, int]
 
-# Kernels read 16 bytes as scalars of another type, as CUDA allows; without contraction all machines give equal results.
-_FLAGS = (
+#: Options of every build. Kernels read 16 bytes as scalars of another type, as CUDA allows; without contraction all machines give equal results.
+FLAGS = (
     "-std=c++17",
     "-O1",  # most of the time is build time
     "-fPIC",
@@ -175,7 +175,7 @@ def built(kernel: Kernel) -> Path:
 
 
 def _flags() -> tuple[str, ...]:
-    return _FLAGS + (_SANITIZERS if os.environ.get(SANITIZE) else ())
+    return FLAGS + (_SANITIZERS if os.environ.get(SANITIZE) else ())
 
 
 def cache_folder() -> Path:

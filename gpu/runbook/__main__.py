@@ -29,7 +29,8 @@ from ... import __version__
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, check_folder
 from ...sim.output.interrupts import handle
-from ...sim.types.errors import SettingError, UserError, user_paths
+from ...sim.types.errors import MissingExtra, SettingError, UserError, user_paths
+from ..check.cpp_face import nvcc
 from ..devices import devices, program
 from ..devices.devices import usual_model
 from .summary import summary
@@ -49,6 +50,7 @@ _PROGRAMS = {
     "bench": "bench",
     "smoke": "check.grid",
     "compare": "bench",
+    "cpp_face": "check.cpp_face",
 }
 
 
@@ -108,6 +110,7 @@ def _on_gpu(device: str, model: str) -> list[Part]:
         _record("100:200"),
         _replay(device, model, every=1),
         _measuring("graphs", device, budget_s=15),
+        _cpp_face(device),
         _measuring("compare", device, "--passes", "others", budget_s=50),
     ]
 
@@ -127,6 +130,7 @@ def _on_cpu(device: str, model: str) -> list[Part]:
         _record("138:8"),
         _replay(device, model, every=4),
         Part("graphs", reason="a CPU captures no graphs"),
+        _measuring("cpp_face", device),
         _measuring("compare", device, "--passes", "others"),
     ]
     return [replace(part, budget_s=CPU_BUDGET_S) for part in parts]
@@ -134,6 +138,15 @@ def _on_cpu(device: str, model: str) -> list[Part]:
 
 def _doctor() -> Part:
     return _verb("doctor", budget_s=15)
+
+
+def _cpp_face(device: str) -> Part:
+    try:
+        nvcc()
+    except MissingExtra as error:
+        return Part("cpp_face", reason=str(error))
+    # Its minute is what parts before it leave.
+    return _measuring("cpp_face", device, budget_s=20)
 
 
 def _record(window: str) -> Part:

@@ -101,6 +101,13 @@ def _graphs(found: Found) -> str:
     return "## Captured against eager\n\n" + _table(("what", "the same", "error", "allowed"), rows)
 
 
+def _cpp_face(found: Found) -> str:
+    checks = found["checks"]
+    passed, equal = (sum(check[name] for check in checks) for name in ("passes", "equal"))
+    counts = f"{passed} of {len(checks)} calls pass, {equal} have Python's bits"
+    return f"## C++ face\n\nA torch extension, built in {found['build_s']:.0f} s: {counts}."
+
+
 def _replay(found: Found) -> str:
     rows = f"{found['checked_rows']:,} rows of {found['checked_steps']:,} steps of a {found['plan']['policy']} plan"
     summary = f"{rows}: {found['wrong_rows']:,} wrong, relative L2 at most {_scientific(found['worst_error'])}."
@@ -252,6 +259,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "validation/validation": _validation,
     "replay": _replay,
     "graphs": _graphs,
+    "cpp_face": _cpp_face,
     "grid": _grid,
     "modules": _modules,
 }

@@ -1,51 +1,69 @@
-"""The C++ face: a small torch extension that includes the header, built for the CPU, against the Python one.
+"""The C++ face: a small torch extension that includes the header, built for the CPU, against the Python one; and by nvcc.
 
-It takes a minute: torch's headers are long.
+Each takes a minute: torch's headers are long.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpu_cases
-from fragmeter.gpu.ops import cpu_kernels, paged_attention
-from fragmeter.gpu.ops.source import KERNELS
-from fragmeter.sim.types.errors import SettingError
+from fragmeter.gpu.check import compile_gate, cpp_face
+from fragmeter.gpu.ops import paged_attention, source
+from fragmeter.sim.types.errors import MissingExtra, SettingError
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")]
-
-EXTENSION = """
-#define FRAGMETER_HEAD_DIMS 64
-#include <torch/library.h>
-#include "paged_attention_cuda.cuh"
-TORCH_LIBRARY(fragmeter_face, library) {
-    library.def("forward(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, "
-                "Tensor context_lens, int block_size, int max_context_len) -> ()", &paged_attention_cuda_forward);
-}
-"""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def forward(tmp_path_factory):
     """The extension's function; as an extension for GPUs would be built, by g++ in nvcc's place."""
-    folder = tmp_path_factory.mktemp("face")
-    (folder / "face.cpp").write_text(EXTENSION)
-    torch_folder = Path(torch.__path__[0])
-    places = [KERNELS / "include", torch_folder / "include", torch_folder / "include" / "torch/csrc/api/include"]
-    flags = [flag for flag in cpu_kernels._FLAGS if not flag.startswith(("-std", "-O"))]
-    command = ["g++", "-std=c++20", "-O1", *flags, *(f"-I{place}" for place in places)]
-    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
-    command += ["-o", folder / "face.so", folder / "face.cpp", *libraries]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    torch.ops.load_library(folder / "face.so")
-    return torch.ops.fragmeter_face.forward
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    return cpp_face.built("cpu", tmp_path_factory.mktemp("face"))
+
+
+def found_nvcc() -> bool:
+    try:
+        cpp_face.nvcc()
+    except MissingExtra:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not found_nvcc(), reason="no nvcc (extra: nvcc)")
+def test_nvcc_compiles_it_and_spills_nothing():
+    """Host code and 24 instances: three dtypes, four tiles of heads, two rules of slots; as many registers as NVRTC's of the same release."""
+    entries = compile_gate.entries(cpp_face.registers("sm_80"))
+    assert len(entries) == 3 * 4 * 2
+    assert all(entry["stores"] == entry["loads"] == "0" for entry in entries.values())
+    if (release := cpp_face.nvcc_release()) != "13.0":
+        pytest.skip(f"registers are compared with those of CUDA 13.0, not {release}")
+    pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
+    (wanted,) = compile_gate.compiled([source.decode_attention("float16", 64, 8, "PagedTiles")], "sm_80")
+    (name,) = (name for name in entries if re.search("6__halfLi64ELi8ENS_10PagedTiles", name))
+    assert int(entries[name]["registers"]) == wanted.registers
+
+
+def test_without_nvcc_it_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(cpp_face, "find_spec", lambda name: None)
+    with pytest.raises(
+        MissingExtra, match=r"nvcc of CUDA 12.6: pip install -e '.\[nvcc\]' in the checkout has that of CUDA 13"
+    ):
+        cpp_face.nvcc("12.6")
+
+
+def test_the_check_of_the_runbook_passes_on_the_cpu(forward):
+    found = list(cpp_face.checks(forward, torch.device("cpu")))
+    assert len(found) == 3 * len(cpp_face.SHAPES)
+    assert all(check.passes and check.equal for check in found)
 
 
 def tensors(given: gpu_cases.Case) -> dict:
@@ -56,24 +74,6 @@ def tensors(given: gpu_cases.Case) -> dict:
     for name in ("block_tables", "context_lens"):
         named[name] = torch.from_numpy(named[name])
     return named
-
-
-#: Every tile of heads, sequences that blocks share and others, ragged.
-SHAPES = [
-    ((4, 4), [64, 70, 0, 1, 33]),
-    ((4, 2), [1100, 300]),
-    ((14, 2), [2500]),
-    ((40, 2), [64, 70, 0, 1, 33]),
-]
-
-
-@pytest.mark.parametrize("dtype", gpu_cases.DTYPES)
-@pytest.mark.parametrize(("heads", "contexts"), SHAPES)
-def test_it_fills_out_with_what_python_gives(forward, dtype, heads, contexts):
-    given = tensors(gpu_cases.case(dtype, heads, 64, 16, contexts))
-    out = torch.full_like(given["query"], torch.nan)
-    assert forward(out, **given) is None
-    assert torch.equal(out, paged_attention.forward(**given))
 
 
 def test_an_empty_batch_is_left_alone(forward):
