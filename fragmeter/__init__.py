@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036
+    # Of a checkout that pip did not install, which would have refused.
+    raise ImportError(
+        "fragmeter needs Python 3.11 or later, and this is "
+        + ".".join(map(str, sys.version_info[:2]))
+        + ": pip install uv && uv venv --python 3.12 .venv && uv pip install -e ."
+    )
 
 __version__ = "0.2.0"
 __all__ = [

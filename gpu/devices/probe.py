@@ -10,7 +10,10 @@ from typing import Any, Literal
 State = Literal["ready", "no-cupy", "no-driver", "no-device", "failed"]
 #: cudaErrorInsufficientDriver and cudaErrorNoDevice, by the CUDA runtime's numbers.
 _STATES: dict[int, tuple[State, str]] = {
-    35: ("no-driver", "no driver, or one too old for this CuPy"),
+    35: (
+        "no-driver",
+        "no driver, or one too old for this CuPy: drivers below 580 take CUDA 12, extra gpu12 and torch of cu126",
+    ),
     100: ("no-device", "a driver, but no device"),
 }
 

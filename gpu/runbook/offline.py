@@ -31,6 +31,8 @@ NEEDED = (
     "jinja2",
 )
 _DONE = "installed-wheels.txt"
+#: As setup.cfg has it.
+LEAST_PYTHON = (3, 11)
 
 
 def main(tokens: list[str] | None = None) -> int:
@@ -39,6 +41,14 @@ def main(tokens: list[str] | None = None) -> int:
     parser.add_argument("--wheels", type=Path, default=Path(__file__).resolve().parent, help="default: this folder")
     parser.add_argument("--site", type=Path, help="folder to install into; default: one in the temporary folder")
     given, of_runbook = parser.parse_known_args(tokens)
+    if sys.version_info < LEAST_PYTHON:
+        least, this = (".".join(map(str, version[:2])) for version in (LEAST_PYTHON, sys.version_info))
+        print(
+            f"fragmeter needs Python {least} or later, and this is {this}: run it with another python3, such as that of"
+            " `uv venv --python 3.12` or of the package python3.11-venv",
+            file=sys.stderr,
+        )
+        return 2
     wheels = sorted(given.wheels.glob("*.whl"))
     if not wheels:
         print(f"{given.wheels}: has no wheels; fill it with collect.py", file=sys.stderr)

@@ -123,3 +123,11 @@ def test_a_wheel_that_does_not_install_ends_the_run(tmp_path, capfd):
     assert offline.main(["--wheels", str(tmp_path), "--site", str(tmp_path / "site")]) == 2
     assert "pip cannot install the wheels on Python" in capfd.readouterr().err
     assert not (tmp_path / "site" / "installed-wheels.txt").exists()
+
+
+def test_an_older_python_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys):
+    """As on Ubuntu 22.04; before the wheels are looked at."""
+    monkeypatch.setattr(offline, "LEAST_PYTHON", (9, 1))
+    assert offline.main(["--wheels", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fragmeter needs Python 9.1 or later, and this is 3.") and "uv venv --python" in line

@@ -211,7 +211,11 @@ def cupy(devices: list[bytes] | CudaError) -> SimpleNamespace:
 GPUS = {
     "no driver": (
         CudaError(35, "cudaErrorInsufficientDriver: CUDA driver version is insufficient"),
-        GpuReport("no-driver", "CuPy 13.6.0: no driver, or one too old for this CuPy (CUDA status 35)", 35),
+        GpuReport(
+            "no-driver",
+            "CuPy 13.6.0: no driver, or one too old for this CuPy: drivers below 580 take CUDA 12, extra gpu12 and torch of cu126 (CUDA status 35)",
+            35,
+        ),
     ),
     "no device": (
         CudaError(100, "cudaErrorNoDevice: no CUDA-capable device is detected"),
