@@ -6,12 +6,11 @@ import importlib
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036
-    # Of a checkout that pip did not install, which would have refused.
-    raise ImportError(
-        "fragmeter needs Python 3.11 or later, and this is "
-        + ".".join(map(str, sys.version_info[:2]))
-        + ": pip install uv && uv venv --python 3.12 .venv && uv pip install -e ."
-    )
+    # In a checkout that pip did not install: it would have refused. One line, as of every program here.
+    this = ".".join(map(str, sys.version_info[:2]))
+    remedy = "pip install uv && uv venv --python 3.12 .venv && uv pip install -e . (docs/on-a-gpu.md has CUDA's)"
+    print(f"fragmeter: needs Python 3.11 or later, and this is {this}: {remedy}", file=sys.stderr)
+    sys.exit(2)
 
 __version__ = "0.2.0"
 __all__ = [

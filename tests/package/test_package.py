@@ -164,6 +164,17 @@ def test_only_the_rooms_are_of_the_package(name):
     assert {path.name for path in ROOT.glob("*.py")} == {"setup.py", "paged_attention.py"}
 
 
+def test_an_older_python_is_told_what_to_do(tmp_path):
+    """As on Ubuntu 22.04, in one line: the bound is raised above this Python in a copy."""
+    text = (ROOT / "fragmeter" / "__init__.py").read_text("utf-8")
+    assert "if sys.version_info < (3, 11):" in text
+    (tmp_path / "fragmeter").mkdir()
+    (tmp_path / "fragmeter" / "__init__.py").write_text(text.replace("(3, 11)", "(9, 1)"))
+    done = subprocess.run([sys.executable, "-m", "fragmeter"], cwd=tmp_path, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("fragmeter: needs Python") and "uv venv --python" in line
+
+
 def test_the_probe_needs_vllm_and_the_standard_library_alone():
     """It runs in the process of a server, which is not to load the simulator."""
     code = "import sys, fragmeter.probe; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
