@@ -42,6 +42,9 @@ _SPARSE_MODELS = {
     "msa": {"MiniMaxAI/MiniMax-M3": MSA_WIDTHS.hidden_size},
 }
 _SPARSE_FORMATS = {"": "bfloat16", "_fp8": "fp8_block"}
+#: Bytes of MiniMax M3's 427 billion weights in these formats, and the cards that a server has at most. A table is left out where they do not fit.
+_MSA_BYTES = {"bfloat16": 854e9, "fp8_block": 427e9}
+_MOST_CARDS = 8
 #: Kinds of layers of DeepSeek V4, and the hidden sizes of its models, by a part of the names that tables of several copies have.
 _COMPRESSED = ("csa", "hca")
 _COMPRESSED_MODELS = {"V4-Flash": 4096, "V4-Pro": 7168}
@@ -122,7 +125,7 @@ def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple
     phases = {"decode": "generation", "prefill": "context"}
     for kind, phase in ((kind, phase) for kind in _SPARSE_MODELS for phase in phases):
         table = tables.read(f"{kind}_{phases[phase]}_module_perf")
-        if table is None:
+        if table is None or (kind == "msa" and not _serves_msa(table.frame, sheet)):
             continue
         for suffix, form in _SPARSE_FORMATS.items():
             operation: Any = f"{kind}_{phase}{suffix}"
@@ -143,6 +146,11 @@ def _sparse(tables: OperationTables, sheet: GpuSpec, say: Say) -> Iterator[tuple
                     )
             if shapes:
                 yield operation, _together(shapes)
+
+
+def _serves_msa(frame: pd.DataFrame, sheet: GpuSpec) -> bool:
+    """Whether a server has memory for MiniMax M3 in a format of its table: not one of L40S, or of RTX PRO 6000 in 16 bits."""
+    return min(_MSA_BYTES[form] for form in set(frame.gemm_type) & set(_MSA_BYTES)) < _MOST_CARDS * sheet.memory_bytes
 
 
 def _together(shapes: dict[str, _Entry]) -> _Entry:

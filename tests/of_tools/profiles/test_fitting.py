@@ -560,7 +560,7 @@ class TestProfiles:
                 json.loads((folder / f"{name}.json").read_text()) for folder in (tmp_path, fit_profiles.PROFILES)
             )
             tabulated = [name for name, entry in shipped["ops"].items() if "table" in entry.get("fit", {})]
-            assert len(tabulated) == {"a": 7, "b": 21, "g": 21, "l": 15}.get(name[0], 19)
+            assert len(tabulated) == {"a": 9, "b": 31, "g": 31, "l": 15}.get(name[0], 28)
             for operation in tabulated:
                 one, other = (content["ops"][operation]["coefficients"] for content in (fitted, shipped))
                 assert one == pytest.approx(other, rel=0.01)
