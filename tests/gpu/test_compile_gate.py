@@ -8,7 +8,7 @@ import gpu_cases
 
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
-from fragmeter.gpu.check import compile_gate
+from fragmeter.gpu.check import compile_gate, cpp_face
 from fragmeter.gpu.ops import prefill, source
 from fragmeter.sim.types.errors import KernelFault, MissingExtra
 
@@ -133,3 +133,26 @@ def test_without_the_headers_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compile_gate, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"^compiling kernels needs NVRTC: pip install -e '\.\[kernels\]'"):
         compile_gate.compiled(SOME, "sm_80")
+
+
+REPORT = """ptxas info    : Compiling entry function 'f' for 'sm_80'
+    0 bytes stack frame, {spilled} bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 88 registers, used 1 barriers
+"""
+
+
+@pytest.mark.parametrize("spilled", [0, 16])
+def test_the_c_face_must_not_spill_either(monkeypatch, capsys, spilled):
+    monkeypatch.setattr(cpp_face, "registers", lambda architecture: REPORT.format(spilled=spilled))
+    monkeypatch.setattr(cpp_face, "nvcc_release", lambda: "13.0")
+    assert compile_gate._face_is_compiled() == (spilled == 0)
+    assert capsys.readouterr().out == f"C++ face by nvcc 13.0, sm_80: 1 kernels, {spilled} bytes spilled\n"
+
+
+def test_without_nvcc_the_gate_says_that_the_c_face_is_not_compiled(monkeypatch, capsys):
+    def missing(architecture):
+        raise MissingExtra("the C++ face needs nvcc")
+
+    monkeypatch.setattr(cpp_face, "registers", missing)
+    assert compile_gate._face_is_compiled()
+    assert capsys.readouterr().out == "C++ face: not compiled; the C++ face needs nvcc\n"
