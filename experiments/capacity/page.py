@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...reports.data.answer import KeyNumber, counted, duration
+from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.page.table import Table
@@ -52,9 +53,13 @@ def write_plan(
     document: dict[str, Any],
     ranks: Sequence[tuple[Answer, Bill]],
     assumptions: Sequence[str],
+    what_if: WhatIf | None,
 ) -> Path:
     """Write the data, the tables (a row for each candidate, and for each step of a day), the summary and the page, and return
     the page's path.
+
+    Args:
+        what_if: The sliders of the page; None without a wanted rate, or a fleet that is enough for it.
 
     Raises:
         UserError: They cannot be written.
@@ -79,6 +84,7 @@ def write_plan(
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
             Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
+            *([] if what_if is None else [_sliders(what_if)]),
             *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
             Section("Price and speed", figures=drawn),
             *sections,
@@ -99,6 +105,17 @@ def write_plan(
     sections.append(Section("Basis of the plan", "\n\n".join(assumptions)))
     lead = "\n\n".join((document["recommendation"], _asked(document, ranks)))
     return write_page(out.path / PAGE, _question(document), lead, sections, numbers=_key_numbers(document, ranks))
+
+
+def _sliders(what_if: WhatIf) -> Section:
+    text = (
+        "The sliders choose among finished runs of one replica of the first candidates; nothing is simulated on this page. Replicas are"
+        " taken to be proportional to the request rate, and to change with lengths and objectives as the highest rate of a replica does."
+        " Only one length at a time differs from the plan. Shorter answers may cost more where a TPOT is tight: a prefill then delays a"
+        " larger share of their tokens. Plan again with the values of the sliders before you buy: a candidate that is not here may then"
+        " be cheaper."
+    )
+    return Section("What would it cost if", text, widgets=[what_if], key="what-if")
 
 
 def _question(document: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@
        other seeds   the rate that they take
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
     5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
+    what if      for the page: rates of the first candidates with other lengths and objectives (``what_if``)
     6. sensitivity   on request, of the recommendation to all inputs (``sensitivity``)
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
@@ -68,6 +69,7 @@ from .stages import carry_out, rate_of
 from .trials import MOST_REPLICAS, Results, Trial
 from .uncertainty import uncertainty
 from .unlisted import Contest
+from .what_if import Lengths, Rates
 
 
 class Service(NamedTuple):
@@ -601,6 +603,17 @@ class Planner:
         cluster = self._cluster(service_of(answer.candidate), answer.replicas)
         most = None if saturated is None else saturated * answer.replicas
         return Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
+
+    def changed(self, answers: Sequence[Answer], lengths: Sequence[Lengths]) -> list[Rates]:
+        """The rates of a replica of each answer with other lengths and objectives; none of a fleet divided into prefill and decode."""
+        jobs = {}
+        for place, answer in enumerate(answers):
+            service, near = service_of(answer.candidate), answer.rates.seed_rates[0]
+            for each in lengths if not service.is_divided else ():
+                jobs[place, each] = Job(service.settings, self._seeds[0], (*each, near if 0 < near < inf else 1.0))
+        found = self._run("what if", jobs)
+        known = {name: outcome.summary["rates"] for name, outcome in found.items() if outcome.summary is not None}
+        return [{each: known.get((place, each)) for each in lengths} for place in range(len(answers))]
 
     def over_day(self, answer: Answer, day: Day, startup_s: float, replica_hour: float) -> DayPlan:
         """The plan of a day for a candidate with a fleet for its busiest step.

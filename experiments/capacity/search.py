@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ...reports.explore.what_if import WhatIf
 from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
 from ...sim.spec import published_formats
@@ -59,6 +60,7 @@ from .text import (
 )
 from .uncertainty import uncertainty
 from .unlisted import RANKS, Contest, groups_of
+from .what_if import MOST_OFFERS, changed_lengths, what_if
 
 _RANKS, _STAGES = "tensor_parallel_size", "pipeline_parallel_size"
 #: What is tried with the most ranks where no number of ranks starts on any card.
@@ -385,12 +387,21 @@ class _SearchOutput:
             report.print_line(line)
         document = self._document(text, [*about, *verified], explained)
         if out is not None:
-            report.point_to("Plan", write_plan(out, document, self._ranks, assumptions))
+            report.point_to("Plan", write_plan(out, document, self._ranks, assumptions, self._what_if()))
             if self._aims.deploy is not None and self._ranks:
                 name, version = FILES[self._aims.deploy], self._ranks[0][0].candidate.started.line.version
                 out.write(name, manifest(self._aims.deploy, *self._ranks[0], loadable(self._model), version).encode())
                 report.point_to("Manifest", out.path / name)
         report.data(document)
+
+    def _what_if(self) -> WhatIf | None:
+        """Of the first fleets that are enough; None without a wanted rate, or without any."""
+        sure = [each for each in self._ranks if not each[0].is_burst and not each[0].is_unsure]
+        if self._wanted is None or not sure:
+            return None
+        ranks = sure[:MOST_OFFERS]
+        rates = self._planner.changed([answer for answer, _ in ranks], changed_lengths(self._load))
+        return what_if(ranks, rates, self._load, self._goal, self._wanted, self._aims.confidence, self._priced)
 
     def _measurements(self) -> list[str]:
         """What a benchmark says of the step times, or the measurement that would narrow the answer most."""

@@ -24,6 +24,7 @@ from .max_rate import follow, go_ahead, limits
 from .sensitivity import changed_rate
 from .split import best_share
 from .steady import Steady
+from .what_if import changed_rates
 
 
 def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
@@ -86,6 +87,7 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "detail": detail,
     "sensitivity": _sensitivity,
     "day": served_day,
+    "what if": changed_rates,
     "full load": full_load,
 }
 

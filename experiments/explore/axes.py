@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf, lcm, log10, prod
+from math import inf, lcm, log10
 
-from ...reports.explore.explorer import Axis
+from ...reports.explore.axis import Axis, num_states
 from ...sim import Settings, simulate, summary
 from ...sim.config.unread import only_read
 from ...sim.engine.replica import build
@@ -80,8 +80,7 @@ class Grid:
     @property
     def num_states(self) -> int:
         """Positions of the sliders."""
-        varied = sum(len(axis.values) - 1 for axis in self.axes if not axis.is_crossed)
-        return prod(len(axis.values) for axis in self.axes if axis.is_crossed) * (1 + varied)
+        return num_states(self.axes)
 
     def states(self) -> Iterator[dict[str, str]]:
         """The value of each axis at each state, in the order in which the page numbers them."""

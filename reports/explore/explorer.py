@@ -24,6 +24,7 @@ from ...sim.policy.registry import policy
 from ..blockmap.palette import KIND_LABELS, KINDS, palette, plain_palette
 from ..page.page import Section, write_page
 from ..style.packing import packed
+from .axis import Axis, axes_data
 from .moments import MOST_MOMENTS, WHOLE, Moments
 from .questions import questions
 
@@ -59,28 +60,6 @@ _POLICIES = {
         "A request takes a block when its last is full. Blocks of finished ones serve as a prefix cache.",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A slider.
-
-    Attributes:
-        name: Its setting.
-        label, unit, about: In words.
-        values: As a command line has them, in the order of the slider.
-        start: Index of the first value that is shown.
-        is_crossed: Whether every combination with the other crossed axes was run; else the other axes that are not
-            crossed are at their start wherever it is not.
-    """
-
-    name: str
-    label: str
-    unit: str
-    about: str
-    values: tuple[str, ...]
-    start: int
-    is_crossed: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,13 +139,7 @@ class Explorer:
         """All runs, for the script."""
         lines = "\n".join(line for run in self.runs for line in (run.command, run.python))
         return {
-            "axes": [
-                {
-                    "name": axis.name, "label": axis.label, "unit": axis.unit, "values": axis.values, "start": axis.start,
-                    "crossed": axis.is_crossed,
-                }
-                for axis in self.axes
-            ],
+            "axes": axes_data(self.axes),
             "titles": [title for title, _ in self.policies],
             "questions": self.questions,
             "states": packed(np.array(self.states)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .explorer import Axis
+    from .axis import Axis
 
 
 def questions(axes: Sequence[Axis], policies: Sequence[str], max_model_len: int) -> list[dict[str, Any]]:
