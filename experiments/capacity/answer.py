@@ -139,7 +139,8 @@ class Bill:
     """Cost of a candidate, in the currency of the prices, which is GPU-hours where a GPU has no price.
 
     Attributes:
-        replicas, gpus: Number needed for the wanted rate; without one a single replica, or the engines that share its experts.
+        replicas, gpus: Number needed for the wanted rate, with the spare ones; without one a single replica, or the engines that share its
+            experts.
         fewest_replicas: Replicas that may be enough, as far as the seeds say; ``replicas`` if their runs are bursts, which say
             nothing of fewer replicas under a load that lasts.
         per_hour, fewest_per_hour: Price of all GPUs for an hour.
@@ -147,6 +148,7 @@ class Bill:
             tokens, by output tokens, and by both together.
         full_per_million: Price of a million prompt and output tokens with every replica at its full rate; None if every
             rate meets the goal.
+        spare_gpus: Of ``gpus`` those of spare replicas.
     """
 
     replicas: int
@@ -156,12 +158,14 @@ class Bill:
     fewest_per_hour: float
     per_million: dict[str, float]
     full_per_million: float | None
+    spare_gpus: int = 0
 
 
-def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bill:
-    """Cost of serving the wanted rate, in requests/s."""
-    launch, replicas = answer.candidate.started.launch, answer.replicas
-    fewest = replicas if answer.fleet is None or answer.is_burst else answer.fleet.fewest
+def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None, spare: int = 0) -> Bill:
+    """Cost of serving the wanted rate, in requests/s, with ``spare`` replicas beside those that are enough."""
+    launch, beside = answer.candidate.started.launch, spare * answer.candidate.engines
+    replicas = answer.replicas + beside
+    fewest = replicas if answer.fleet is None or answer.is_burst else answer.fleet.fewest + beside
     replica_hour = launch.num_gpus * prices.of(launch.gpu.name)
     prompt, output = load.mean_tokens
     served = HOUR_S / MILLION * (answer.rate * replicas if wanted is None else wanted)
@@ -169,9 +173,9 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None) -> Bi
     per_million = {name: replicas * replica_hour / (served * mean) for name, mean in tokens.items()}
     full = None
     if answer.fleet_rate < inf:
-        full = replicas * replica_hour / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
+        full = answer.replicas * replica_hour / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
     gpus, per_hour, lowest = replicas * launch.num_gpus, replicas * replica_hour, fewest * replica_hour
-    return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full)
+    return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full, beside * launch.num_gpus)
 
 
 def without_price(answer: Answer, prices: Prices) -> Answer:
@@ -181,7 +185,9 @@ def without_price(answer: Answer, prices: Prices) -> Answer:
     return replace(answer, influences=tuple(each for each in answer.influences if each.name != PRICE))
 
 
-def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None) -> list[tuple[Answer, Bill]]:
+def ranked(
+    answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None, spare: int = 0
+) -> list[tuple[Answer, Bill]]:
     """Candidates with a rate and a price, with their bills, the recommended one first.
 
     With a wanted rate those of which only bursts are known come last: a load that lasts may need more of them; before them those of
@@ -189,7 +195,7 @@ def ranked(answers: Sequence[Answer], load: Load, prices: Prices, wanted: float 
     come by their price, though it is a lower bound for those: else a candidate would win because fewer requests fill it.
     """
     able = [answer for answer in answers if answer.rate and not (wanted is None and answer.every_rate_meets)]
-    billed = [(answer, bill(answer, load, prices, wanted)) for answer in able]
+    billed = [(answer, bill(answer, load, prices, wanted, spare)) for answer in able]
     if wanted is None:
         return sorted(billed, key=lambda each: (each[1].full_per_million, each[1].gpus))
     # The price of a token falls as the rate rises. For the same money no answer of the model is changed.

@@ -148,6 +148,8 @@ def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill
     (answer, bill), currency, limits = ranks[0], document["currency"], document["goal"]["goodput"]
     launch, at = answer.candidate.started.launch, answer.at_rate
     replicas = f"{counted(bill.replicas, 'replica')} of {_ranks_text(answer)}"
+    if bill.spare_gpus:
+        replicas += f", {bill.spare_gpus:,} GPUs spare" if bill.spare_gpus > 1 else ", 1 GPU spare"
     numbers = [KeyNumber("GPUs", f"{range_text(answer, bill)} x {launch.gpu.name}", replicas)]
     if currency != GPU_HOURS:
         tokens = f"{tokens_text(answer, bill)} {currency} a million tokens"

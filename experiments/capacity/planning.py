@@ -115,6 +115,7 @@ class Planner:
         store: Stores finished jobs; None stores nothing.
         wanted: The wanted rate, requests/s.
         confidence: Probability with which a fleet is to be enough (``chance``).
+        spare: Replicas that are bought beside those that are enough; they serve no run.
     """
 
     def __init__(
@@ -126,9 +127,10 @@ class Planner:
         store: Store | None,
         wanted: float | None = None,
         confidence: float = 0.9,
+        spare: int = 0,
     ) -> None:
         self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
-        self.wanted, self._confidence = wanted, confidence
+        self.wanted, self._confidence, self.spare = wanted, confidence, spare
         #: Searches of what is not listed, as far as they are.
         self.contests: list[Contest] = []
         #: Of members of a contest, as far as they are known.

@@ -105,6 +105,7 @@ class Aims:
             candidate, else the roofline.
         startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
             assumption.
+        spare: Replicas that may fail while the others are still enough: as many are bought beside those that are.
         measured: Result of vllm bench serve for one replica of the only candidate: steps take as long as it says.
         deploy: Write the manifest of the recommended fleet into --out: compose.yaml for Docker Compose, or kubernetes.yaml.
         server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
@@ -117,6 +118,7 @@ class Aims:
     seeds: Seeds | None = None
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
+    spare: Annotated[int, Field(ge=0, le=1000)] = 0
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
     sensitivity: Annotated[bool, Parameter(negative="")] = False
@@ -208,6 +210,9 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         if wanted is None and name in request.choices.axes():
             remedy = "is of a fleet, for a wanted rate; give --request-rate"
             raise SettingError(name, getattr(request.choices, name), remedy)
+    if aims.spare and (wanted is None or day is not None or request.choices.prefill_replicas is not None):
+        remedy = "is of a fleet of equal replicas of one size; give --request-rate, without --rate-curve and --prefill-replicas"
+        raise SettingError("spare", aims.spare, remedy)
     count = aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS)
     aims = replace(aims, seeds=count)
     planner = Planner(
@@ -218,6 +223,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         None if out is None else Store(out),
         wanted,
         aims.confidence,
+        aims.spare,
     )
     say = _Progress(priced.currency, wanted)
     try:
@@ -228,7 +234,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         raise
     if aims.verify_seeds:
         answers = planner.verified(answers, aims.verify_seeds)
-    if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted)):
+    if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted, aims.spare)):
         best = ranks[0][0]
         answers = [without_price(planner.influenced(each), priced) if each is best else each for each in answers]
     plan_of_day = None
@@ -348,7 +354,7 @@ class _SearchOutput:
         self._model = model
         self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
         self._answers, self._day, self._planner = answers, day, planner
-        self._ranks = ranked(answers, load, priced, wanted)
+        self._ranks = ranked(answers, load, priced, wanted, aims.spare)
         priced_answers = [answer for answer, _ in self._ranks]
         # Candidates that can serve come first.
         self._others = sorted(

@@ -184,10 +184,9 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     results = f", in the median {found.headline()}" if found.headline() else ""
     is_measured = not_none(answer.candidate.settings).step_scale is not None
     parts.append(f"step times from {'a benchmark (--measured)' if is_measured else _basis_text(found)}{results}")
+    spare = f", {bill.spare_gpus:,} of them spare" if bill.spare_gpus else ""
     other_sizes = _other_sizes_text(answer, bill)
-    return (
-        f"Buy {at_least}{bill.gpus:,} x {launch.gpu.name}{need}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
-    )
+    return f"Buy {at_least}{bill.gpus:,} x {launch.gpu.name}{need}{spare}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
 
 
 def _with_text(answer: Answer) -> str:
@@ -200,6 +199,8 @@ def _with_text(answer: Answer) -> str:
     ]
     if answer.candidate.checkpoint is not None:
         formats.append(f"the checkpoint {answer.candidate.checkpoint}")
+    if answer.candidate.num_lossy:
+        formats[-1] += " (which may change what the model answers)"
     drafts = ["drafts (--speculative-config)"] * (given.get("speculative_config") is not None)
     router = answer.candidate.router
     routed = [f"--router {router}"] * (answer.replicas > 1 and router != Cluster.router)
@@ -213,7 +214,8 @@ def _other_sizes_text(answer: Answer, bill: Bill) -> str:
     fleet = answer.fleet
     if fleet is not None and (chance := fleet.chance) is not None:
         less = [each for each in fleet.chances if each.replicas < chance.replicas][-1:]
-        notes = [f"enough with {percent_text(chance.chance)}"]
+        are = f"{bill.gpus - bill.spare_gpus:,} are " if bill.spare_gpus else ""
+        notes = [f"{are}enough with {percent_text(chance.chance)}"]
         notes += [f"{each.replicas * bill.gpus // bill.replicas:,} with {percent_text(each.chance)}" for each in less]
         notes += ["more are no more likely"] * fleet.is_unsure
         return f" ({'; '.join(notes)})"

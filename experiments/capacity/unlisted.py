@@ -123,7 +123,7 @@ class Contest:
         name = self.members[service].name
         if bound == inf:
             return Closed(name, None)
-        replicas = None if self.planner.wanted is None else round(bound / self._hour(service))
+        replicas = None if self.planner.wanted is None else round(bound / self._hour(service)) - self._spare(service)
         return Closed(name, bound, replicas)
 
     def _bound(self, found: Mapping[Service, tuple[float, int | None]]) -> None:
@@ -177,10 +177,10 @@ class Contest:
         if self.planner.wanted is None or lowest == inf:
             return False
         hour, engines = self._hour(service), self.members[service].engines
-        size = (ceil(lowest / hour / engines * (1 - _ROUNDING)) - 1) * engines
+        size = (ceil(lowest / hour / engines * (1 - _ROUNDING)) - 1) * engines - self._spare(service)
         if not self.planner.is_too_few(service, size):
             return False
-        self.bounds[service] = (size + engines) * hour
+        self.bounds[service] = self._cost(service, inf, size + engines)
         self.estimates[service] = max(self.estimates[service], self.bounds[service])
         return True
 
@@ -198,8 +198,11 @@ class Contest:
     def _cost(self, service: Service, rate: float, replicas: int | None) -> float:
         hour = self._hour(service)
         if replicas is not None:
-            return replicas * hour if rate else inf
+            return (replicas + self._spare(service)) * hour if rate else inf
         return hour / rate if rate else inf
+
+    def _spare(self, service: Service) -> int:
+        return self.planner.spare * self.members[service].engines
 
     def _hour(self, service: Service) -> float:
         launch = self.members[service].started.launch

@@ -107,11 +107,12 @@ def what_if(
     """
     states = [*product(RATES, range(len(OBJECTIVES)), changed_lengths(load))]
     offers = []
-    for (answer, _), known in zip(ranks, rates, strict=True):
-        margin = _margin(answer, wanted, confidence)
-        replicas = [
+    for (answer, bill), known in zip(ranks, rates, strict=True):
+        margin, spare = _margin(answer, wanted, confidence), bill.replicas - answer.replicas
+        serving = [
             _replicas(answer, margin, factor, _relative(known, lengths, place)) for factor, place, lengths in states
         ]
+        replicas = [each + spare if each > 0 else each for each in serving]
         launch = answer.candidate.started.launch
         hour = launch.num_gpus * prices.of(launch.gpu.name)
         offers.append(Offer(answer.candidate.name, launch.gpu.name, launch.num_gpus, hour, replicas))

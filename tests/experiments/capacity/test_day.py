@@ -255,6 +255,8 @@ def test_replicas_start_within_two_minutes_unless_a_user_says_otherwise(tmp_path
         (["--startup-seconds", "60", "--request-rate", "5"], "startup_seconds = 60.0: is of fleets that change"),
         (["--rate-curve", "day.csv", "--prefill-replicas", "1"], "cannot be combined with --rate-curve"),
         (["--rate-curve", "day.csv", "--request-rate", "5"], "excludes"),
+        (["--rate-curve", "day.csv", "--spare", "1"], "spare = 1: is of a fleet of equal replicas of one size"),
+        (["--spare", "1"], "spare = 1: is of a fleet of equal replicas of one size"),
         (["--rate-curve", "none.csv"], "none.csv"),
     ],
 )

@@ -294,6 +294,19 @@ class TestFirstLine:
         found = headline(answer, bill(answer, FixedLoad, PRICES, 25.0), 25.0, "EUR")
         assert found.startswith(f"Buy 6 x a100-80gb for 25 requests/s{text}: ")
 
+    def test_spare_replicas_are_bought_beside_those_that_are_enough(self):
+        answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
+        chances = tuple(Chance(size, each, (), (), ()) for size, each in ((2, 0.71), (3, 0.97)))
+        answer = replace(answer, fleet=replace(not_none(answer.fleet), chances=chances))
+        ((_, found),) = ranked([answer], FixedLoad, PRICES, 25.0, 1)
+        assert (found.replicas, found.gpus, found.fewest_replicas, found.spare_gpus) == (4, 8, 3, 2)
+        assert (found.per_hour, found.fewest_per_hour) == (16.0, 12.0)
+        own = bill(answer, FixedLoad, PRICES, 25.0)
+        assert found.per_million["total"] == pytest.approx(own.per_million["total"] * 4 / 3)
+        assert found.full_per_million == own.full_per_million
+        start = "Buy 8 x a100-80gb for 25 requests/s, 2 of them spare (6 are enough with 97%; 4 with 71%): 12.00 to 16.00 EUR/h"
+        assert headline(answer, found, 25.0, "EUR").startswith(start)
+
     def test_a_lower_bound_names_no_fewer_gpus(self):
         """By bursts two replicas may be enough, which says nothing of a load that lasts."""
         answer = replace(answer_of("a100-80gb", 10.0, "2", 25.0), detail=TestNeighbour.AT)
@@ -328,8 +341,8 @@ class TestWhatThePurchaseDependsOn:
 
     def test_it_is_in_the_first_line(self):
         assert self.first(self.answer(self.AXES, 1)).startswith(
-            "Buy 3 x h200 for 25 requests/s, with --quantization fp8, --kv-cache-dtype fp8, --router kv-aware, 1 replica for prefill,"
-            " 2 for decode (2 may be enough): "
+            "Buy 3 x h200 for 25 requests/s, with --quantization fp8, --kv-cache-dtype fp8 (which may change what the model answers),"
+            " --router kv-aware, 1 replica for prefill, 2 for decode (2 may be enough): "
         )
         assert self.first(self.answer({}, None)).startswith("Buy 3 x h200 for 25 requests/s (2 may be enough): ")
 

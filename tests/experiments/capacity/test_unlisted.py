@@ -22,8 +22,8 @@ ROUGH = 0.9
 class MadeUp:
     """A planner of replicas that take made-up rates: with one draw, saturated, and in the whole test."""
 
-    def __init__(self, rates: Mapping[str, tuple[float, float, float]], wanted: float | None) -> None:
-        self.rates, self.wanted, self.bursts = rates, wanted, False
+    def __init__(self, rates: Mapping[str, tuple[float, float, float]], wanted: float | None, spare: int = 0) -> None:
+        self.rates, self.wanted, self.spare, self.bursts = rates, wanted, spare, False
         self.answered_names: list[str] = []
         self.limited_names: list[str] = []
         self.drawn_names: list[str] = []
@@ -74,15 +74,16 @@ CARD = st.tuples(st.floats(0.5, 40), SHARES, SHARES, st.sampled_from([1, 2, 4, 8
 
 
 @pytest.mark.slow
-@given(st.lists(CARD, min_size=2, max_size=9), st.sampled_from([WANTED, None]))
-def test_the_winner_is_that_of_the_whole_search(cards, wanted):
+@given(st.lists(CARD, min_size=2, max_size=9), st.sampled_from([(WANTED, 0), (WANTED, 1), (WANTED, 3), (None, 0)]))
+def test_the_winner_is_that_of_the_whole_search(cards, asked):
+    wanted, spare = asked
     names = [f"card{place}" for place in range(len(cards))]
     rates = {
         name: (most * first, most, most * whole) for name, (most, first, whole, *_) in zip(names, cards, strict=True)
     }
     members = {name: candidate(name, card[3]) for name, card in zip(names, cards, strict=True)}
     prices = Prices("here", "USD", {name: card[4] for name, card in zip(names, cards, strict=True)}, {})
-    planner = MadeUp(rates, wanted)
+    planner = MadeUp(rates, wanted, spare)
     contest = Contest(planner, members, prices, lambda *_: None)  # type: ignore[arg-type]
     contest.search()
     # The whole search: every candidate answered.
@@ -106,6 +107,18 @@ def test_one_answer_closes_the_others_by_their_bounds():
     contest.search()
     assert planner.answered_names == ["small"] and said == [("small", 3.0, False), ("small", 3.0, True)]
     assert [each.text("USD/h") for each in contest.closed] == ["large: at least 4.00 USD/h, 1 replicas; not cheaper"]
+
+
+def test_spare_replicas_are_part_of_the_cost():
+    """Two replicas of 2.5 become 5.0 with a spare one, and three of 1.0 become 4.0."""
+    rates = {"small": (9.0, 10.0, 9.0), "pair": (25.0, 30.0, 25.0)}
+    members = {name: candidate(name, 1) for name in rates}
+    prices = Prices("here", "USD", {"small": 1.0, "pair": 2.5}, {})
+    for spare, winner in ((0, ("pair", 2.5, True)), (1, ("small", 4.0, True))):
+        contest = Contest(MadeUp(rates, WANTED, spare), members, prices, lambda *_: None)  # type: ignore[arg-type]
+        contest.search()
+        assert contest.best() == winner
+    assert [each.text("USD/h") for each in contest.closed] == ["pair: at least 5.00 USD/h, 1 replicas; not cheaper"]
 
 
 def test_only_members_that_may_be_the_cheapest_are_drawn_and_the_first_answer_is_the_lowest_draw():
