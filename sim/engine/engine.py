@@ -215,8 +215,10 @@ class Engine:
         until, waiting = self.source.next_ticks, len(self.state.waiting)
         if until < NEVER and self._transfers is not None and self._transfers.loaded:
             # They hold blocks, so the ledger has a row.
+            self.state.rests += 1
             return until - now, (now, 0, until - now, 0, 0, 0, 0, 0, waiting)
         if until < NEVER and (not waiting or self._transfers is not None):
+            self.state.rests += 1
             return until - now, None
         return None
 

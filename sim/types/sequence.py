@@ -59,11 +59,12 @@ class Sequence:
         finish_step: Decode step that generates its last token.
         grant: Slots reserved for it, in memories with reservations.
         group: The sequences of its request that share the prompt; None for a single sequence.
+        ignores_eos: Whether its request asks for all of ``max_tokens``.
         urgency: Its request's priority, lower first, and its place in the order of arrival; only where requests have a priority.
     """
 
     __slots__ = (
-        "computed_tokens", "finish_step", "generated_tokens", "grant", "group", "index", "kind", "lag",
+        "computed_tokens", "finish_step", "generated_tokens", "grant", "group", "ignores_eos", "index", "kind", "lag",
         "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_step", "start_tokens", "urgency",
     )  # fmt: skip
     # Set at the start of a sequence, by the memory, and by the source.
@@ -79,6 +80,7 @@ class Sequence:
         self.max_tokens = max_tokens
         self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
         self.start_step = NOT_DECODING
+        self.ignores_eos = False
         self.kind = FRESH
         self.group: Group | None = None
 

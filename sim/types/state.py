@@ -34,13 +34,14 @@ class State:
         swapped: Sequences in host memory, in the order of their return.
         batch_size: Sequences that a step computes. In static batching, ended sequences count until the batch ends.
         lag_sum: Sum of the lags of these sequences; in a static batch with every prompt padded.
+        rests: How often there was nothing to do until the next request.
         speculates: Whether steps verify drafts, so that a decision does not know how many tokens the step before it generates.
         forking: Groups with siblings that start in the next decoding step; empty without groups.
     """
 
     __slots__ = (
         "_preempted_first", "batch_size", "calendar", "decode_step", "finished", "in_vain", "lag_sum", "prefilling",
-        "running", "speculates", "stalled", "swapped", "waiting",
+        "rests", "running", "speculates", "stalled", "swapped", "waiting",
     )  # fmt: skip
     forking: Iterable[Group] = ()
     #: Whether requests may have several sequences.
@@ -49,6 +50,7 @@ class State:
     def __init__(self, preempted_first: bool = False) -> None:
         self._preempted_first = preempted_first
         self.decode_step = self.batch_size = self.lag_sum = 0
+        self.rests = 0
         self.speculates = False
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()

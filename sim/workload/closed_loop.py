@@ -43,6 +43,7 @@ class Maker:
         limits = max_model_len - workload.prompt_tokens if workload.max_tokens is None else workload.max_tokens
         self._lengths = [column.tolist() for column in (workload.prompt_tokens, workload.output_tokens, limits)]
         self._priorities = None if workload.priority is None else workload.priority.tolist()
+        self._ignores_eos = None if workload.ignore_eos is None else workload.ignore_eos.tolist()
         self._counts, self._first = workload.num_sequences.tolist(), workload.first_sequences.tolist()
         self._grouping = grouping
         # After a single token a group is done before its siblings begin.
@@ -56,6 +57,8 @@ class Maker:
         made = tuple(Sequence(first + place, *lengths) for place in range(self._counts[request]))
         for place, sequence in enumerate(made, order):
             sequence.order = place
+            if self._ignores_eos is not None:
+                sequence.ignores_eos = bool(self._ignores_eos[request])
             if self._priorities is not None:
                 sequence.urgency = self._priorities[request], place
         return made

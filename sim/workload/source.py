@@ -75,6 +75,8 @@ class OpenLoop:
         sequences: Iterable[Sequence] = map(Sequence, *(column.tolist() for column in columns))
         if work.priority is not None:
             sequences = map(_with_priority, sequences, work.priority[rows].tolist())
+        if work.ignore_eos is not None:
+            sequences = map(_ignoring_eos, sequences, work.ignore_eos[rows].tolist())
         return zip(arrivals, sequences, strict=True)
 
     @property
@@ -92,6 +94,11 @@ class OpenLoop:
             waiting.append(self._next)
             ticks, self._next = next(self._coming, none)
         self.next_ticks = ticks
+
+
+def _ignoring_eos(sequence: Sequence, ignores: int) -> Sequence:
+    sequence.ignores_eos = bool(ignores)
+    return sequence
 
 
 def _with_priority(sequence: Sequence, priority: int) -> Sequence:

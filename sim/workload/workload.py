@@ -28,6 +28,8 @@ class Workload:
         dialogue: The parents of prompts that begin with another request's tokens; None without parents.
         n: int64 [n] or None: sequences of each request, all with its output length; None is one each.
         priority: int64 [n] or None: priority of each request, lower first; None if requests have none.
+        ignore_eos: int64 [n] or None: 1 for a request that asks for all of its ``max_tokens`` (``ignore_eos`` of vLLM and SGLang),
+            0 for one that may end earlier; None if none asks for all.
         users: Users of a closed loop; None if arrivals are independent. In the workload of a finished run
             ``arrival_ticks`` are the send times, which need not ascend with sessions.
     """
@@ -42,6 +44,7 @@ class Workload:
     n: np.ndarray | None = None
     users: Users | None = None
     priority: np.ndarray | None = None
+    ignore_eos: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -51,7 +54,7 @@ class Workload:
             if len(column) != len(self.arrival_ticks):
                 remedy = f"must have a value for each of {len(self.arrival_ticks)} requests"
                 raise SettingError(field, len(column), remedy)
-            least = 0 if field == "arrival_ticks" else 1
+            least = 0 if field in ("arrival_ticks", "ignore_eos") else 1
             if len(column) and field != "priority" and column.min() < least:
                 raise SettingError(field, int(column.min()), f"must be at least {least}")
         in_turn = self.users is not None and self.users.session_id is not None
@@ -59,12 +62,27 @@ class Workload:
             raise SettingError("arrival_ticks", "unsorted", "sort the requests by arrival")
         if self.max_tokens is not None and (self.max_tokens < self.output_tokens).any():
             raise SettingError("max_tokens", "too small", "must be at least the true output of every request")
+        if self.ignore_eos is not None:
+            self._check_ignored(self.ignore_eos)
         if self.content is not None:
             self._check(self.content)
         if self.dialogue is not None:
             self._check_dialogue(self.dialogue)
         if self.users is not None:
             self._check_users(self.users)
+
+    def _check_ignored(self, ignore_eos: np.ndarray) -> None:
+        if (ignore_eos > 1).any():
+            raise SettingError("ignore_eos", int(ignore_eos.max()), "must be 0 or 1")
+        if (
+            self.max_tokens is not None
+            and (broken := (ignore_eos == 1) & (self.max_tokens != self.output_tokens)).any()
+        ):
+            first = int(broken.argmax())
+            remedy = (
+                f"request {first} generates {self.output_tokens[first]} of {self.max_tokens[first]} tokens; must be 0"
+            )
+            raise SettingError("ignore_eos", 1, remedy)
 
     def _check_users(self, users: Users) -> None:
         users.check(len(self))
@@ -92,7 +110,7 @@ class Workload:
 
     def columns(self) -> list[str]:
         """Names of the columns that are present."""
-        optional = ("max_tokens", "n", "priority")
+        optional = ("max_tokens", "n", "priority", "ignore_eos")
         present = [name for name in optional if getattr(self, name) is not None]
         return ["arrival_ticks", "prompt_tokens", "output_tokens", *present]
 

@@ -51,9 +51,9 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         return sum(not locks for locks in self.trie.locks.values())
 
     def make_free(self, slots: int) -> None:
-        """Where fewer are free, so many are evicted."""
+        """Where fewer are free, what lacks is evicted."""
         if self.free < slots:
-            self.free += self.trie.evict(slots)
+            self.free += self.trie.evict(slots - self.free)
 
     def take(self, slots: int) -> None:
         self.make_free(slots)
@@ -95,6 +95,8 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     def insert(self, sequence: Sequence) -> None:
         """What it computed joins the tree, which frees what is there already, and its lock is taken off."""
         known = self.trie.insert(self.string(sequence, self.tokens[sequence]))
+        if self.tokens[sequence] > sequence.prompt_tokens:
+            self.trie.shared(self.string(sequence, sequence.prompt_tokens))
         locked = self.locked.pop(sequence)
         self.free += known - len(locked)
         self.trie.lock(locked, -1)

@@ -50,6 +50,9 @@ class System:
         """Give back the memory of a sequence that finished."""
         raise NotImplementedError
 
+    def rest(self) -> None:
+        """There is nothing to do until the next request arrives."""
+
     def free_chunks(self) -> tuple[tuple[int, int], ...] | None:
         """Free chunks by address; None where the policy has no positions."""
         return None
@@ -130,7 +133,8 @@ def run(system: System, requests: list[Request], cost: Callable, swap_out: Calla
     steps: list[Step] = []
     now_ticks = 0
     while coming or system.has_work():
-        if not system.has_work():
+        if not system.has_work() and now_ticks < coming[0].request.arrival_ticks:
+            system.rest()
             now_ticks = max(now_ticks, coming[0].request.arrival_ticks)
         _arrive(system, coming, now_ticks)
         if not system.has_work():

@@ -5,17 +5,18 @@ A token's slot is named by the tables of running sequences, by the trie, or not 
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import floor
-
 from .decode_step import System, Work
 from .iteration import known, pairs
 from .model import Limits, Pool, Sequence, allowed_output_tokens
 from .slots import CACHED, FREE, LIVE, SlotMap
 from .trie import String, Trie
 
-FIRST_RATIO, LEAST_RATIO, DECAY = Fraction(7, 10), Fraction(98, 1000), Fraction(602, 600_000)
+FIRST_RATIO = 0.7
+LEAST_RATIO = FIRST_RATIO * 0.14
+DECAY = (FIRST_RATIO - LEAST_RATIO) / 600
 INPUT_TOKENS, LONGEST_OUTPUT, TOKENS_AFTER_RETRACTION, MOST_SORTED, ALIKE = 16_384, 4096, 20, 128, 32
+#: Passes over a queue that is not sorted between two that touch its prefixes.
+REFRESH = 32
 
 
 class SgLang(System):
@@ -35,7 +36,8 @@ class SgLang(System):
         self.chunked: Sequence | None = None
         self.prefills: list[tuple[Sequence, int]] = []
         self.ratio = FIRST_RATIO
-        self.is_full = self.has_finished = False
+        self.is_full = False
+        self.unsorted = 0
         self.queried = self.hit = 0
         self.first_hits: dict[int, int] = {}
 
@@ -71,66 +73,81 @@ class SgLang(System):
 
     def make_free(self, slots: int) -> None:
         if len(self.free) < slots:
-            self.free += self.trie.evict(slots)
+            self.free += self.trie.evict(slots - len(self.free))
 
     def take(self, slots: int) -> list[int]:
         return [self.free.pop() for _ in range(slots)]
 
+    def rest(self) -> None:
+        self.ratio = FIRST_RATIO
+
     def schedule(self) -> Work:
-        if not self.running and not self.chunked:
-            self.is_full = self.has_finished = False
-            self.ratio = FIRST_RATIO
         self.prefills = []
+        if not self.running:
+            self.is_full = False
+        if not self.chunked and len(self.running) >= self.max_num_seqs:
+            self.is_full = True
         if self.chunked or (self.waiting and not self.is_full):
             self.sort_queue()
             self.fill()
         return self.prefill() if self.prefills else self.decode()
 
     def sort_queue(self) -> None:
-        if self.limits.schedule_policy == "lpm" and len(self.waiting) <= MOST_SORTED:
-            found, ahead = {}, []
-            for sequence in self.waiting:
-                string = self.string(sequence, known(sequence))
-                found[sequence] = self.trie.find(string)
-                if found[sequence] <= ALIKE:
-                    if any(len(other) >= ALIKE and other[:ALIKE] == string[:ALIKE] for other in ahead):
-                        found[sequence] = -1
-                    else:
-                        ahead.append(string)
-            self.waiting.sort(key=lambda s: found[s], reverse=True)
+        if self.limits.schedule_policy == "fcfs" or len(self.waiting) > MOST_SORTED:
+            if self.waiting:
+                if self.unsorted % REFRESH == 0:
+                    for sequence in self.waiting[:MOST_SORTED][::-1]:
+                        self.trie.find(self.string(sequence, known(sequence)))
+                self.unsorted += 1
+            return
+        found, ahead = {}, []
+        for sequence in self.waiting:
+            string = self.string(sequence, known(sequence))
+            matched = self.trie.find(string)
+            found[sequence] = min(matched, known(sequence) - 1)
+            if matched <= ALIKE:
+                if any(len(other) >= ALIKE and other[:ALIKE] == string[:ALIKE] for other in ahead):
+                    found[sequence] = -1
+                else:
+                    ahead.append(string)
+        self.waiting.sort(key=lambda s: found[s], reverse=True)
 
     def fill(self) -> None:
-        """Choose the sequences that prefill in this step."""
-        reserved = sum(min(self.allowed(s) - s.generated, LONGEST_OUTPUT) for s in self.running) * self.ratio
-        chunk, inputs = self.limits.max_num_batched_tokens, INPUT_TOKENS
-        if self.chunked:
-            sequence, self.chunked = self.chunked, None
-            tokens = min(known(sequence) - len(self.tables[sequence]), chunk)
+        """Choose the sequences that prefill in this step; each takes a page more than its tokens."""
+        reserved = 0.0
+        for sequence in self.running:
+            reserved += min(self.allowed(sequence) - sequence.generated, LONGEST_OUTPUT) * self.ratio
+        chunk, inputs, at_once, is_full = self.limits.max_num_batched_tokens, INPUT_TOKENS, 0, False
+
+        def join(sequence: Sequence, tokens: int, is_whole: bool) -> None:
+            nonlocal chunk, inputs, at_once, reserved
+            self.prefills.append((sequence, tokens))
             chunk -= tokens
             inputs -= tokens
-            reserved += tokens
-            self.prefills.append((sequence, tokens))
-            if len(self.tables[sequence]) + tokens < known(sequence):
-                self.chunked = sequence
-            else:
-                reserved += min(self.allowed(sequence), LONGEST_OUTPUT)
+            at_once += tokens + 1
+            reserved += tokens + 1 + (min(self.allowed(sequence), LONGEST_OUTPUT) if is_whole else 0)
+            self.chunked = None if is_whole else sequence
+
+        if self.chunked:
+            sequence = self.chunked
+            left = min(chunk, int(self.room() - reserved))
+            lacking = known(sequence) - len(self.tables[sequence])
+            tokens = min(lacking, left if left > 0 else chunk)
+            join(sequence, tokens, tokens == lacking)
         for sequence in list(self.waiting):
+            has_room = self.room() > reserved and self.room() > at_once
+            if has_room and (chunk <= 0 or inputs <= 0):
+                break
             if len(self.running) + len(self.prefills) >= self.max_num_seqs:
-                self.is_full = True
+                is_full = True
                 break
             found = self.string(sequence, self.trie.find(self.string(sequence, known(sequence) - 1)))
             own = known(sequence) - len(found)
-            total_tokens = own + min(self.allowed(sequence) - sequence.generated, LONGEST_OUTPUT)
-            if total_tokens >= self.room() - reserved:
-                self.is_full = True
-                break
-            if self.prefills and own >= inputs:
-                break
             self.lock(sequence, found)
-            if total_tokens >= self.room() - reserved:
-                self.is_full = True
-            if self.is_full or not chunk:
+            to_come = min(max(0, self.allowed(sequence) - sequence.generated), LONGEST_OUTPUT)
+            if own + to_come + 1 >= self.room() - reserved:
                 self.unlock(sequence)
+                is_full = True
                 break
             self.waiting.remove(sequence)
             self.tables[sequence] = [self.trie.slots[found[:end]] for end in range(1, len(found) + 1)]
@@ -138,19 +155,12 @@ class SgLang(System):
             self.hit += len(found)
             self.first_hits.setdefault(sequence.index, len(found))
             tokens = min(own, chunk)
-            self.prefills.append((sequence, tokens))
-            chunk -= tokens
-            inputs -= tokens
-            reserved += tokens
-            if tokens < own:
-                self.chunked = sequence
-            else:
-                reserved += min(self.allowed(sequence), LONGEST_OUTPUT)
-            total = sum(tokens for _, tokens in self.prefills)
-            if reserved >= self.room() or total >= self.room():
-                self.is_full = True
-            if self.is_full or chunk == 0 or inputs <= 0:
+            join(sequence, tokens, tokens == own)
+            if reserved >= self.room() or at_once >= self.room():
+                is_full = True
                 break
+        # A batch without running sequences is replaced by the one that prefills, and that is not full.
+        self.is_full = self.is_full or (is_full and bool(self.running))
 
     def prefill(self) -> Work:
         self.make_free(sum(tokens for _, tokens in self.prefills))
@@ -175,8 +185,8 @@ class SgLang(System):
             work.preempted = self.retract()
         else:
             self.ratio = max(LEAST_RATIO, self.ratio - DECAY)
-        if self.has_finished or work.preempted:
-            self.is_full = self.has_finished = False
+        if work.preempted:
+            self.is_full = False
         self.make_free(len(self.running))
         for sequence in self.running:
             self.tables[sequence] += self.take(1)
@@ -197,9 +207,9 @@ class SgLang(System):
             self.unlock(victim)
             self.make_free(TOKENS_AFTER_RETRACTION * len(self.running))
         self.waiting += retracted
+        self.running.sort(key=lambda s: (s.generated, -s.request.prompt_tokens), reverse=True)
         needed = sum(s.generated for s in self.running) + TOKENS_AFTER_RETRACTION * len(self.running)
-        estimate = Fraction(needed, sum(self.allowed(s) for s in self.running) + 1)
-        self.ratio = min(Fraction(1), Fraction(floor(estimate * 300_000), 300_000))
+        self.ratio = min(1.0, needed / (sum(self.allowed(s) for s in self.running) + 1))
         return retracted
 
     def complete(self, now_ticks: int) -> None:
@@ -208,7 +218,7 @@ class SgLang(System):
             for sequence in list(self.running):
                 sequence.add_token(now_ticks)
                 if sequence.done:
-                    self.has_finished = True
+                    self.is_full = False
                     self.running.remove(sequence)
                     self.finish(sequence, now_ticks)
         for sequence, _ in self.prefills:
@@ -228,6 +238,10 @@ class SgLang(System):
         string = self.string(sequence, len(self.tables[sequence]))
         own, table = len(self.locked[sequence]), self.tables[sequence]
         there = self.trie.insert(string, table)
+        prompt = self.string(sequence, sequence.request.prompt_tokens)
+        if len(prompt) < len(string):
+            # An edge ends with the prompt.
+            self.trie.find(prompt)
         self.free += table[own:there]
         self.tables[sequence] = [self.trie.slots[string[:end]] for end in range(1, len(string) + 1)]
         self.unlock(sequence)

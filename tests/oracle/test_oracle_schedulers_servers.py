@@ -218,59 +218,56 @@ def test_fastgen_flushes_the_last_when_no_sequence_can_compute():
     assert first_difference(outcome, "trtllm-max-util", requests, pool, limits) == 2
 
 
-def test_sglang_looks_at_the_queue_a_decode_after_a_finish():
-    """Twenty slots. 0 and 1 ask for 4 + 3 and 5 + 6 of them, which leaves 2 too little: the batch is full. In step 3
-    0 has finished, and its six tokens (the last has none) stay cached; but the batch is full until it has decoded again.
-    Then 14 slots - 8 of 1 and 2 * 0.697 for its last outputs are more than 2's 6 + 2. In step 5 two slots are needed and
-    none is free: the end of 0's string goes, in step 6 the rest of it. LightLLM sees that all three fit at their peaks."""
+def test_sglang_looks_at_the_queue_when_one_has_finished():
+    """21 slots. 0 and 1 ask for 4 + 3 and 5 + 6 of them and one more each, which leaves 2 too little. They decode, and as
+    there is no room the batch is full. After step 2 0 has finished, and its six tokens (the last has none) stay cached: 14 slots
+    less 0.698 for each of 1's last three outputs are more than 2's 6 + 2 + 1. In step 5 a slot is needed and none is free: the
+    output of 0 goes. LightLLM sees that all three fit at their peaks."""
     requests = [Request(0, 4, 3, 3), Request(0, 5, 6, 6), Request(0, 6, 2, 2)]
-    pool, limits = Pool(20, 1), Limits(max_model_len=100)
+    pool, limits = Pool(21, 1), Limits(max_model_len=100)
     outcome, calls = serve("sglang", requests, pool, limits)
     assert log(outcome) == [
-        "0+109 | run 0 1 | prefill 0:4 1:5 | live 9 free 11",
-        "109+120 | run 0 1 | decode 0 1 | live 11 free 9",
-        "229+120 | run 0 1 | decode 0 1 | live 13 free 7",
-        "349+110 | run 1 | decode 1 | live 8 cached 6 free 6",
-        "459+106 | run 1 2 | pause 1 | prefill 2:6 | live 14 cached 6",
-        "565+120 | run 1 2 | decode 1 2 | live 16 cached 4",
-        "685+110 | run 1 | decode 1 | live 10 cached 7 free 3",
+        "0+109 | run 0 1 | prefill 0:4 1:5 | live 9 free 12",
+        "109+120 | run 0 1 | decode 0 1 | live 11 free 10",
+        "229+120 | run 0 1 | decode 0 1 | live 13 free 8",
+        "349+106 | run 1 2 | pause 1 | prefill 2:6 | live 13 cached 6 free 2",
+        "455+120 | run 1 2 | decode 1 2 | live 15 cached 6",
+        "575+110 | run 1 | decode 1 | live 9 cached 11 free 1",
+        "685+110 | run 1 | decode 1 | live 10 cached 11",
     ]
     assert calls == [
-        (0, 0, 9, 25), (2, 11, 0, 0), (2, 13, 0, 0), (1, 8, 0, 0), (0, 0, 6, 21), (2, 16, 0, 0), (1, 10, 0, 0),
+        (0, 0, 9, 25), (2, 11, 0, 0), (2, 13, 0, 0), (0, 0, 6, 21), (2, 15, 0, 0), (1, 9, 0, 0), (1, 10, 0, 0),
     ]  # fmt: skip
-    assert finishes(outcome) == [349, 795, 685]
+    assert finishes(outcome) == [349, 795, 575]
     assert first_difference(outcome, "lightllm", requests, pool, limits) == 0
 
 
 def test_sglang_retracts_the_longest_prompt_of_those_with_the_fewest_generated_tokens():
-    """Thirty slots, and 0.7 of 9 outputs each that are reserved let 2 in. In step 10 two slots are left for three with
-    eight generated tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt
-    that it leaves in the tree is evicted, as 20 slots for each of the others are not free. It waits for both of them: they
-    would use 10 slots that its 11 + 2 do not fit into, at a ratio of 1. Its prefill evicts 11 tokens: two strings end
-    with 9 tokens, and before that the older one's 2. Once admitted it counts with all ten outputs again, so that 3 waits."""
+    """31 slots, and 0.7 of 9 outputs each that are reserved let 2 in. In step 11 no slot is left for three with nine
+    generated tokens each: 1 goes, which has the longest prompt, where vLLM 0.x takes the last arrival. The prompt that it leaves in
+    the tree is evicted, as 20 slots for each of the others are not free. It waits behind 3, for both of them."""
     requests = [Request(0, 2, 10, 10), Request(50, 3, 10, 10), Request(150, 2, 10, 10), Request(1300, 2, 8, 8)]
-    pool, limits = Pool(30, 1), Limits(max_model_len=100)
+    pool, limits = Pool(31, 1), Limits(max_model_len=100)
     outcome, _ = serve("sglang", requests, pool, limits)
     decodes = [
-        f"{307 + 130 * i}+130 | run 0 1 2 | decode 0 1 2 | live {10 + 3 * i} free {20 - 3 * i}" for i in range(7)
+        f"{307 + 130 * i}+130 | run 0 1 2 | decode 0 1 2 | live {10 + 3 * i} free {21 - 3 * i}" for i in range(7)
     ]
     assert log(outcome) == [
-        "0+102 | run 0 | prefill 0:2 | live 2 free 28",
-        "102+103 | run 0 1 | pause 0 | prefill 1:3 | live 5 free 25",
-        "205+102 | run 0 1 2 | pause 0 1 | prefill 2:2 | live 7 free 23",
+        "0+102 | run 0 | prefill 0:2 | live 2 free 29",
+        "102+103 | run 0 1 | pause 0 | prefill 1:3 | live 5 free 26",
+        "205+102 | run 0 1 2 | pause 0 1 | prefill 2:2 | live 7 free 24",
         *decodes,
-        "1217+120 | run 0 2 | preempt 1 | decode 0 2 | live 20 free 10",
-        "1337+120 | run 0 2 | decode 0 2 | live 22 free 8",
-        "1457+111 | run 1 | prefill 1:11 | live 11 cached 11 free 8",
-        "1568+110 | run 1 | decode 1 | live 12 cached 11 free 7",
-        "1678+102 | run 3 | prefill 3:2 | live 2 cached 23 free 5",
-        *(f"{1780 + 110 * i}+110 | run 3 | decode 3 | live {3 + i} cached 23 free {4 - i}" for i in range(4)),
-        "2220+110 | run 3 | decode 3 | live 7 cached 23",
-        "2330+110 | run 3 | decode 3 | live 8 cached 14 free 8",
-        "2440+110 | run 3 | decode 3 | live 9 cached 14 free 7",
+        "1217+130 | run 0 1 2 | decode 0 1 2 | live 31",
+        "1347+120 | run 0 2 | preempt 1 | decode 0 2 | live 22 free 9",
+        "1467+114 | run 3 1 | prefill 3:2 1:12 | live 14 cached 13 free 4",
+        *(f"{1581 + 110 * i}+110 | run 3 | decode 3 | live {3 + i} cached 25 free {3 - i}" for i in range(3)),
+        "1911+110 | run 3 | decode 3 | live 6 cached 25",
+        "2021+110 | run 3 | decode 3 | live 7 cached 23 free 1",
+        "2131+110 | run 3 | decode 3 | live 8 cached 23",
+        "2241+110 | run 3 | decode 3 | live 9 cached 14 free 8",
     ]
-    assert finishes(outcome) == [1457, 1678, 1457, 2550]
-    assert first_difference(outcome, "vllm-v0", requests, pool, limits) == 10
+    assert finishes(outcome) == [1467, 1581, 1467, 2351]
+    assert first_difference(outcome, "vllm-v0", requests, pool, limits) == 11
 
 
 def test_sglang_holds_single_tokens():

@@ -94,10 +94,24 @@ class RadixTransaction:
         """The declared longest output, capped by what the pool can hold."""
         return min(sequence.max_tokens, self.longest_tokens - sequence.prompt_tokens)
 
-    def left_before(self, decode_step: int) -> int:
-        """The decode step, below ``decode_step``, at which a sequence last finished with a decode; -1 if none did."""
-        latest, earlier = self.memory.finish_steps
-        return latest if latest < decode_step else earlier
+    @property
+    def departures(self) -> int:
+        """Sequences that finished so far."""
+        return self.memory.departures
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the tree keeps what no sequence locks."""
+        return self.memory.keeps
+
+    def batch(self) -> list[Sequence]:
+        """Sequences that hold slots, in the order of SGLang's batch."""
+        return [*self.memory.holdings]
+
+    def reorder(self, batch: Iterable[Sequence]) -> None:
+        """Those that are left by a retraction come in this order."""
+        for sequence in batch:
+            self.memory.holdings[sequence] = self.memory.holdings.pop(sequence)
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """A sequence's known tokens."""
@@ -155,7 +169,8 @@ class RadixMemory(Memory):
         tree: What was computed, locked or not.
         holdings: What the sequences that run or prefill have in the tree, in order of admission.
         free: Slots that are neither in the tree nor held by one sequence.
-        finish_steps: The last two decode steps at which a sequence finished with a decode, the last one first.
+        departures: Sequences that finished so far.
+        keeps: Whether the tree keeps unlocked nodes.
         log: What was looked up, and when slots were cached or not.
         cache_log: The log, where anything is kept for others.
         evicted_blocks: Slots that were evicted.
@@ -166,13 +181,13 @@ class RadixMemory(Memory):
     evicted_blocks = 0
 
     def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
-        self._runs, self._keeps = runs, keeps
+        self._runs, self.keeps = runs, keeps
         self.log = CacheLog(unit_slots=1)
         self.cache_log = self.cached_level = self.log if keeps else None
         self.num_blocks = self.free = num_slots
         self.tree = RadixTree()
         self.holdings: dict[Sequence, Holding] = {}
-        self.finish_steps = (-1, -1)
+        self.departures = 0
         # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
         self._batch: list[tuple[Sequence, int]] = []
         self._known: dict[Sequence, Known] = {}
@@ -222,12 +237,13 @@ class RadixMemory(Memory):
             holding = self.holdings.pop(sequence)
             self.free += sequence.held_tokens(decode_step) - holding.tokens
             self.tree.unlock(holding.node)
+            self._drop_unkept()
             self._make_free(RETRACT_STEPS * len(self.holdings))
 
     def _make_free(self, slots: int) -> None:
-        """As SGLang does: where fewer are free, so many are evicted, and not only those that lack."""
+        """Evict so many that these are free, as far as there are leaves."""
         if self.free < slots:
-            freed = self.tree.evict(slots)
+            freed = self.tree.evict(slots - self.free)
             self.free += freed
             self.evicted_blocks += freed
 
@@ -289,17 +305,23 @@ class RadixMemory(Memory):
 
     def _settle(self) -> None:
         """The row is over: what is no longer locked is cached, or gone."""
-        if not self._keeps:
-            self.free += self.tree.evict(self.tree.evictable_tokens)
+        self._drop_unkept()
         self.log.settle(self.tree.evictable_tokens, after_row(self.log.row - 1))
+
+    def _drop_unkept(self) -> None:
+        """What is not locked is free, where the tree keeps nothing."""
+        if not self.keeps:
+            self.free += self.tree.evict(self.tree.evictable_tokens)
 
     def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
         """What a prefill computed joins the tree, and unless the sequence is done its lock moves there."""
         node = self._insert(sequence, tokens)
+        self._part(sequence, tokens)
         holding = self.holdings[sequence]
         before = holding.node
         if tokens == sequence.start_tokens and sequence.finish_step <= decode_step:
             del self.holdings[sequence], self._known[sequence]
+            self.departures += 1
         else:
             # Before the other is unlocked, so that the path to both stays locked.
             self.tree.lock(node)
@@ -316,19 +338,25 @@ class RadixMemory(Memory):
         self.free += known
         return node
 
+    def _part(self, sequence: Sequence, tokens: int) -> None:
+        """An edge ends with the prompt, so that an output can be evicted without it."""
+        if tokens > sequence.prompt_tokens:
+            self.tree.match(first_tokens(self._runs_of(sequence), sequence.prompt_tokens))
+
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences that leave before ``decode_step``: the tree keeps what they computed.
 
         A sequence that left with its prefill is in the tree already.
         """
         decoded = [sequence for sequence in leaving if sequence in self.holdings]
-        if decoded and decode_step > self.finish_steps[0]:
-            self.finish_steps = (decode_step, self.finish_steps[0])
+        self.departures += len(decoded)
         if len(decoded) > 1:
             places = {sequence: place for place, sequence in enumerate(self.holdings)}
             decoded.sort(key=places.__getitem__)
         for sequence in decoded:
-            self._insert(sequence, sequence.held_tokens(decode_step))
+            tokens = sequence.held_tokens(decode_step)
+            self._insert(sequence, tokens)
+            self._part(sequence, tokens)
             self.tree.unlock(self.holdings.pop(sequence).node)
             del self._known[sequence]
         self._settle()

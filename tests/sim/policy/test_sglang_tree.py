@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from fractions import Fraction
 from unittest import mock
 
 import pytest
@@ -41,10 +40,10 @@ class TestAgainstTheOracle:
     @given(case=shared_cases())
     def test_every_step_and_slot_where_queue_input_and_outputs_are_long(self, case):
         """The fixed numbers of SGLang are beyond these cases; so others stand for them."""
-        quick = Fraction(NewTokenRatio.DECAY * 50, NewTokenRatio.UNIT)
+        quick = NewTokenRatio.DECAY * 50
         with (
             mock.patch.multiple(sglang, MOST_SORTED=4, IN_BATCH_TOKENS=2, MAX_PREFILL_TOKENS=9, CLIP_MAX_NEW_TOKENS=6),
-            mock.patch.object(NewTokenRatio, "DECAY", NewTokenRatio.DECAY * 50),
+            mock.patch.object(NewTokenRatio, "DECAY", quick),
             mock.patch.multiple(oracle, MOST_SORTED=4, ALIKE=2, INPUT_TOKENS=9, LONGEST_OUTPUT=6, DECAY=quick),
         ):
             check(case, expected("sglang", case))
@@ -71,16 +70,16 @@ class TestAgainstTheOracle:
 
 class TestTheCache:
     def test_what_is_said_of_it(self):
-        """Of the retraction above: 1 finds two of 0's three tokens at first, and three of eleven when it comes again, for
-        which nine slots are evicted."""
+        """Of such a retraction: 1 finds two of 0's three tokens at first, and three of twelve when it comes again, for
+        which the output of one that finished is evicted."""
         prompt = [(A, 3)]
-        case = story([(0, 10, prompt), (50, 10, prompt), (150, 10, [(-1, 2)])], 28)
+        case = story([(0, 10, prompt), (50, 10, prompt), (150, 10, [(-1, 2)])], 29)
         run = serve("sglang", case)
         assert summary(run)["prefix_cache"] == {
             "queried_tokens": 8,
             "hit_tokens": 2,
             "hit_rate": 2 / 8,
-            "preempted_queried_tokens": 11,
+            "preempted_queried_tokens": 12,
             "preempted_hit_tokens": 3,
             "evicted_blocks": 9,
         }

@@ -1,0 +1,91 @@
+"""Our engine with policy ``sglang`` over a case, written down step by step through the public observer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fragmeter.sim import Settings, settings, simulate
+from fragmeter.sim.engine.observer import Observed, Observer
+from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.types.sequence import Sequence, StepPlan
+from real_vllm.ours import ConstantCost
+
+from .steps import Served, Step
+from .workloads import Case
+
+_STEPS = LEAP.index("steps")
+
+
+class StepLog(Observer):
+    """Writes every step of a run down."""
+
+    every_step = True
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.finished: list[tuple[int, int]] = []
+        self._known: set[Sequence] = set()
+        self._lost: set[int] = set()
+        self._end = 0
+
+    def run_started(self, engine: Observed, refused: np.ndarray) -> None:
+        if refused.any():
+            raise ValueError(f"the pool cannot hold request {int(refused.argmax())}")
+        self._engine = engine
+
+    def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
+        state, memory = self._engine.state, self._engine.memory
+        prefills = plan.prefill_only
+        memory.settle(state, 0 if prefills else 1)
+        self._note_finished()
+        computed = [(each, 1) for each in memory.holdings if each in state.running]
+        if prefills:
+            new = {each: each.start_tokens - each.computed_tokens for each in plan.admitted}
+            computed = sorted([*new.items(), *plan.chunks], key=lambda pair: pair[0].index)
+        self._known, self._end = {each for each, _ in computed}, now + ticks
+        self.steps.append(
+            Step(
+                now=now,
+                prefills=prefills,
+                scheduled=tuple((each.index, tokens) for each, tokens in computed),
+                retracted=tuple(sorted(each.index for each in plan.preempted)),
+                free=memory.free,
+                evictable=memory.tree.evictable_tokens,
+            )
+        )
+
+    def idle_started(self, now: int, ticks: int) -> None:
+        self._note_finished()
+
+    def _note_finished(self) -> None:
+        """Those of the last step that neither run nor wait now are done."""
+        state = self._engine.state
+        done = self._known.difference(state.running, state.prefilling, state.waiting)
+        self.finished += [(self._end, each.index) for each in done]
+        self._known = set()
+
+    def served(self) -> Served:
+        """All of a run that is over."""
+        self._note_finished()
+        return Served(self.steps, sorted(self.finished))
+
+
+def settings_of(case: Case, **others: object) -> Settings:
+    """The settings that serve a case."""
+    chosen = dict(
+        policy="sglang",
+        num_gpu_blocks_override=case.num_slots,
+        max_num_seqs=case.max_num_seqs,
+        max_num_batched_tokens=case.max_num_batched_tokens,
+        enable_prefix_caching=case.prefix_caching,
+        schedule_policy=case.schedule_policy,
+        outside_ms=0,
+    )
+    return settings(**chosen | others)
+
+
+def serve(case: Case) -> Served:
+    """What our engine does with a case; see ``server.serve``."""
+    log = StepLog()
+    simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
+    return log.served()

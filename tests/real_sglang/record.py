@@ -1,0 +1,49 @@
+"""Logs of the real SGLang as digests, for tests without it.
+
+cd tests && python -m real_sglang.record      writes recorded.json anew, by the installed SGLang
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from .steps import Served
+from .workloads import KINDS, Case
+
+_FILE = Path(__file__).with_name("recorded.json")
+#: Workloads of each kind.
+SEEDS = 12
+NAMES = [f"{kind}/{seed}" for kind in KINDS for seed in range(SEEDS)]
+
+
+def digest(served: Served) -> str:
+    """Digest of every field of every step, and of the finishes."""
+    log = list(map(tuple, served.steps)), served.finished
+    return hashlib.sha256(repr(log).encode()).hexdigest()[:16]
+
+
+def case_of(name: str) -> Case:
+    """The workload of a name in ``NAMES``."""
+    kind, _, seed = name.partition("/")
+    return KINDS[kind](int(seed))
+
+
+def recorded() -> dict[str, str]:
+    """The digests of SGLang 0.5.23, by ``NAMES``."""
+    found: dict[str, str] = json.loads(_FILE.read_text())["digests"]
+    return found
+
+
+def real() -> dict[str, str]:
+    """The digests of the installed SGLang."""
+    from . import server
+
+    return {name: digest(server.serve(case_of(name))) for name in NAMES}
+
+
+if __name__ == "__main__":
+    from importlib.metadata import version
+
+    _FILE.write_text(json.dumps({"sglang": version("sglang"), "digests": real()}, indent=0) + "\n")

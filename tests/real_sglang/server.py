@@ -1,0 +1,295 @@
+"""The scheduler of the installed SGLang, unmodified, over a model that computes nothing; every step is written down.
+
+SGLang's own: the queue's order, ``PrefillAdder``, the ratio of new tokens, ``ScheduleBatch``, the allocators, the radix
+cache, and what follows a step's results. The module of its scheduler cannot be imported without a GPU: the methods of
+``DECISIONS`` are taken out of its file and run on a stand-in. Ours are the loop (``event_loop_normal``: receive, decide,
+run, process, else idle), the clock, and the tokens.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from array import array
+from collections import deque
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+from . import stubs
+from .steps import Served, Step, tokens_of
+from .workloads import Case
+
+stubs.install()
+
+import torch
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, SchedulePolicy
+from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import checkpoint_kv_cache
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_context, get_memory, get_parallel, get_schedule
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+#: Methods of ``Scheduler`` that decide what a step does.
+DECISIONS = (
+    "get_next_batch_to_run",
+    "get_new_batch_prefill",
+    "_get_new_batch_prefill_raw",
+    "update_running_batch",
+    "get_num_allocatable_reqs",
+    "stash_chunked_request",
+    "process_pending_chunked_abort",
+    "_process_hicache_events",
+    "_should_defer_prefill",
+    "_arm_prefill_decode_interval",
+    "_reqs_finishing_inflight",
+    "_add_request_to_queue",
+    "_set_or_validate_priority",
+    "_abort_on_queued_limit",
+    "init_req_max_new_tokens",
+)
+#: ``--max-prefill-tokens``.
+MAX_PREFILL_TOKENS = 16_384
+#: No token that a request generates.
+EOS_TOKEN = 0
+
+
+def _decisions() -> dict[str, ast.FunctionDef]:
+    spec = find_spec("sglang.srt.managers.scheduler")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    (scheduler,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Scheduler")
+    return {node.name: node for node in scheduler.body if isinstance(node, ast.FunctionDef) and node.name in DECISIONS}
+
+
+def decisions_digest() -> str:
+    """Digest of the methods that are taken out of SGLang's file, without their comments."""
+    found = _decisions()
+    return hashlib.sha256("\n".join(ast.unparse(found[name]) for name in DECISIONS).encode()).hexdigest()[:16]
+
+
+class _NoStats:
+    """Of a prefill, for the log."""
+
+    @staticmethod
+    def from_adder(*args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _methods() -> dict[str, Any]:
+    names = {
+        "AddReqResult": AddReqResult,
+        "DisaggregationMode": DisaggregationMode,
+        "NextBatchPlan": NextBatchPlan,
+        "PrefillAdder": PrefillAdder,
+        "PrefillStats": _NoStats,
+        "SCHEDULER_STAGE_GET_NEXT_BATCH": "",
+        "ScheduleBatch": ScheduleBatch,
+        "TEST_RETRACT": False,
+        "TEST_RETRACT_NO_PREFILL_BS": 0,
+        "TEST_RETRACT_INTERVAL": 1,
+        "checkpoint_kv_cache": checkpoint_kv_cache,
+        "get_memory": get_memory,
+        "get_parallel": get_parallel,
+        "get_schedule": get_schedule,
+        "logger": MagicMock(),
+        "scheduler_stage_method": lambda stage: lambda method: method,
+        "set_schedule_time_batch": lambda batch: None,
+        "set_time_batch": lambda requests, name: None,
+        "sys": __import__("sys"),
+        "torch": torch,
+    }
+    module = ast.Module([ast.parse("from __future__ import annotations").body[0], *_decisions().values()], [])
+    exec(compile(module, "sglang/srt/managers/scheduler.py", "exec"), names)
+    return {name: names[name] for name in DECISIONS}
+
+
+class Scheduler:
+    """Of ``Scheduler`` what its decisions read."""
+
+    def __init__(self, case: Case) -> None:
+        self.page_size, device = case.page_size, "cpu"
+        pool = (case.num_slots, torch.float16, device, MagicMock(), False)
+        if case.page_size == 1:
+            self.token_to_kv_pool_allocator: Any = TokenToKVPoolAllocator(*pool)
+        else:
+            self.token_to_kv_pool_allocator = PagedTokenToKVPoolAllocator(case.num_slots, case.page_size, *pool[1:])
+            self.token_to_kv_pool_allocator.use_triton_kernels = False
+        longest = case.num_slots + case.page_size
+        self.req_to_token_pool = ReqToTokenPool(case.max_num_seqs, longest, device, False)
+        params = CacheInitParams(
+            disable=not case.prefix_caching,
+            req_to_token_pool=self.req_to_token_pool,
+            token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
+            page_size=case.page_size,
+            tree_components=(ComponentType.FULL,),
+        )
+        self.tree_cache = UnifiedRadixCache(params)
+        self.policy = SchedulePolicy(case.schedule_policy, self.tree_cache, False, False, False)
+        self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
+        self.max_running_requests = case.max_num_seqs
+        self.max_prefill_tokens = MAX_PREFILL_TOKENS
+        self.chunked_prefill_size = case.max_num_batched_tokens
+        self.max_total_num_tokens, self.max_req_len = case.num_slots, case.num_slots - 1
+        self.model_config = SimpleNamespace(
+            is_encoder_decoder=False, vocab_size=1 << 40, self_opened_think_start_ids=None, think_end_ids=None
+        )
+        self.spec_algorithm = SpeculativeAlgorithm.NONE
+        self.disaggregation_mode = DisaggregationMode.NULL
+        self.waiting_queue: list[Req] = []
+        self.running_batch = ScheduleBatch(reqs=[], batch_is_full=False)
+        self.last_batch: ScheduleBatch | None = None
+        self.result_queue: deque[Any] = deque()
+        self.chunked_req = self.dllm_config = self.prefill_delayer = self.min_free_slots_delayer = None
+        self.dynamic_chunk_sizer = self.truncation_align_size = self._pending_chunked_abort_req = None
+        self.decode_offload_manager = self.hisparse_coordinator = self.sliding_window_size = None
+        self.max_new_tokens_limit = self.max_queued_requests = None
+        self.enable_hierarchical_cache = self.enable_hicache_storage = self.enable_lmcache = False
+        self.enable_unified_cache_external_linker = self.enable_hisparse = self.enable_lora = False
+        self.enable_priority_preemption = self.enable_priority_scheduling = self.is_hybrid_swa = False
+        self.abort_on_priority_when_disabled = self.is_mixed_chunk = self.enable_overlap = False
+        self.enable_skip_finishing_decode = self.require_mlp_sync = False
+        self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
+        self.prefill_decode_interval_min_bs = self.processed_tokens_counter = self.forward_ct = 0
+        self.priority_scheduling_preemption_threshold = self.max_prefill_bs = 0
+        self.kv_shard_widening = 1
+        self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
+        self.beam_coordinator = SimpleNamespace(pending_member_rows=lambda batch: 0)
+        self.dp_attn_adapter = SimpleNamespace(
+            maybe_prepare_mlp_sync_batch=lambda batch, need_sync=None: batch,
+            maybe_convert_decode_to_extend=lambda batch: batch,
+        )
+        self.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, chunked_req: batch)
+        self.metrics_reporter = MagicMock(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
+        self.load_inquirer = MagicMock()
+        self.tp_worker = SimpleNamespace(
+            model_runner=SimpleNamespace(attn_backend=object(), prefill_aware_swa=False),
+        )
+        self.results = SchedulerBatchResultProcessor(
+            is_generation=True,
+            disaggregation_mode=self.disaggregation_mode,
+            enable_overlap=False,
+            enable_overlap_mlx=False,
+            model_config=self.model_config,
+            token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
+            tree_cache=self.tree_cache,
+            hisparse_coordinator=None,
+            req_to_token_pool=self.req_to_token_pool,
+            decode_offload_manager=None,
+            metrics_collector=MagicMock(),
+            metrics_reporter=self.metrics_reporter,
+            draft_worker=None,
+            model_worker=SimpleNamespace(),
+            logprob_result_processor=MagicMock(),
+            output_streamer=MagicMock(),
+            beam_coordinator=MagicMock(commit_decode=lambda batch: set()),
+            abort_request=MagicMock(),
+        )
+        self.get_prefill_adder_class = lambda: PrefillAdder
+
+    def _prefetch_kvcache(self, request: Req) -> None:
+        """From a storage that there is not."""
+
+
+for _name, _method in _methods().items():
+    setattr(Scheduler, _name, _method)
+
+
+def serve(case: Case) -> Served:
+    """What the installed SGLang does with a case.
+
+    Raises:
+        RuntimeError: SGLang aborts a request.
+    """
+    fields = {
+        "schedule_policy": case.schedule_policy,
+        "page_size": case.page_size,
+        "chunked_prefill_size": case.max_num_batched_tokens,
+        "attention_backend": "torch_native",
+        "pp_max_micro_batch_size": case.max_num_seqs,
+        "disable_radix_cache": not case.prefix_caching,
+    }
+    with get_context().override_server_args(**fields):
+        return _serve(case)
+
+
+def _serve(case: Case) -> Served:
+    scheduler, now, arrived = Scheduler(case), 0, 0
+    prompts, outputs = tokens_of(case.workload)
+    arrivals = case.workload.arrival_ticks.tolist()
+    steps, finished = [], []
+    requests: list[Req] = []
+    while True:
+        while arrived < len(arrivals) and arrivals[arrived] <= now:
+            requests.append(_request(case, arrived, prompts[arrived], scheduler))
+            scheduler._add_request_to_queue(requests[-1])
+            arrived += 1
+        retracted = [request.retraction_count for request in requests]
+        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+        lost = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
+        if any(request.to_finish for request in requests):
+            raise RuntimeError(f"{case.name}: SGLang aborts a request")
+        if batch:
+            steps.append(_step(now, batch, lost, scheduler))
+            now += case.step_ticks
+            _finish_step(batch, outputs, scheduler)
+            finished += [(now, int(request.rid)) for request in batch.reqs if request.finished()]
+        else:
+            # As ``on_idle``.
+            scheduler.new_token_ratio_tracker.reset()
+            if arrived < len(arrivals):
+                now = max(now, arrivals[arrived])
+            elif scheduler.waiting_queue:
+                raise RuntimeError(f"{case.name}: SGLang is stuck")
+            else:
+                return Served(steps, sorted(finished))
+        scheduler.last_batch = batch
+
+
+def _request(case: Case, index: int, prompt: list[int], scheduler: Any) -> Req:
+    declared, ignores = int(case.workload.max_tokens[index]), bool(case.workload.ignore_eos[index])
+    params = SamplingParams(max_new_tokens=declared, ignore_eos=ignores, temperature=0.0)
+    params.normalize(None)
+    request = Req(str(index), "", array("q", prompt), params, eos_token_ids={EOS_TOKEN}, vocab_size=1 << 40)
+    request.time_stats = MagicMock()
+    scheduler.init_req_max_new_tokens(request)
+    return request
+
+
+def _step(now: int, batch: ScheduleBatch, lost: list[int], scheduler: Any) -> Step:
+    prefills = batch.forward_mode.is_extend()
+    computed = [(int(each.rid), each.extend_len if prefills else 1) for each in batch.reqs]
+    return Step(
+        now=now,
+        prefills=bool(prefills),
+        scheduled=tuple(sorted(computed) if prefills else computed),
+        retracted=tuple(sorted(lost)),
+        free=scheduler.token_to_kv_pool_allocator.available_size(),
+        evictable=scheduler.tree_cache.evictable_size(),
+    )
+
+
+def _finish_step(batch: ScheduleBatch, outputs: list[list[int]], scheduler: Any) -> None:
+    """The model's tokens, and what SGLang makes of them."""
+    sampled = []
+    for each in batch.reqs:
+        output, known = outputs[int(each.rid)], len(each.output_ids)
+        ends = known + 1 == len(output) < each.sampling_params.max_new_tokens
+        sampled.append(EOS_TOKEN if ends else output[known])
+    result = GenerationBatchResult(logits_output=None, next_token_ids=torch.tensor(sampled), can_run_cuda_graph=False)
+    if batch.forward_mode.is_extend():
+        scheduler.results.process_batch_result_prefill(batch, result)
+    else:
+        scheduler.results.process_batch_result_decode(batch, result)

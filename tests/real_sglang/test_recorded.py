@@ -1,0 +1,42 @@
+"""Policy ``sglang`` beside recorded logs of the real SGLang 0.5.23: what ``test_scheduler`` compares, without SGLang."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragmeter.sim import simulate
+from fragmeter.sim.metrics.summary import summary
+
+from . import ours
+from .record import NAMES, case_of, digest, recorded
+from .workloads import KINDS, shrunk
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_is_the_recorded_one(name: str):
+    assert digest(ours.serve(case_of(name))) == recorded()[name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leaps_and_slot_ids_change_nothing(kind: str):
+    case = KINDS[kind](1)
+
+    def result(**others: object) -> object:
+        cost = ours.ConstantCost(case.step_ticks)
+        return summary(simulate(ours.settings_of(case, **others), case.workload, cost))
+
+    assert result() == result(leap=False) == result(ids=True)
+
+
+def test_a_step_with_another_number_of_tokens_has_another_digest():
+    served = ours.serve(case_of(NAMES[0]))
+    first, *others = served.steps
+    assert digest(served._replace(steps=[first._replace(free=first.free + 1), *others])) != digest(served)
+
+
+def test_a_difference_is_shrunk_to_the_requests_that_make_it():
+    """Said to be of the requests 2 and 5."""
+    case = KINDS["lpm"](3)
+    both = set(case.workload.prompt_tokens[[2, 5]].tolist())
+    small = shrunk(case, lambda each: both <= set(each.workload.prompt_tokens.tolist()))
+    assert set(small.workload.prompt_tokens.tolist()) == both and len(small.workload) == len(both)

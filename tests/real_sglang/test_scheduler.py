@@ -1,0 +1,157 @@
+"""Policy ``sglang`` beside the scheduler, allocator and radix cache of the installed SGLang, step by step.
+
+What is compared is ``steps.Step``: prefill or decode, the tokens of each request, retractions, free and evictable slots;
+and when each request finishes. Whatever differs is shrunk, and named by the first step in which it does.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from fragmeter.sim import Workload
+from fragmeter.sim.memory import RadixMemory
+from fragmeter.sim.policy.sglang import PrefillBatch, SGLang
+
+from . import ours, server
+from .record import real, recorded
+from .steps import first_difference
+from .workloads import KINDS, Case, shrunk
+
+#: Workloads of a kind, and of one test.
+_SEEDS, _SEEDS_A_TEST = 200, 10
+_BATCHES = [(kind, first) for kind in KINDS for first in range(0, _SEEDS, _SEEDS_A_TEST)]
+
+
+def _difference(case: Case) -> object:
+    return first_difference(server.serve(case), ours.serve(case))
+
+
+def test_the_release_is_the_one_that_sglang_follows():
+    """And of what is taken out of its scheduler's file no line has changed."""
+    assert version("sglang") == "0.5.23"
+    assert server.decisions_digest() == "0d4a2545835b65b2"
+
+
+@pytest.mark.parametrize("kind, first", _BATCHES)
+def test_every_step_is_that_of_the_real_scheduler(kind: str, first: int, record_property):
+    differing, steps = {}, 0
+    for seed in range(first, first + _SEEDS_A_TEST):
+        case = KINDS[kind](seed)
+        served = server.serve(case)
+        steps += len(served.steps)
+        if first_difference(served, ours.serve(case)):
+            small = shrunk(case, lambda each: _difference(each) is not None)
+            differing[case.name] = f"{_difference(small)}, of {len(small.workload)} requests"
+    record_property(f"sglang/{kind}", [_SEEDS_A_TEST, steps, len(differing)])
+    assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
+
+
+def test_the_recorded_logs_are_those_of_this_release():
+    assert real() == recorded()
+
+
+def _case(prompts: list[int], outputs: list[int], arrivals: list[int], slots: int, seqs: int, ignores: bool) -> Case:
+    lengths = np.array(outputs)
+    work = Workload(
+        "story",
+        np.array(arrivals),
+        np.array(prompts),
+        lengths,
+        max_tokens=lengths,
+        ignore_eos=np.full(len(prompts), int(ignores)),
+    )
+    return Case("story", work, slots, seqs, 8192)
+
+
+def _first_steps(case: Case) -> list[int]:
+    """Step, from 1, of the first token of each request."""
+    first: dict[int, int] = {}
+    for number, step in enumerate(server.serve(case).steps, 1):
+        for request, _ in step.scheduled:
+            first.setdefault(request, number)
+    return [first[request] for request in sorted(first)]
+
+
+@pytest.mark.parametrize("ignores, second", [(True, 401), (False, 2)])
+def test_a_story_of_outputs_that_are_reserved(ignores, second):
+    """900 slots, prompts of 100 and outputs of 400: beside the first the second fits only where a share is reserved."""
+    case = _case([100, 100], [400, 400], [0, 50], 900, 64, ignores)
+    assert _first_steps(case) == [1, second]
+    assert _difference(case) is None
+
+
+def test_a_story_of_a_full_batch():
+    """Two seats; the third follows in the step after the first one has finished."""
+    case = _case([10, 10, 10], [3, 20, 5], [0, 0, 0], 1000, 2, False)
+    assert _first_steps(case) == [1, 1, 4]
+    assert _difference(case) is None
+
+
+def _is_noticed(kind: str) -> bool:
+    """Whether three of twenty workloads differ."""
+    differing = (seed for seed in range(20) if _difference(KINDS[kind](seed)) is not None)
+    return len(list(islice(differing, 3))) == 3
+
+
+def test_a_share_of_outputs_that_ignore_the_end_of_text_is_noticed(monkeypatch):
+    """As in 0.5.9, which reserved the same share of every output."""
+    load = SGLang._reserve
+
+    def reserve(policy, state, transaction, ratio):
+        known = {each: each.ignores_eos for each in state.running}
+        for each in known:
+            each.ignores_eos = False
+        found = load(policy, state, transaction, ratio)
+        for each, ignores in known.items():
+            each.ignores_eos = ignores
+        return found
+
+    monkeypatch.setattr(SGLang, "_reserve", reserve)
+    assert _is_noticed("ignore_eos")
+
+
+def test_an_admission_without_its_page_is_noticed(monkeypatch):
+    """As in 0.5.9."""
+    monkeypatch.setattr("fragmeter.sim.policy.sglang.PAGE", 0)
+    assert _is_noticed("fcfs")
+
+
+def test_a_full_batch_that_is_looked_at_a_step_late_is_noticed(monkeypatch):
+    """As in 0.5.9, where a finished sequence left the batch at the next decode."""
+    schedule = SGLang.schedule
+
+    def late(policy, state, transaction):
+        full, seen = policy._full_at, policy.__dict__.setdefault("seen", [0])
+        if full is not None and full != transaction.departures and seen[0] != transaction.departures:
+            seen[0] = transaction.departures
+            transaction.memory.departures, kept = full, transaction.memory.departures
+            plan = schedule(policy, state, transaction)
+            transaction.memory.departures = kept
+            return plan._replace(valid_until_horizon=False)
+        return schedule(policy, state, transaction)
+
+    monkeypatch.setattr(SGLang, "schedule", late)
+    assert _is_noticed("fcfs")
+
+
+def test_evictions_of_all_that_is_asked_for_are_noticed(monkeypatch):
+    """As in 0.5.9, which did not count what was free already."""
+
+    def make_free(memory, slots):
+        if memory.free < slots:
+            freed = memory.tree.evict(slots)
+            memory.free += freed
+            memory.evicted_blocks += freed
+
+    monkeypatch.setattr(RadixMemory, "_make_free", make_free)
+    assert _is_noticed("fcfs")
+
+
+def test_a_spent_chunk_that_looks_at_one_more_is_noticed(monkeypatch):
+    """As in 0.5.9, where the first candidate was looked up, and touched, in any case."""
+    monkeypatch.setattr(PrefillBatch, "is_spent", False)
+    assert _is_noticed("chunks")

@@ -1,0 +1,154 @@
+"""Seeded workloads for SGLang's scheduler and ours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fragmeter.sim import Workload
+from fragmeter.sim.workload.content import PromptContent
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload and what serves it.
+
+    Attributes:
+        name: The kind of workload and its seed.
+        workload: Requests in order of arrival.
+        num_slots: Slots of the pool.
+        page_size, schedule_policy: As in SGLang.
+        max_num_seqs: ``--max-running-requests``.
+        max_num_batched_tokens: ``--chunked-prefill-size``.
+        prefix_caching: Whether the tree keeps what no request locks.
+        step_ticks: Duration of every step.
+    """
+
+    name: str
+    workload: Workload
+    num_slots: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int = 1
+    schedule_policy: str = "fcfs"
+    prefix_caching: bool = True
+    step_ticks: int = 100
+
+    def without(self, row: int) -> Case:
+        """The case without one of its requests."""
+        left = np.delete(np.arange(len(self.workload)), row)
+        columns = {field: getattr(self.workload, field)[left] for field in self.workload.columns()}
+        content = self.workload.content
+        if content is not None:
+            counts = np.diff(content.offsets)
+            kept = np.delete(np.arange(len(content.ids)), np.arange(*content.offsets[row : row + 2]))
+            offsets = np.cumsum([0, *counts[left]])
+            content = PromptContent(offsets, content.ids[kept], content.tokens[kept])
+        return replace(self, workload=replace(self.workload, **columns, content=content))
+
+
+def _drawn(
+    name: str, draw: random.Random, prompt: int, output: int, strain: float, shared: float = 0.5, fixed: float = 0
+) -> Case:
+    """Requests, and what serves them.
+
+    Args:
+        prompt, output: Longest own prompt and output; most are shorter.
+        strain: At 1 the pool just holds the longest request, at 0 three times all of them.
+        shared: Chance that prompts begin alike.
+        fixed: Share of requests that ignore the end of text.
+    """
+    number, now, alike = draw.randint(3, 24), 0, draw.random() < shared
+    arrivals, prompts, outputs, longer, ignores, pieces = [], [], [], [], [], []
+    for _ in range(number):
+        now += draw.choice((0, 0, 0, 30, 100, 100, 250, 900))
+        stems = [(100 * depth + draw.randrange(3), draw.choice((5, 20, 40, 70))) for depth in range(draw.randrange(3))]
+        pieces.append(stems if alike else [])
+        arrivals.append(now)
+        prompts.append(int(prompt * draw.random() ** 2) + sum(tokens for _, tokens in pieces[-1]) or 1)
+        outputs.append(1 + int(output * draw.random() ** 2))
+        ignores.append(draw.random() < fixed)
+        longer.append(0 if ignores[-1] else draw.choice((0, 0, 3, 12, output)))
+    every = [piece for each in pieces for piece in each]
+    offsets = np.cumsum([0, *map(len, pieces)])
+    content = PromptContent(offsets, *np.array(every, dtype=np.int64).reshape(-1, 2).T)
+    total, longest = sum(prompts) + sum(outputs), max(map(sum, zip(prompts, outputs, strict=True)))
+    columns = {
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "max_tokens": np.add(outputs, longer),
+        "ignore_eos": np.array(ignores, dtype=np.int64),
+    }
+    return Case(
+        name,
+        Workload(
+            name, np.array(arrivals), **{field: np.array(each) for field, each in columns.items()}, content=content
+        ),
+        num_slots=longest + 2 + int(3 * total * (1 - strain) ** 3),
+        max_num_seqs=draw.choice((1, 2, 4, 8, 64)),
+        max_num_batched_tokens=draw.choice((64, 512, 8192)),
+    )
+
+
+def _fcfs(seed: int) -> Case:
+    draw = random.Random(f"fcfs/{seed}")
+    return _drawn(f"fcfs/{seed}", draw, 100, 40, draw.random())
+
+
+def _lpm(seed: int) -> Case:
+    draw = random.Random(f"lpm/{seed}")
+    return replace(_drawn(f"lpm/{seed}", draw, 100, 40, draw.random(), shared=0.9), schedule_policy="lpm")
+
+
+def _chunks(seed: int) -> Case:
+    """Prompts of several chunks."""
+    draw = random.Random(f"chunks/{seed}")
+    case = _drawn(f"chunks/{seed}", draw, 300, 30, draw.random())
+    order, chunk = draw.choice(("fcfs", "lpm")), draw.choice((7, 16, 33, 64))
+    return replace(case, schedule_policy=order, max_num_batched_tokens=chunk)
+
+
+def _retraction(seed: int) -> Case:
+    """Outputs far longer than their reserved share, in a pool that hardly holds them."""
+    draw = random.Random(f"retraction/{seed}")
+    case = _drawn(f"retraction/{seed}", draw, 30, 300, 0.5 + draw.random() / 2)
+    return replace(case, schedule_policy=draw.choice(("fcfs", "lpm")), max_num_seqs=draw.choice((4, 8, 64)))
+
+
+def _ignore_eos(seed: int) -> Case:
+    """Requests that generate all of their declared tokens, and others."""
+    draw = random.Random(f"ignore_eos/{seed}")
+    case = _drawn(f"ignore_eos/{seed}", draw, 60, 150, 0.3 + 0.7 * draw.random(), fixed=draw.choice((0.5, 1)))
+    return replace(case, schedule_policy=draw.choice(("fcfs", "lpm")))
+
+
+def _uncached(seed: int) -> Case:
+    """Without a tree; those that ignore the end of text are admitted by another rule then."""
+    draw = random.Random(f"uncached/{seed}")
+    case = _drawn(f"uncached/{seed}", draw, 60, 150, 0.3 + 0.7 * draw.random(), fixed=draw.choice((0, 0.5, 1)))
+    return replace(case, prefix_caching=False)
+
+
+#: Kinds of workloads, by seed.
+KINDS: dict[str, Callable[[int], Case]] = {
+    "fcfs": _fcfs,
+    "lpm": _lpm,
+    "chunks": _chunks,
+    "retraction": _retraction,
+    "ignore_eos": _ignore_eos,
+    "uncached": _uncached,
+}
+
+
+def shrunk(case: Case, differs: Callable[[Case], bool]) -> Case:
+    """A case that differs, too, without the requests that it needs not."""
+    row = len(case.workload) - 1
+    while row >= 0:
+        if len(case.workload) > 1 and differs(smaller := case.without(row)):
+            case = smaller
+        row -= 1
+        row = min(row, len(case.workload) - 1)
+    return case
