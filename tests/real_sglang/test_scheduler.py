@@ -92,8 +92,8 @@ def test_a_story_of_a_full_batch():
 
 
 def _is_noticed(kind: str) -> bool:
-    """Whether three of twenty workloads differ."""
-    differing = (seed for seed in range(20) if _difference(KINDS[kind](seed)) is not None)
+    """Whether three of forty workloads differ."""
+    differing = (seed for seed in range(40) if _difference(KINDS[kind](seed)) is not None)
     return len(list(islice(differing, 3))) == 3
 
 
@@ -117,7 +117,7 @@ def test_a_share_of_outputs_that_ignore_the_end_of_text_is_noticed(monkeypatch):
 def test_an_admission_without_its_page_is_noticed(monkeypatch):
     """As in 0.5.9."""
     monkeypatch.setattr("fragmeter.sim.policy.sglang.PAGE", 0)
-    assert _is_noticed("fcfs")
+    assert _is_noticed("ignore_eos")
 
 
 def test_a_full_batch_that_is_looked_at_a_step_late_is_noticed(monkeypatch):
@@ -152,6 +152,16 @@ def test_evictions_of_all_that_is_asked_for_are_noticed(monkeypatch):
 
 
 def test_a_spent_chunk_that_looks_at_one_more_is_noticed(monkeypatch):
-    """As in 0.5.9, where the first candidate was looked up, and touched, in any case."""
+    """As in 0.5.9, where the first candidate was looked up, and could find the batch full, in any case."""
+    add, is_spent = PrefillBatch.add, PrefillBatch.is_spent
+
+    def look(batch, sequence):
+        if not is_spent.fget(batch):
+            return add(batch, sequence)
+        own = sequence.start_tokens - batch._transaction.look_up(sequence)
+        batch.is_full = own + sequence.max_tokens - sequence.generated_tokens >= batch._room
+        return False
+
+    monkeypatch.setattr(PrefillBatch, "add", look)
     monkeypatch.setattr(PrefillBatch, "is_spent", False)
     assert _is_noticed("chunks")
