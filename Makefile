@@ -42,7 +42,7 @@ help:
 # The modules with columns and numbers that the compiled core shares (core_header.py imports them).
 DECLARATIONS := sim/engine/core_header.py sim/engine/engine.py sim/engine/observer.py sim/cost/base.py sim/cost/paper.py sim/types/sequence.py \
 	$(addprefix sim/memory/,accounting/cache_log.py accounting/ledger.py accounting/moments.py \
-	prefix/block_pool.py prefix/chains.py prefix/residency.py)
+	prefix/block_pool.py prefix/chains.py prefix/contents_log.py prefix/residency.py)
 
 # A virtual environment of its own, installed anew when setup.cfg or the compiled core changes.
 $(VENV)/.core: setup.cfg pyproject.toml setup.py $(wildcard sim/engine/_core*.c) sim/engine/_core.h $(DECLARATIONS)

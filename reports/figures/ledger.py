@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,16 +11,21 @@ from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.output import frames as pd
 from ..style.labels import Numbers, metric_label
 from ..style.look import blank, hatched, note
-from ..style.palette import BUCKETS, INK
+from ..style.palette import BUCKETS, INK, Hue
 
 MOST_POINTS = 2_000
 _MOST_LINES = 25
 
 
 def ledger_over_time(
-    table: pd.DataFrame | Mapping[str, object], title: str, watermark_slots: int = 0, end_s: float | None = None
+    table: pd.DataFrame | Mapping[str, object],
+    title: str,
+    watermark_slots: int = 0,
+    end_s: float | None = None,
+    layers: Mapping[str, Hue] = BUCKETS,
+    definitions: Sequence[tuple[str, str]] | None = None,
 ) -> go.Figure:
-    """The nine buckets stacked over time, in slots, as steps, with the pool's capacity on top.
+    """The nine buckets, or other ``layers`` of the pool with ``definitions``, stacked over time, in slots, as steps, with its capacity.
 
     ``table`` has the column ``start_s`` (ascending, seconds) and a column of slots for each bucket. A row applies from
     its start to the start of the next row, the last one to ``end_s``. A table longer than ``MOST_POINTS`` is thinned to
@@ -29,16 +34,16 @@ def ledger_over_time(
     """
     whole = pd.DataFrame(table)
     drawn = whole.iloc[thin(whole["start_s"].to_numpy(), MOST_POINTS)]
-    used = [bucket for bucket in BUCKETS if whole[bucket].any()]
+    used = [bucket for bucket in layers if whole[bucket].any()]
     listed = whole.iloc[thin(whole["start_s"].to_numpy(), _MOST_LINES)]
-    subtitle = _subtitle(len(drawn), len(whole), len(listed), used)
-    definitions = SLOTS_VIEW.definitions(used)
+    subtitle = _subtitle(len(drawn), len(whole), len(listed), [name for name in layers if name not in used])
+    definitions = SLOTS_VIEW.definitions(used) if definitions is None else definitions
     figure = blank(title, subtitle, 380, _numbers(listed, used), _numbers(drawn, used), definitions)
     if end_s is not None:
         drawn = pd.concat([drawn, drawn.tail(1).assign(start_s=end_s)])
     for bucket in used:
-        figure.add_trace(_layer(drawn, bucket))
-    _capacity(figure, drawn)
+        figure.add_trace(_layer(drawn, bucket, layers[bucket]))
+    _capacity(figure, drawn, [*layers])
     if watermark_slots:
         _watermark(figure, drawn, watermark_slots)
     figure.update_layout(hovermode="x unified", dragmode="zoom", legend_traceorder="normal")
@@ -60,16 +65,15 @@ def thin(start_s: np.ndarray, most: int) -> np.ndarray:
     return np.unique(in_force)
 
 
-def _subtitle(drawn: int, rows: int, listed: int, used: list[str]) -> str:
-    empty = [metric_label(bucket) for bucket in BUCKETS if bucket not in used]
+def _subtitle(drawn: int, rows: int, listed: int, unused: list[str]) -> str:
+    empty = [metric_label(bucket) for bucket in unused]
     parts = [f"Drawn: {drawn:,} of {rows:,} rows, those in force at evenly spaced times."] if drawn < rows else []
     parts += [f"Listed below: {listed} of {rows:,} rows, evenly spaced."] if listed < rows else []
     parts += [f"Empty at all times: {', '.join(empty)}."] if empty else []
     return " ".join(parts)
 
 
-def _layer(table: pd.DataFrame, bucket: str) -> go.Scatter:
-    hue = BUCKETS[bucket]
+def _layer(table: pd.DataFrame, bucket: str, hue: Hue) -> go.Scatter:
     return go.Scatter(
         name=metric_label(bucket),
         x=table["start_s"].to_numpy(),
@@ -83,8 +87,8 @@ def _layer(table: pd.DataFrame, bucket: str) -> go.Scatter:
     )
 
 
-def _capacity(figure: go.Figure, table: pd.DataFrame) -> None:
-    capacity_slots = table[list(BUCKETS)].sum(axis=1).to_numpy()
+def _capacity(figure: go.Figure, table: pd.DataFrame, layers: list[str]) -> None:
+    capacity_slots = table[layers].sum(axis=1).to_numpy()
     figure.add_scatter(
         name="capacity",
         x=table["start_s"].to_numpy(),

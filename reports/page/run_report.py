@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from ...sim.memory.accounting.worths import WORTHS
 from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.views import SLOTS_VIEW, USAGE_VIEW, VIEWS, moved_text
 from ...sim.recording.blocks import BlockMap
@@ -21,9 +22,11 @@ from ...sim.types.ticks import PER_SECOND
 from ..blockmap.player import PlayedMap, Player
 from ..blockmap.table_viewer import TableViewer, chosen_request
 from ..data.answer import answer_of, comparison, key_numbers, question, sentence
+from ..data.cache_worth import worth_over_time, worth_sentence
 from ..data.pool_over_time import keeps_over_idle_spans, pool_over_time
 from ..data.results import Result
 from ..figures.figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
+from ..style.palette import BUCKETS, WORTH_HUES
 from . import serving_sections
 from .page import Section, write_page
 from .serving_sections import Measured
@@ -259,6 +262,34 @@ def _prefix_cache(inputs: PageInputs) -> Section | None:
     return Section("Prefix cache by tier", text, rows=rows)
 
 
+def _cache_worth(inputs: PageInputs) -> Section | None:
+    """What the cached blocks were worth, of runs whose requests share prefixes."""
+    tables = [(result, table) for result in _served(inputs) if (table := worth_over_time(result)) is not None]
+    if not tables:
+        return None
+    layers = {"held": BUCKETS["live"], **WORTH_HUES, "free": BUCKETS["free"]}
+    definitions = [(worth.label, f"cached slots {worth.which}") for worth in WORTHS.values()]
+    figures = [
+        _on_one_clock(
+            ledger_over_time(
+                table,
+                f"{result.name}: KV slots by the worth of what is cached",
+                end_s=result.end_s,
+                layers=layers,
+                definitions=definitions,
+            ),
+            inputs,
+        )
+        for result, table in tables
+    ]
+    finding = "\n\n".join(f"{result.name}: {worth_sentence(result.summary['cache_worth'])}" for result, _ in tables)
+    text = (
+        "The ledger's cached slots, each by what became of its contents when the run went on. Held slots are in tables of requests."
+        " Where nothing runs the last decision is drawn on."
+    )
+    return Section("Worth of the cached blocks", text, figures, finding=finding)
+
+
 #: Tiers of the prefix cache, by their key in the summary.
 _TIERS = {"prefix_cache": "GPU", "kv_offloading": "host"}
 
@@ -355,6 +386,7 @@ SECTIONS: tuple[Callable[[PageInputs], Section | None], ...] = (
     _memory,
     _waste,
     _prefix_cache,
+    _cache_worth,
     _fragmentation,
     _latencies,
     _serving,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ...sim.memory.accounting.buckets import BUCKETS as _NAMES
 from ...sim.memory.accounting.buckets import DECLARED
+from ...sim.memory.accounting.worths import WORTHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ BLACK_TEXT = "#0b0b0b"
 
 BUCKETS: dict[str, Hue] = {bucket: Hue(*DECLARED[bucket].hue) for bucket in _NAMES}
 """The ledger's buckets, in the order in which they are stacked."""
+
+WORTH_HUES: dict[str, Hue] = {name: Hue(*worth.hue, BLACK_TEXT) for name, worth in WORTHS.items()}
+"""What cached slots were worth, in the order in which they are stacked."""
 
 _BLUE, _SKY, _VERMILLION, _ORANGE, _PURPLE, _BLACK, _GREEN, _GREY = (
     BUCKETS[bucket]

@@ -306,8 +306,22 @@ static PyObject *core_logs(PyObject *self, PyObject *capsule)
     }
     struct pool *p = &r->cache->pool;
     settle_logs(p);
-    return Py_BuildValue("NNNNNL", flush(&p->lives), flush(&p->hit_lives), flush(&p->gaps), flush(&p->changes), flush(&p->look_ups),
-                         (long long)p->evicted);
+    return Py_BuildValue("NNNNNNNL", flush(&p->lives), flush(&p->hit_lives), flush(&p->gaps), flush(&p->changes), flush(&p->look_ups),
+                         flush(&p->stays), flush(&p->events), (long long)p->evicted);
+}
+
+/* Stays of the blocks that are cached now, after all ``logs``. */
+static PyObject *core_kept(PyObject *self, PyObject *capsule)
+{
+    struct replica *r = replica_of(capsule);
+    if (r == NULL)
+        return NULL;
+    if (r->cache == NULL) {
+        PyErr_SetString(PyExc_ValueError, "this replica has no prefix cache");
+        return NULL;
+    }
+    log_kept(&r->cache->pool);
+    return flush(&r->cache->pool.stays);
 }
 
 static PyMethodDef METHODS[] = {
@@ -319,6 +333,7 @@ static PyMethodDef METHODS[] = {
     {"look", core_look, METH_VARARGS, NULL},
     {"records", core_records, METH_O, NULL},
     {"logs", core_logs, METH_O, NULL},
+    {"kept", core_kept, METH_O, NULL},
     {"record", core_record, METH_VARARGS, NULL},
     {"recorded", core_recorded, METH_O, NULL},
     {"moments", core_moments, METH_VARARGS, NULL},

@@ -136,7 +136,8 @@ struct pool {
     int64_t num_touches, touch_room;
     int32_t unused_touches;
     struct lives ended;
-    struct log lives, hit_lives, gaps, changes, look_ups;
+    struct log lives, hit_lives, gaps, changes, look_ups, stays, events;
+    int64_t *since, num_look_ups; /* when each block with a hash came free; look-ups so far */
 };
 
 /* --- Block tables --- */
@@ -362,8 +363,10 @@ int64_t cached_blocks(const struct pool *p, int64_t hash, int64_t most, int32_t 
 void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t hash);
 void settle_logs(struct pool *p);
 bool set_order(struct pool *p, const char *name);
-bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now);
+bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t moment, int64_t now);
 void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment);
+void log_look_up(struct pool *p, bool asks, int64_t found);
+void log_kept(struct pool *p);
 void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, int64_t now);
 
 /* --- _core_cache.c: each function has its meaning there --- */
@@ -373,10 +376,10 @@ int64_t end_of(const struct cache *c, const struct path *path);
 int64_t hash_at(const struct cache *c, const struct path *path, int64_t place, int64_t *link, int64_t *end);
 int64_t look_up(struct cache *c, const struct path *path, int64_t most);
 int64_t found_in_tables(const struct cache *c);
-void extend_table(struct cache *c, struct table *table, int64_t count, int64_t now);
+void extend_table(struct cache *c, struct table *table, int64_t count, int64_t moment, int64_t now);
 void cache_full_blocks(struct cache *c, struct table *table, int64_t full);
-void take_block(struct cache *c, struct table *table, int64_t now);
-void take_blocks(struct cache *c, int64_t phase, int64_t count, int64_t now);
+void take_block(struct cache *c, struct table *table, int64_t moment, int64_t now);
+void take_blocks(struct cache *c, int64_t phase, int64_t count, int64_t moment, int64_t now);
 void enter_found(struct cache *c, struct table *table, const struct path *path, int64_t moment, int64_t now);
 void name_blocks(struct cache *c, struct table *table);
 void drop_cache(struct cache *c, int64_t slots);

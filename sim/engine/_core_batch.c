@@ -122,9 +122,8 @@ void grow_until(struct replica *r, int64_t decode_step)
     int64_t phase = c->grown_until % r->block_size;
     for (; c->grown_until < decode_step; c->grown_until++) {
         if (c->first_of[phase] != NONE) {
-            int64_t evicted = c->pool.evicted, now = ticks_before(r, c->grown_until);
-            take_blocks(c, phase, r->phases[phase], now);
-            log_change(&c->pool, MOMENT_KINDS * c->grown_until + AFTER_STEP, evicted - c->pool.evicted);
+            int64_t moment = MOMENT_KINDS * c->grown_until + AFTER_STEP;
+            take_blocks(c, phase, r->phases[phase], moment, ticks_before(r, c->grown_until));
         }
         phase = phase + 1 == r->block_size ? 0 : phase + 1;
     }

@@ -76,9 +76,9 @@ static bool make_room(struct cache *c, struct table *table, int64_t count)
 }
 
 /* A table takes so many blocks more. */
-void extend_table(struct cache *c, struct table *table, int64_t count, int64_t now)
+void extend_table(struct cache *c, struct table *table, int64_t count, int64_t moment, int64_t now)
 {
-    if (make_room(c, table, table->count + count) && get_new_blocks(&c->pool, table->blocks + table->count, count, now))
+    if (make_room(c, table, table->count + count) && get_new_blocks(&c->pool, table->blocks + table->count, count, moment, now))
         table->count += count;
 }
 
@@ -107,17 +107,17 @@ static void cache_last_full(struct cache *c, struct table *table)
 }
 
 /* ``CachedTables._take``. */
-void take_block(struct cache *c, struct table *table, int64_t now)
+void take_block(struct cache *c, struct table *table, int64_t moment, int64_t now)
 {
-    extend_table(c, table, 1, now);
+    extend_table(c, table, 1, moment, now);
     cache_last_full(c, table);
 }
 
 /* As ``take_block``, for each of the ``count`` running sequences of a phase, in order: their blocks come from the queue at once. */
-void take_blocks(struct cache *c, int64_t phase, int64_t count, int64_t now)
+void take_blocks(struct cache *c, int64_t phase, int64_t count, int64_t moment, int64_t now)
 {
     const int32_t *taken = c->taken;
-    if (!get_new_blocks(&c->pool, c->taken, count, now))
+    if (!get_new_blocks(&c->pool, c->taken, count, moment, now))
         return;
     for (int32_t slot = c->first_of[phase]; slot != NONE; slot = c->tables[slot].after) {
         struct table *table = &c->tables[slot];
@@ -152,7 +152,7 @@ void name_blocks(struct cache *c, struct table *table)
 void drop_cache(struct cache *c, int64_t slots)
 {
     struct pool *p = &c->pool;
-    struct log *logs[] = {&p->lives, &p->hit_lives, &p->gaps, &p->changes, &p->look_ups};
+    struct log *logs[] = {&p->lives, &p->hit_lives, &p->gaps, &p->changes, &p->look_ups, &p->stays, &p->events};
     for (size_t place = 0; place < sizeof logs / sizeof *logs; place++)
         free(logs[place]->items);
     for (int64_t slot = 0; c->tables != NULL && slot < slots; slot++)
@@ -167,6 +167,7 @@ void drop_cache(struct cache *c, int64_t slots)
     free(p->chains);
     free(p->ring);
     free(p->touches);
+    free(p->since);
     for (int place = 0; place < 4; place++)
         PyBuffer_Release(&c->names[place]);
     free(c);
@@ -186,6 +187,7 @@ struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots, b
     c->pool.unused_touches = NONE;
     c->pool.lives.fields = 1, c->pool.hit_lives.fields = HIT_LIFE_FIELDS, c->pool.gaps.fields = HIT_GAP_FIELDS;
     c->pool.changes.fields = CHANGE_FIELDS, c->pool.look_ups.fields = LOOK_UP_FIELDS;
+    c->pool.stays.fields = STAY_FIELDS, c->pool.events.fields = EVENT_FIELDS;
     c->tables = calloc((size_t)slots, sizeof *c->tables);
     c->taken = malloc((size_t)slots * sizeof *c->taken);
     c->first_of = malloc((size_t)block_size * sizeof *c->first_of);

@@ -43,6 +43,79 @@ static void log_hit_life(struct pool *p, int64_t ticks, int64_t idle_ticks)
         *record = (struct hit_life){.ticks = ticks, .idle_ticks = idle_ticks, .blocks = 1};
 }
 
+/* --- Contents: ``prefix/contents_log.py`` --- */
+
+/* The fewest free blocks since the last event. */
+static void log_taken(struct pool *p)
+{
+    struct event *last = (struct event *)p->events.items + p->events.count;
+    if (p->events.count) {
+        last[-1].free = least(last[-1].free, p->num_free);
+        return;
+    }
+    struct event *record = new_record(p, &p->events, EVENT_FIELDS);
+    if (record != NULL)
+        *record = (struct event){.kind = TAKEN, .free = p->num_free};
+}
+
+/* An event of blocks with consecutive hashes; it joins the last one of the same kind, which it may follow or precede. */
+static void log_event(struct pool *p, int64_t kind, int64_t name, int64_t blocks)
+{
+    struct event *last = (struct event *)p->events.items + p->events.count;
+    if (p->events.count && last[-1].kind == kind && last[-1].free == p->num_free && kind != LOOKED_UP) {
+        bool follows = last[-1].name + last[-1].blocks == name, precedes = name + blocks == last[-1].name;
+        if (follows || precedes) {
+            last[-1].name = follows ? last[-1].name : name;
+            last[-1].blocks += blocks;
+            return;
+        }
+    }
+    struct event *record = new_record(p, &p->events, EVENT_FIELDS);
+    if (record != NULL)
+        *record = (struct event){.kind = kind, .name = name, .blocks = blocks, .free = p->num_free};
+}
+
+/* A sequence has looked up its blocks, if they have hashes, and has entered. */
+void log_look_up(struct pool *p, bool asks, int64_t found)
+{
+    if (asks)
+        log_event(p, LOOKED_UP, p->num_look_ups, found);
+    p->num_look_ups++;
+}
+
+/* The stay of a free block with a hash is over at a moment. */
+static void log_stay(struct pool *p, int32_t id, int64_t moment, bool hit)
+{
+    int64_t name = p->blocks[id].hash, since = p->since[id];
+    if (name == UNSHARED)
+        return;
+    struct stay *last = (struct stay *)p->stays.items + p->stays.count;
+    if (p->stays.count) {
+        struct stay *s = &last[-1];
+        bool follows = s->name + s->blocks == name, precedes = name + 1 == s->name;
+        if ((follows || precedes) && s->since == since && s->until == moment && s->hit == hit && s->look_ups == p->num_look_ups) {
+            s->name = follows ? s->name : name;
+            s->blocks++;
+            return;
+        }
+    }
+    struct stay *record = new_record(p, &p->stays, STAY_FIELDS);
+    if (record != NULL)
+        *record = (struct stay){since, moment, hit, p->num_look_ups, name, 1};
+}
+
+/* Stays that have not ended, of all free blocks with a hash, as ``ContentsLog.kept``. They replace those that have. */
+void log_kept(struct pool *p)
+{
+    p->stays.count = 0;
+    for (int32_t id = 0; id < p->num_touched; id++) {
+        struct block *block = &p->blocks[id];
+        struct stay *record = block->ref_cnt || block->hash == NO_HASH ? NULL : new_record(p, &p->stays, STAY_FIELDS);
+        if (record != NULL)
+            *record = (struct stay){p->since[id], -1, false, p->num_look_ups, block->hash, 1};
+    }
+}
+
 /* --- The map of hashes: ``cached_block_hash_to_block`` --- */
 
 enum { FIRST_BITS = 6, NEAR_BITS = 4 };
@@ -130,6 +203,8 @@ void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t 
         if (hash != UNSHARED)
             insert_hash(p, blocks[place]);
     }
+    if (hash != UNSHARED && count > 0)
+        log_event(p, NAMED, hash, count);
 }
 
 /* --- Lives --- */
@@ -228,6 +303,12 @@ static bool widen_blocks(struct pool *p)
         memcpy(blocks, p->blocks, (size_t)p->num_touched * sizeof *blocks);
     free(p->blocks);
     p->blocks = blocks, p->block_room = room;
+    int64_t *since = realloc(p->since, (size_t)room * sizeof *since);
+    if (since == NULL) {
+        p->failed = true;
+        return false;
+    }
+    p->since = since;
     return true;
 }
 
@@ -289,8 +370,8 @@ static inline void append_free(struct pool *p, int32_t id)
     p->ring[p->end++ & p->ring_mask] = id;
 }
 
-/* The first blocks of the queue: they lose their hashes, which the caller logs, and have one reference. False if there are too few. */
-bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
+/* The first blocks of the queue, at a moment which is ``now``: they lose their hashes and have one reference. False if there are too few. */
+bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t moment, int64_t now)
 {
     if (count > p->num_free || p->failed) {
         p->overdrawn = !p->failed;
@@ -305,6 +386,7 @@ bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
             return false;
         struct block *block = &p->blocks[id];
         if (block->hash != NO_HASH) {
+            log_stay(p, id, moment, false);
             if (block->hash != UNSHARED)
                 remove_hash(p, id);
             block->hash = NO_HASH;
@@ -319,6 +401,9 @@ bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t now)
     p->evicted += evicted;
     p->num_free -= count;
     p->num_entries += count;
+    log_change(p, moment, -evicted);
+    if (p->logs_lives)
+        log_taken(p);
     return true;
 }
 
@@ -358,12 +443,15 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
         else if (--block->ref_cnt)
             continue;
         append_free(p, table[place]);
+        p->since[table[place]] = moment;
         came_free++;
     }
     p->num_free += came_free;
     p->num_cached += came_free;
     p->num_entries -= count;
     log_change(p, moment, came_free);
+    for (int64_t place = cached - 1; !unshared && place >= 0; place--)
+        log_event(p, RELEASED, p->blocks[table[place]].hash, 1);
 }
 
 /* One table more has blocks that were found by their hashes. */
@@ -379,6 +467,7 @@ void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, 
                 break;
             block->touched = more;
             if (!block->ref_cnt++) {
+                log_stay(p, found[end], moment, true);
                 p->ring[block->place] = NONE;
                 p->num_free--;
                 p->num_cached--;

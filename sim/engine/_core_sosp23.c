@@ -25,7 +25,7 @@ static void take_prompt(struct replica *r, int32_t slot, int64_t tokens)
     struct table *table = &r->cache->tables[slot];
     grow_until(r, r->decode_step + 1);
     table->count = 0;
-    extend_table(r->cache, table, ceil_div(tokens, r->block_size), r->now);
+    extend_table(r->cache, table, ceil_div(tokens, r->block_size), 0, r->now);
 }
 
 /* ``VllmSosp23._admit``; returns the pairs of query and key that the prefills compute. */

@@ -68,10 +68,9 @@ static void hold(struct replica *r, int32_t slot, int64_t tokens)
     if (c == NULL)
         return;
     struct table *table = &c->tables[slot];
-    int64_t evicted = c->pool.evicted, missing = ceil_div(tokens, r->block_size) - table->count;
+    int64_t missing = ceil_div(tokens, r->block_size) - table->count;
     if (missing > 0)
-        extend_table(c, table, missing, r->now);
-    log_change(&c->pool, at_row(r), evicted - c->pool.evicted);
+        extend_table(c, table, missing, at_row(r), r->now);
     cache_full_blocks(c, table, tokens / r->block_size);
 }
 
@@ -94,6 +93,7 @@ static void enter(struct replica *r, int32_t slot, const struct path *path, int6
             .known_tokens = sequence->start_tokens,
             .hit_tokens = known,
         };
+    log_look_up(&c->pool, has_hashes(path), c->num_found);
     hold(r, slot, known + tokens);
 }
 
@@ -163,11 +163,8 @@ static void take_in_order(struct replica *r, int64_t free)
         if (gone)
             break;
         free--;
-        if (r->cache != NULL) {
-            int64_t evicted = r->cache->pool.evicted;
-            take_block(r->cache, &r->cache->tables[slot], ticks_before(r, r->decode_step));
-            log_change(&r->cache->pool, after_step(r), evicted - r->cache->pool.evicted);
-        }
+        if (r->cache != NULL)
+            take_block(r->cache, &r->cache->tables[slot], after_step(r), ticks_before(r, r->decode_step));
     }
     if (r->cache != NULL)
         r->cache->grown_until = r->decode_step + 1;

@@ -35,6 +35,7 @@ from ..memory.accounting.ledger import Ledger, Table
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.paged import PagedMemory
 from ..memory.prefix import CoreResidency
+from ..memory.prefix.contents_log import STAY
 from ..policy.base import AnyPolicy
 from ..policy.vllm_sosp23 import VllmSosp23
 from ..policy.vllm_v1 import VllmV1
@@ -250,7 +251,7 @@ def started(
     cached = memory if isinstance(memory, CachedMemory) else None
     tables = None
     if memory.tables is not None and (cached is not None or mapped):
-        tables = memory.tables.pool.order, *(() if cached is None else _names(cached, columns[0]))
+        tables = memory.tables.pool.order, *(() if cached is None else _names(cached, columns[0], routed))
     handle = core.start(*columns, numbers, edges, costs, replica.policy.schedules_ahead, tables, routed)
     return core, handle, None if cached is None else CoreCache(cached, core, handle)
 
@@ -292,20 +293,14 @@ def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
     return (workload.output_tokens < declared) & (workload.output_tokens < longest)
 
 
-def _names(memory: CachedMemory, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Names of the blocks of requests, in the order of their first look-ups.
-
-    Returns:
-        Whether a request shares a prefix, bool [n]; its path between two offsets, int64 [n + 1]: numbers of chains and the
-        blocks at which they end; and how many chains there are.
-    """
-    shares = ~np.array(memory.unshared, dtype=bool)[rows]
-    paths = [memory.chains.path(request) for request in rows[shares].tolist()]
-    lengths = np.zeros(len(rows), dtype=np.int64)
-    lengths[shares] = [*map(len, paths)]
-    numbers = np.array([chain.number for path in paths for chain, _ in path], dtype=np.int64)
-    stops = np.array([stop for path in paths for _, stop in path], dtype=np.int64)
-    return shares, np.append(0, np.cumsum(lengths)), numbers, stops, 1 + int(numbers.max(initial=0))
+def _names(
+    memory: CachedMemory, rows: np.ndarray, routed: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Names of the blocks of requests, as ``Paths`` has them without the requests; and how many chains there are."""
+    paths = memory.chains.paths(rows)
+    if not routed:
+        memory.paths = paths
+    return *paths[1:], 1 + int(paths.numbers.max(initial=0))
 
 
 class CoreCache:
@@ -328,12 +323,15 @@ class CoreCache:
 
     def close(self) -> None:
         """Let go of the core, when the run has ended."""
+        kept = np.frombuffer(self._core.kept(self._handle), dtype=np.int64)
+        self._memory.contents.kept.extend(kept.reshape(-1, len(STAY)))
         del self._handle
 
     def read(self) -> None:
         """Take what the core has computed since the last time."""
         log, lives = self._memory.cache_log, self._residency
         *logs, self._memory.pool.evicted_blocks = self._core.logs(self._handle)
-        tables = lives.lives, lives.hit_lives, lives.gaps, log.changes, log.look_ups
+        contents = self._memory.contents
+        tables = lives.lives, lives.hit_lives, lives.gaps, log.changes, log.look_ups, contents.stays, contents.events
         for table, found in zip(tables, logs, strict=True):
             table.extend(np.frombuffer(found, dtype=np.int64).reshape(-1, len(table.fields)))

@@ -16,6 +16,7 @@ from ..memory.accounting.ledger import CACHE_CHANGE, CHUNK, COMPLETE, EVICTION, 
 from ..memory.accounting.moments import AFTER_ROW, AFTER_STEP, AT_ROW, IN_STEP, MOMENT_KINDS
 from ..memory.prefix.block_pool import UNSHARED
 from ..memory.prefix.chains import PLACE_BITS
+from ..memory.prefix.contents_log import EVENT, LOOKED_UP, NAMED, RELEASED, STAY, TAKEN
 from ..memory.prefix.residency import HIT_GAP, HIT_LIFE, KEPT_TOUCHES
 from ..types.sequence import FRESH, NOT_DECODING, RECOMPUTED
 from .engine import LONGEST_LEAP
@@ -48,6 +49,8 @@ _STRUCTS = {
     "hit_gap": HIT_GAP,
     "change": CACHE_CHANGE,
     "look_up": LOOK_UP,
+    "stay": STAY,
+    "event": EVENT,
     "limits": CoreLimits._fields,
     "map_limits": MapLimits._fields,
     "terms": StepTerms._fields,
@@ -66,6 +69,10 @@ _NUMBERS = {
     "COMPLETE": COMPLETE,
     "UNSHARED": UNSHARED,
     "KEPT_TOUCHES": KEPT_TOUCHES,
+    "LOOKED_UP": LOOKED_UP,
+    "NAMED": NAMED,
+    "RELEASED": RELEASED,
+    "TAKEN": TAKEN,
     "PLACE_BITS": PLACE_BITS,
     "BLOCK_ROWS": BLOCK_ROWS,
     "LONGEST_LEAP": LONGEST_LEAP,

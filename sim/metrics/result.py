@@ -34,6 +34,7 @@ from ..runs.run import Run
 from ..types.columns import column_of, slices
 from ..types.once import once
 from ..workload.workload import Workload
+from .cache_worth import worth_at_rows
 from .gaps import Gaps
 from .host_pool import host_held_at_rows
 from .kv_groups import group_buckets_at_rows
@@ -159,7 +160,7 @@ def gaps_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
 def memory_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
     """The ledger at the start of every leap, or of some, in slots, with the longest free run and the swap space in use.
 
-    With KV groups also the ledger of each; its columns are named by group and bucket.
+    With KV groups also the ledger of each; its columns are named by group and bucket. ``cached`` by worth as ``cache_worth`` has it.
     """
     return pd.DataFrame(memory_columns(run, part), copy=False)
 
@@ -171,7 +172,7 @@ def memory_columns(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]
     longest = anywhere if run.log.paged else run.log.rows["largest_free"][part]
     columns = {"start_ticks": run.log.rows["start_ticks"][part], **buckets, "largest_free_run": longest}
     columns["host_held"] = host_held_at_rows(run, part)
-    return columns | group_buckets_at_rows(run, part)
+    return columns | group_buckets_at_rows(run, part) | worth_at_rows(run, part)
 
 
 def table_of(run: Run, name: str, part: slice = slice(None)) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from ..runs.integrals import Window
 from ..runs.run import Run
 from ..types.ticks import PER_SECOND
 from ..workload.workload import Workload
+from .cache_bounds import cache_summary
 from .gaps import Gaps
 from .host_pool import host_pool
 from .kv_groups import kv_groups
@@ -61,6 +62,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "external_fragmentation_index": _external_fragmentation(run),
         "work": work_summary(work(run.log)),
         "prefix_cache": prefix_cache(run),
+        **({} if (cached := cache_summary(run)) is None else {"cache_worth": cached}),
         "kv_offloading": kv_offloading(run),
         "speculative_decoding": speculative_decoding(run.log.drafts, most_drafts(run)),
     }

@@ -66,11 +66,15 @@ Sums = TypeVar("Sums", int, np.ndarray)
 
 
 class CachedSlots:
-    """The integrals of the ``cached`` bucket over the log of a run log."""
+    """The integrals of the ``cached`` bucket over the log of a run log, or of a part of it.
 
-    def __init__(self, run_log: RunLog) -> None:
-        self._run_log = run_log
-        self._slots, self._moment = run_log.cache_changes["slots"], run_log.cache_changes["moment"]
+    Args:
+        changes: Columns ``CACHE_CHANGE`` of the part; None for the whole bucket.
+    """
+
+    def __init__(self, run_log: RunLog, changes: Mapping[str, np.ndarray] | None = None) -> None:
+        self._run_log, changes = run_log, run_log.cache_changes if changes is None else changes
+        self._slots, self._moment = changes["slots"], changes["moment"]
 
     def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Slots and moments of some changes at a time: when they were takes several columns."""

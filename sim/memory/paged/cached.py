@@ -33,6 +33,8 @@ from ..accounting.moments import after_step, at_row
 from ..accounting.repeats import idle_repeats
 from ..prefix import UNSHARED, BlockPool, BlockResidency, Chains, FreeKVCacheBlockQueue, lookup_blocks
 from ..prefix.block_tables import BlockTables
+from ..prefix.chains import Paths
+from ..prefix.contents_log import ContentsLog
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 
@@ -95,7 +97,8 @@ class CachedTables(BlockTables):
     def name(self, sequence: Sequence, hashes: Values[int]) -> None:
         """Look-ups may ask from now on for the blocks of a sequence that did not need hashes before."""
         self.hashes[sequence] = hashes
-        self.pool.cache_full_blocks(self.tables[sequence][: self.num_cached_blocks[sequence]], hashes)
+        blocks = self.tables[sequence][: self.num_cached_blocks[sequence]]
+        self.pool.cache_full_blocks(blocks, hashes[: len(blocks)])
 
     def append(self, sequence: Sequence) -> None:
         """See ``BlockTables``."""
@@ -161,7 +164,7 @@ class CachedTables(BlockTables):
 
     def _free(self, sequence: Sequence) -> None:
         cached = self.pool.num_cached
-        self.pool.free_blocks(self.tables.pop(sequence))
+        self.pool.free_blocks(self.tables.pop(sequence), self.leaves_at)
         self._log.change(self.pool.num_cached - cached, self.leaves_at)
         del self.hashes[sequence], self.num_cached_blocks[sequence]
 
@@ -230,6 +233,8 @@ class CachedMemory(PagedMemory):
         tables: Tables of the sequences on the device.
         chains: Hashes of the blocks of every request.
         unshared: For each request, whether no other request has a common prefix with it.
+        contents: What the pool did with the contents that it keeps.
+        paths: Paths of the served requests, where they are known; else None.
     """
 
     _transaction: CachedTransaction
@@ -241,7 +246,9 @@ class CachedMemory(PagedMemory):
     ) -> None:
         super().__init__(num_blocks, block_size)
         residency = BlockResidency()
-        self.pool = BlockPool(num_blocks, order, residency)
+        self.contents = ContentsLog()
+        self.paths: Paths | None = None
+        self.pool = BlockPool(num_blocks, order, residency, self.contents)
         self.cache_log = self.cached_level = CacheLog(block_size, residency)
         self.tables = CachedTables(self.pool, block_size, self.cache_log, ahead)
         self.unshared, self.chains, self._ahead = chains.unshared, chains, ahead
@@ -286,6 +293,7 @@ class CachedMemory(PagedMemory):
         self.tables.grow_until(decode_step + 1)
         shared = self.pool.num_shared
         self.tables.enter(sequence, found, hashes)
+        self.contents.on_looked_up(hashes is not None, len(found), self.pool.num_free)
         # Its admission later subtracts the blocks of all its tokens from ``free``.
         self.free += self.pool.num_shared - shared
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, len(found) * self.block_size))

@@ -31,6 +31,7 @@ from typing import cast
 import numpy as np
 
 from ...types.errors import Overdrawn, SimulationFault
+from .contents_log import ContentsLog
 from .residency import BlockResidency
 
 #: Hash of a full block that no look-up asks for. Hashes of others are not 0.
@@ -190,6 +191,7 @@ class BlockPool:
         num_blocks: Usable blocks.
         order: Class of the free queue.
         residency: Log of the lives of blocks, or None.
+        contents: Log of what is kept, or None.
 
     Attributes:
         free_block_queue: The free blocks.
@@ -206,7 +208,9 @@ class BlockPool:
         num_blocks: int,
         order: type[FreeKVCacheBlockQueue] = FreeKVCacheBlockQueue,
         residency: BlockResidency | None = None,
+        contents: ContentsLog | None = None,
     ) -> None:
+        self.contents = contents
         self.num_blocks, self.free_block_queue, self.residency = num_blocks, order(num_blocks), residency
         self.ref_cnt: list[int] = []
         self.block_hash: list[int | None] = []
@@ -300,6 +304,8 @@ class BlockPool:
             self._maybe_evict_cached_blocks(blocks, moments)
         if self.residency is not None and moments is not None:
             self.residency.on_blocks_allocated(blocks, moments)
+        if self.contents is not None:
+            self.contents.on_taken(self.num_free)
         self.num_entries += len(blocks)
         if self.taken is not None:
             self.taken.update(blocks)
@@ -315,6 +321,8 @@ class BlockPool:
             if not some:
                 return
             blocks, names, moments = zip(*some, strict=True)
+        if self.contents is not None:
+            self.contents.on_stays_ended(blocks, cast("Sequence[int]", names), moments, False)
         for block in blocks:
             hashes[block], is_hashed[block] = None, 0
         if any(names):
@@ -356,6 +364,8 @@ class BlockPool:
             # The last blocks of a table come first in the queue.
             self.free_block_queue.remove_n(queued[::-1])
             self.num_cached -= len(queued)
+            if self.contents is not None:
+                self.contents.on_stays_ended(queued, cast("Sequence[int]", hashes), [moment] * len(queued), True)
         for block, count in zip(blocks, counts, strict=True):
             references[block] = count + 1
         self.free_block_queue.note_hits(blocks)
@@ -365,7 +375,7 @@ class BlockPool:
         if self.taken is not None:
             self.taken.update(blocks)
 
-    def cache_full_blocks(self, blocks: Iterable[int], names: Iterable[int]) -> None:
+    def cache_full_blocks(self, blocks: Iterable[int], names: Sequence[int]) -> None:
         """Look-ups can find full blocks of a table by their hashes from now on, unless these are ``UNSHARED``.
 
         Raises:
@@ -378,9 +388,14 @@ class BlockPool:
             hashes[block], self._is_hashed[block] = name, 1
             if name and cached.setdefault(name, block) != block:
                 self._copies.setdefault(name, {})[block] = None
+        if self.contents is not None:
+            self.contents.on_named(names, self.num_free)
 
-    def free_blocks(self, table: Sequence[int]) -> None:
+    def free_blocks(self, table: Sequence[int], moment: int = 0) -> None:
         """One table less has each of ``table``. Blocks in no other table join the free queue, the last one of the table first.
+
+        Args:
+            moment: When it is, for ``contents``.
 
         Raises:
             SimulationFault: A block is already free.
@@ -397,6 +412,15 @@ class BlockPool:
         self.num_entries -= len(table)
         self.num_cached += len(freed) - len(unhashed)
         self.free_block_queue.free_n(freed, unhashed)
+        if self.contents is not None:
+            self.contents.on_freed(sorted({*freed} - {*unhashed}), moment)
+            self.contents.on_released((self.block_hash[block] or UNSHARED for block in table), self.num_free)
+
+    def seal_contents(self) -> None:
+        """Complete the log of what is kept, when the run has ended."""
+        if self.contents is not None:
+            ids = [block for block in self.hashed_ids().tolist() if not self.ref_cnt[block]]
+            self.contents.seal({block: self.block_hash[block] or UNSHARED for block in ids})
 
     def _drop_references(self, blocks: Sequence[int]) -> Sequence[int]:
         """One reference less to each block. Returns those that have none any more."""

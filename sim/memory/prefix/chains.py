@@ -19,6 +19,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from itertools import chain as chained
 from operator import eq, itemgetter
+from typing import NamedTuple
+
+import numpy as np
 
 from ...workload.content import Run, Tokens
 
@@ -64,6 +67,23 @@ class Chain:
         return common + own[at + 2], [stream, start + own[at + 2], length - own[at + 2], *runs[at + 3 :]]
 
 
+class Paths(NamedTuple):
+    """Paths of some requests as columns.
+
+    Attributes:
+        requests: Indices of the requests, ascending, int64 [n].
+        shares: Whether a request shares a prefix, bool [n]; one that does not has no path here.
+        offsets: The path of each lies between two of them, int64 [n + 1].
+        numbers, stops: Numbers of its chains, and the blocks at which they end, int64.
+    """
+
+    requests: np.ndarray
+    shares: np.ndarray
+    offsets: np.ndarray
+    numbers: np.ndarray
+    stops: np.ndarray
+
+
 class Chains:
     """The paths of requests.
 
@@ -84,6 +104,16 @@ class Chains:
         """Path of all blocks that a request fills up to the end of its output."""
         tokens = self._tokens
         return self.path_of([*tokens.runs(request), *tokens.output_runs(request)])
+
+    def paths(self, requests: np.ndarray) -> Paths:
+        """Paths of requests in the order of their first look-ups, which ascends."""
+        shares = ~np.array(self.unshared, dtype=bool)[requests]
+        paths = [self.path(request) for request in requests[shares].tolist()]
+        lengths = np.zeros(len(requests), dtype=np.int64)
+        lengths[shares] = [*map(len, paths)]
+        numbers = np.array([chain.number for path in paths for chain, _ in path], dtype=np.int64)
+        stops = np.array([stop for path in paths for _, stop in path], dtype=np.int64)
+        return Paths(requests, shares, np.append(0, np.cumsum(lengths)), numbers, stops)
 
     def names(self, request: int) -> list[int]:
         """Names, as numbers, of the blocks that a request fills up to the end of its output, in order."""

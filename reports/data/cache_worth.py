@@ -1,0 +1,47 @@
+"""The pool over time by what its cached blocks were worth, and what a run says of them in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...sim.memory import BUCKETS
+from ...sim.memory.accounting.worths import WORTHS
+from ...sim.output import frames as pd
+from ...sim.types.ticks import PER_SECOND
+from .results import Result
+
+#: A run with a larger share of undecided slots among the cached ones says too little of the others.
+MOST_UNDECIDED_PCT = 20
+
+
+def worth_over_time(result: Result) -> pd.DataFrame | None:
+    """``start_s``, slots that are held, of each worth, and free, a row per leap; None of a run without the columns.
+
+    No row shows what changes while nothing runs.
+    """
+    memory = result.memory
+    names = {worth: f"cached.{worth}" for worth in WORTHS}
+    if result.num_replicas > 1 or not all(column in memory for column in names.values()):
+        return None
+    held = sum(memory[bucket] for bucket in BUCKETS if bucket not in ("cached", "free"))
+    columns = {"start_s": memory["start_ticks"] / PER_SECOND, "held": held}
+    return pd.DataFrame(columns | {worth: memory[name] for worth, name in names.items()} | {"free": memory["free"]})
+
+
+def worth_sentence(found: dict[str, Any]) -> str:
+    """What a run says of its cached blocks, from ``cache_worth`` of its summary."""
+    pct, asked = found["pool_pct"], found["asked_blocks"]
+    cached = sum(pct.values())
+    if not cached or not asked:
+        return "Nothing is cached, or looked up."
+    undecided = 100 * pct["undecided"] / cached
+    if undecided > MOST_UNDECIDED_PCT:
+        return f"The run ends too early to say: {undecided:.0f} % of the cached slot-hours are undecided. Serve a longer record."
+    rates = (100 * found[f"{name}hit_blocks"] / asked for name in ("", "fixed_schedule_", "infinite_"))
+    actual, fixed, infinite = (f"{rate:.1f} %" for rate in rates)
+    return (
+        f"{pct['never'] + pct['too_late']:.0f} % of the pool's slot-hours hold blocks that are evicted without another hit"
+        f" ({pct['too_late']:.0f} % are looked for again, too late), and {pct['hit_later']:.0f} % blocks that are hit; of the blocks that"
+        f" requests ask for {actual} are hit, where the best order of eviction would have hit {fixed} and a cache without end"
+        f" {infinite}, on the same schedule, for which {found['closing_blocks']:,} blocks suffice."
+    )

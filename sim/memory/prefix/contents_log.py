@@ -1,0 +1,105 @@
+"""What a pool of blocks did with the contents that it keeps: enough to say afterwards what each cached block was worth.
+
+    table        a request's blocks        released, kept           hit, or evicted
+    block        |------ held ------|------------ stay ------------|
+    stays                           since                        until
+
+A stay is the time of a block in the free queue with its hash. The events are the same run from the side of its hashes: look-ups,
+blocks that get one, tables that are given back, and how many blocks are free after each. ``metrics.cache_worth`` divides the stays,
+and ``metrics.cache_bounds`` replays the events in another order of eviction.
+
+Blocks that no look-up asks for (``UNSHARED``) are in neither; what they take is what the ledger has beyond the stays.
+``_core_pool.c`` writes the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ..accounting.ledger import Table
+
+#: Columns of stays: moments; whether a hit ended it or an eviction; look-ups before its end; and its blocks, with hashes that follow
+#: one another from ``name`` on.
+STAY = ("since", "until", "hit", "look_ups", "name", "blocks")
+#: Columns of events: its kind; the first of the hashes, which follow one another, or the number of the look-up; how many blocks they
+#: are, or were hit; and the fewest free blocks from then to the next event.
+EVENT = ("kind", "name", "blocks", "free")
+#: Kinds of events: a look-up that led to an admission; blocks in a table that get a hash; blocks with a hash in a table that is given
+#: back; and none of them.
+LOOKED_UP, NAMED, RELEASED, TAKEN = range(4)
+
+
+class ContentsLog:
+    """Stays and events of the blocks with hashes of one pool.
+
+    Attributes:
+        stays, events: Tables with the columns ``STAY`` and ``EVENT``; ``seal`` completes them.
+        kept: Stays that have not ended, of a run that goes on no more: ``until`` is -1. With blocks that are ``UNSHARED``, name 0.
+    """
+
+    def __init__(self) -> None:
+        self.stays, self.events, self.kept = Table(STAY), Table(EVENT), Table(STAY)
+        self._look_ups = 0
+        self._since: dict[int, int] = {}
+        # The last event, which changes until the next.
+        self._last: list[int] | None = None
+
+    def on_freed(self, blocks: Iterable[int], moment: int) -> None:
+        """Blocks with a hash, ``UNSHARED`` or not, are in no table any more."""
+        self._since.update(dict.fromkeys(blocks, moment))
+
+    def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
+        """Free blocks are hit, or lose their hashes."""
+        for block, name, moment in zip(blocks, names, moments, strict=True):
+            since = self._since.pop(block)
+            if name:
+                self.stays.append((since, moment, hit, self._look_ups, name, 1))
+
+    def on_looked_up(self, asks: bool, found: int, free: int) -> None:
+        """A sequence enters after it has looked up its blocks; ``asks``: if they have hashes."""
+        if asks:
+            self._note(LOOKED_UP, [(self._look_ups, found)], free)
+        self._look_ups += 1
+
+    def on_named(self, names: Iterable[int], free: int) -> None:
+        """Blocks in tables get hashes."""
+        self._note(NAMED, _runs(names), free)
+
+    def on_released(self, names: Iterable[int], free: int) -> None:
+        """A table has been given back."""
+        self._note(RELEASED, _runs(names), free)
+
+    def on_taken(self, free: int) -> None:
+        """Blocks have been taken."""
+        if self._last is None:
+            self._last = [TAKEN, 0, 0, free]
+        else:
+            self._last[-1] = min(self._last[-1], free)
+
+    def _note(self, kind: int, runs: Iterable[tuple[int, int]], free: int) -> None:
+        for name, blocks in runs:
+            if self._last is not None:
+                self.events.append((*self._last,))
+            self._last = [kind, name, blocks, free]
+
+    def seal(self, kept: dict[int, int]) -> None:
+        """Complete the tables, when the run has ended.
+
+        Args:
+            kept: Hashes of the free blocks that have one.
+        """
+        if self._last is not None:
+            self.events.append((*self._last,))
+            self._last = None
+        for block, name in kept.items():
+            if block in self._since:
+                self.kept.append((self._since.pop(block), -1, False, self._look_ups, name, 1))
+
+
+def _runs(names: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Ascending hashes of a table as runs of consecutive ones: first, and how many. ``UNSHARED`` ones are left out."""
+    found = np.array([name for name in names if name], dtype=np.int64)
+    starts = np.flatnonzero(np.append(True, np.diff(found) != 1)) if len(found) else np.zeros(0, dtype=np.int64)
+    return zip(found[starts].tolist(), np.diff(starts, append=len(found)).tolist(), strict=True)

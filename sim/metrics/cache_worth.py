@@ -1,0 +1,126 @@
+"""The cached slots of a run, divided by what they were worth.
+
+Each stay of a block in the free queue with its contents belongs as a whole to the first worth that fits:
+
+    hit_later    a hit ends it
+    too_late     an eviction ends it, and a later look-up asks for the contents
+    never        an eviction ends it, and none does
+    undecided    the run ends first
+
+A look-up asks for all full blocks of its prompt but the last token, found or not; only look-ups that lead to an admission count.
+Contents that no other request shares are ``never``: they are what the ledger has beyond the stays that are logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..memory.accounting.worths import WORTHS
+from ..memory.paged.cached import CachedMemory
+from ..runs.integrals import CachedSlots
+from ..runs.run import Run
+from ..types.errors import SimulationFault
+from ..types.once import once
+from .cached_names import CachedNames
+
+
+@dataclass(frozen=True)
+class CacheWorth:
+    """The ``cached`` bucket of a run by worth.
+
+    Attributes:
+        run: The run.
+        names: Its look-ups by name.
+        changes: Of each worth but ``never``, when slots came and went, as ``ledger.CACHE_CHANGE``.
+        evicted_in_vain: The same, of logged stays that are ``never``.
+    """
+
+    run: Run
+    names: CachedNames
+    changes: Mapping[str, Mapping[str, np.ndarray]]
+    evicted_in_vain: Mapping[str, np.ndarray]
+
+    @cached_property
+    def _levels(self) -> dict[str, CachedSlots]:
+        return {name: CachedSlots(self.run.log, columns) for name, columns in self.changes.items()}
+
+    @cached_property
+    def at_rows(self) -> dict[str, np.ndarray]:
+        """Slots of each worth in the first step of every row, int64 [rows]; they add up to the bucket.
+
+        Raises:
+            SimulationFault: The logged stays have more slots than the bucket, or fewer where all contents are shared.
+        """
+        found = {name: level.at_rows() for name, level in self._levels.items()}
+        never = CachedSlots(self.run.log).at_rows() - sum(found.values())
+        unlogged = never - CachedSlots(self.run.log, self.evicted_in_vain).at_rows()
+        if unlogged.min(initial=0) < 0 or (self._all_shared and unlogged.any()):
+            raise SimulationFault("the worth of cached slots does not add up to the cached bucket")
+        return {name: found.get(name, never) for name in WORTHS}
+
+    def slot_ticks(self) -> dict[str, int]:
+        """Slots of each worth, integrated over the whole run; they add up to the bucket."""
+        end = self.run.log.end_ticks
+        found = {name: level.over_time(0, end) for name, level in self._levels.items()}
+        never = CachedSlots(self.run.log).over_time(0, end) - sum(found.values())
+        return {name: found.get(name, never) for name in WORTHS}
+
+    @property
+    def _all_shared(self) -> bool:
+        memory = self.run.replica.memory
+        return isinstance(memory, CachedMemory) and not any(memory.unshared)
+
+
+@once
+def cache_worth(run: Run) -> CacheWorth | None:
+    """The worth of the cached slots; None where no log has the contents, or no two requests share any."""
+    memory = run.replica.memory
+    if type(memory) is not CachedMemory or all(memory.unshared):
+        return None
+    names = CachedNames(memory)
+    stays, kept, size = names.stays, names.kept, memory.block_size
+    hits = stays["hit"] > 0
+    late = np.zeros(len(hits), dtype=np.int64)
+    late[~hits] = _asked_again(names, {name: column[~hits] for name, column in stays.items()})
+    vain = np.where(hits, 0, stays["blocks"] - late)
+    since, until = stays["since"], stays["until"]
+    return CacheWorth(
+        run,
+        names,
+        {
+            "hit_later": _changes(since, until, size * stays["blocks"] * hits),
+            "too_late": _changes(since, until, size * late),
+            "undecided": {"moment": kept["since"], "slots": size * kept["blocks"]},
+        },
+        _changes(since, until, size * vain),
+    )
+
+
+def _asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Blocks of each of some stays that a look-up asks for after the stay, int64."""
+    blocks = stays["blocks"]
+    if not len(blocks):
+        return blocks
+    before = np.cumsum(blocks) - blocks
+    places = np.repeat((names.place_of(stays["name"]) - before).astype(np.int32), blocks)
+    places += np.arange(len(places), dtype=np.int32)
+    again = names.last[places] >= np.repeat(stays["look_ups"].astype(np.int32), blocks)
+    return np.add.reduceat(again, before, dtype=np.int64)
+
+
+def _changes(since: np.ndarray, until: np.ndarray, slots: np.ndarray) -> dict[str, np.ndarray]:
+    some = np.flatnonzero(slots)
+    return {
+        "moment": np.concatenate([since[some], until[some]]),
+        "slots": np.concatenate([slots[some], -slots[some]]),
+    }
+
+
+def worth_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
+    """Slots of each worth in the first step of every row, or of some, int64 [rows], as ``cached.worth``; none as ``cache_worth``."""
+    worth = cache_worth(run)
+    return {} if worth is None else {f"cached.{name}": column[part] for name, column in worth.at_rows.items()}

@@ -1,0 +1,85 @@
+"""Places in one array for the names of the blocks that a prefix cache keeps, and the look-ups that asked for them.
+
+A name is a chain and a place in it (``prefix.chains``), so what a table or a look-up names are few ranges of a chain each:
+
+    look-up 7    chain 1, places 0 to 40    chain 6, places 40 to 52
+    array        | chain 1: 0 1 2 ...           | chain 6: 40 41 ... |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..memory.paged.cached import CachedMemory
+from ..memory.prefix import lookup_blocks
+from ..memory.prefix.chains import PLACE_BITS
+from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED
+
+
+class CachedNames:
+    """The names of one run with a prefix cache.
+
+    Attributes:
+        stays, kept, events: Columns of the log of the contents.
+        size: Number of places.
+        first, stop: Places of the ranges that look-ups ask for, int64 [ranges], in the order of the look-ups.
+        last: The last look-up that asks for each place, or -1, int32 [size].
+        ranges: The ranges of each look-up lie between two entries, int64 [look-ups + 1]; none of one that asks for nothing.
+    """
+
+    def __init__(self, memory: CachedMemory) -> None:
+        memory.pool.seal_contents()
+        log = memory.contents
+        self.stays, self.kept, self.events = log.stays.columns(), log.kept.columns(), log.events.columns()
+        chain, start, stop = self._asked(memory)
+        names = np.concatenate([self.stays["name"], self.events["name"][self._named()]])
+        ends = names + np.concatenate([self.stays["blocks"], self.events["blocks"][self._named()]])
+        places = np.concatenate([(chain << PLACE_BITS) + start, names])
+        beyond = np.concatenate([(chain << PLACE_BITS) + stop, ends])
+        self._chains, inverse = np.unique(places >> PLACE_BITS, return_inverse=True)
+        least = np.full(len(self._chains), np.iinfo(np.int64).max)
+        most = np.full(len(self._chains), np.iinfo(np.int64).min)
+        np.minimum.at(least, inverse, places)
+        np.maximum.at(most, inverse, beyond)
+        before = np.cumsum(most - least) - (most - least)
+        #: Subtracted from a name of a chain it gives the place.
+        self._shift, self.size = least - before, int((most - least).sum())
+        self.first = self.place_of((chain << PLACE_BITS) + start)
+        self.stop = self.first + stop - start
+        self.last = np.full(self.size, -1, dtype=np.int32)
+        row = np.repeat(np.arange(len(self.ranges) - 1), np.diff(self.ranges))
+        for at, until, number in zip(self.first.tolist(), self.stop.tolist(), row.tolist(), strict=True):
+            self.last[at:until] = number
+
+    def _named(self) -> np.ndarray:
+        return np.flatnonzero((self.events["kind"] == NAMED) | (self.events["kind"] == RELEASED))
+
+    def _asked(self, memory: CachedMemory) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Chain, and first and last place (exclusive), of what each look-up asks for."""
+        look_ups = memory.cache_log.look_up_columns()
+        row = self.events["name"][self.events["kind"] == LOOKED_UP]
+        index, most = look_ups["index"][row], lookup_blocks(look_ups["known_tokens"][row], memory.block_size)
+        paths = memory.chains.paths(np.unique(index)) if memory.paths is None else memory.paths
+        place = np.searchsorted(paths.requests, index)
+        first, lengths = paths.offsets[place], np.diff(paths.offsets)[place]
+        # One range each for a sequence that finds its own blocks again.
+        own = ~paths.shares[place]
+        counts = np.where(own, 1, lengths)
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        nth = np.arange(len(before)) - before
+        link = np.repeat(first, counts) + nth
+        is_own = np.repeat(own, counts)
+        numbers, stops = (np.append(column, 0) for column in (paths.numbers, paths.stops))
+        link[is_own] = len(paths.numbers)
+        chain = np.where(is_own, -(np.repeat(index, counts) + 1), numbers[link])
+        until = np.repeat(most, counts)
+        stop = np.where(is_own, until, np.minimum(stops[link], until))
+        start = np.where(nth > 0, stops[link - 1], 0)
+        some = start < stop
+        of_row = np.repeat(row, counts)[some]
+        self.ranges = np.append(0, np.cumsum(np.bincount(of_row, minlength=len(look_ups["index"]))))
+        return chain[some], start[some], stop[some]
+
+    def place_of(self, names: np.ndarray) -> np.ndarray:
+        """Places of names, which ranges of the run have."""
+        return names - self._shift[np.searchsorted(self._chains, names >> PLACE_BITS)]

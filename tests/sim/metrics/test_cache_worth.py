@@ -1,0 +1,220 @@
+"""The worth of cached slots and its bounds, beside a recomputation from what each block of the pool went through."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from core_loads import Load, needs_core
+from fragmeter.sim.memory.accounting.worths import WORTHS
+from fragmeter.sim.memory.prefix.block_pool import BlockPool
+from fragmeter.sim.metrics import cache_bounds as bounds_module
+from fragmeter.sim.metrics.cache_bounds import cache_bounds
+from fragmeter.sim.metrics.cache_worth import cache_worth
+from fragmeter.sim.runs.moments import ticks_of
+from fragmeter.sim.runs.run import Run
+from fragmeter.sim.types.errors import SimulationFault
+
+
+@dataclass
+class Diary:
+    """What a pool was told, in order: (block, what, moment) with hashes; and the prompts that were looked up, as hashes."""
+
+    lines: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def of_pool(self) -> Any:
+        """A pool that writes the diary."""
+        lines = self.lines
+
+        class Told(BlockPool):
+            def get_new_blocks(self, count, moments=None):
+                before = dict(enumerate(self.block_hash))
+                taken = super().get_new_blocks(count, moments)
+                lines.extend(
+                    ("gone", block, before.get(block), at) for block, at in zip(taken, moments or [], strict=True)
+                )
+                return taken
+
+            def touch(self, blocks, moment=0):
+                lines.extend(
+                    ("hit", block, self.block_hash[block], moment) for block in blocks if not self.ref_cnt[block]
+                )
+                super().touch(blocks, moment)
+
+            def free_blocks(self, table, moment=0):
+                super().free_blocks(table, moment)
+                lines.extend(
+                    ("kept", block, self.block_hash[block], moment) for block in table if not self.ref_cnt[block]
+                )
+
+        return Told
+
+
+def told(load: Load) -> tuple[Run, list[tuple[Any, ...]]]:
+    """A run in Python, and its diary with a line ("asked", hashes) for each admission."""
+    diary = Diary()
+    with mock.patch("fragmeter.sim.memory.paged.cached.BlockPool", diary.of_pool()):
+        from fragmeter.sim.memory.paged.cached import CachedMemory
+
+        enter = CachedMemory.enter
+
+        def entered(self, sequence, found, hashes, decode_step):
+            wanted = (sequence.start_tokens - 1) // self.block_size
+            # The blocks of the steps before are taken first.
+            self.tables.grow_until(decode_step + 1)
+            diary.lines.append(("asked", [] if hashes is None else [*hashes[:wanted]]))
+            enter(self, sequence, found, hashes, decode_step)
+
+        with mock.patch.object(CachedMemory, "enter", entered):
+            run = load.run(core=False)
+    return run, diary.lines
+
+
+def by_walking(run: Run, lines: list[tuple[Any, ...]]) -> list[tuple[int, int, str]]:
+    """Each stay in ticks, from, to and worth, by looking ahead from each line."""
+
+    def ticks(moment: int) -> int:
+        return int(ticks_of(run.log, np.array([moment]))[0])
+
+    found = []
+    for number, line in enumerate(lines):
+        if line[0] != "kept" or line[2] is None:
+            continue
+        _, block, name, moment = line
+        since = ticks(moment)
+        for later, other in enumerate(lines[number + 1 :], number + 1):
+            if other[0] in ("hit", "gone") and other[1] == block:
+                again = name and any(each[0] == "asked" and name in each[1] for each in lines[later:])
+                worth = "hit_later" if other[0] == "hit" else "too_late" if again else "never"
+                found.append((since, ticks(other[3]), worth))
+                break
+        else:
+            found.append((since, run.log.end_ticks, "undecided"))
+    return found
+
+
+@hypothesis_settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 40))
+def test_every_cached_slot_has_the_worth_that_looking_ahead_gives(seed):
+    run, lines = told(Load(seed, "vllm-v1", most=25))
+    worth = cache_worth(run)
+    if worth is None:
+        return
+    expected = dict.fromkeys(WORTHS, 0)
+    for since, until, name in by_walking(run, lines):
+        expected[name] += (until - since) * run.replica.block_size
+    assert worth.slot_ticks() == expected
+
+
+@hypothesis_settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 40))
+def test_the_worths_add_up_to_the_cached_bucket_in_every_row_and_over_time(seed):
+    run = Load(seed, "vllm-v1").run()
+    worth = cache_worth(run)
+    if worth is None:
+        return
+    rows = worth.at_rows
+    assert all((column >= 0).all() for column in rows.values())
+    assert (sum(rows.values()) == run.accounts.at_rows()["cached"]).all()
+    assert sum(worth.slot_ticks().values()) == run.accounts.window().slot_ticks["cached"]
+
+
+@needs_core
+@hypothesis_settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 40))
+def test_the_core_and_python_find_the_same_worth_and_the_same_bounds(seed):
+    load = Load(seed, "vllm-v1")
+    compiled, python = load.run(), load.run(core=False)
+    one, other = cache_worth(compiled), cache_worth(python)
+    assert (one is None) == (other is None)
+    if one is None or other is None:
+        return
+    assert one.slot_ticks() == other.slot_ticks()
+    assert all((column == other.at_rows[name]).all() for name, column in one.at_rows.items())
+    assert cache_bounds(compiled) == cache_bounds(python)
+
+
+@hypothesis_settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 40))
+def test_no_run_hits_more_than_its_bounds(seed):
+    run = Load(seed, "vllm-v1").run()
+    found = cache_bounds(run)
+    if found is None or run.replica.cache_log is None:
+        return
+    assert found.hits * run.replica.block_size == run.replica.cache_log.look_up_columns()["hit_tokens"].sum()
+    assert found.hits <= found.fixed_schedule <= found.infinite <= found.asked
+    assert found.hits + found.policy_gap + found.capacity_gap == found.infinite
+    assert (found.closing_blocks == run.replica.num_blocks) <= (found.fixed_schedule == found.infinite)
+
+
+def most_of(free: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> int:
+    """The most spans that can be kept, by trying all choices."""
+    most = 0
+    for chosen in range(1 << len(spans)):
+        kept = [span for place, span in enumerate(spans) if chosen >> place & 1]
+        fits = all(sum(start <= event < end for start, end in kept) <= room for event, room in enumerate(free))
+        most = max(most, len(kept) * fits)
+    return most
+
+
+def in_any_order(free: list[int], spans: list[tuple[int, int]], rng: np.random.Generator) -> int:
+    """Spans that are kept when those that go are drawn at random."""
+    kept: list[tuple[int, int]] = []
+    hits = 0
+    starting = defaultdict(list)
+    for span in spans:
+        starting[span[0]].append(span)
+    for event, room in enumerate(free):
+        hits += sum(end == event for _, end in kept)
+        kept = [span for span in kept if span[1] > event] + starting[event]
+        while len(kept) > room:
+            kept.pop(int(rng.integers(len(kept))))
+    return hits
+
+
+def a_schedule(rng: np.random.Generator, most: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Free blocks at each event, and spans between two events, at most ``most``."""
+    events = int(rng.integers(2, 12))
+    free = rng.integers(0, 5, events).tolist()
+    edges = [sorted(rng.choice(events, 2, replace=False).tolist()) for _ in range(rng.integers(0, most + 1))]
+    return free, [(start, end) for start, end in edges]
+
+
+def test_the_fixed_schedule_keeps_as_many_as_any_choice_of_a_small_one():
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        free, spans = a_schedule(rng, 8)
+        kept, missing = bounds_module._kept(free, bounds_module.Spans(spans))
+        assert kept == most_of(tuple(free), tuple(spans))
+        assert most_of(tuple(room + missing for room in free), tuple(spans)) == len(spans)
+        assert not missing or kept <= most_of(tuple(room + missing - 1 for room in free), tuple(spans)) < len(spans)
+
+
+def test_no_order_hits_more_than_the_fixed_schedule_in_10_000_random_traces():
+    rng = np.random.default_rng(2)
+    for _ in range(10_000):
+        free, spans = a_schedule(rng, 30)
+        assert in_any_order(free, spans, rng) <= bounds_module._kept(free, bounds_module.Spans(spans))[0]
+
+
+def test_a_log_that_lacks_a_stay_does_not_add_up():
+    """The checks would say little if any log passed them."""
+    for seed in range(400):
+        run = Load(seed, "vllm-v1").run()
+        worth = cache_worth(run)
+        if worth is None or any(run.replica.memory.unshared) or not worth.evicted_in_vain["slots"].any():
+            continue
+        lacking = replace(worth, evicted_in_vain={name: column[:0] for name, column in worth.evicted_in_vain.items()})
+        if any(worth.at_rows["never"]):
+            with pytest.raises(SimulationFault, match="does not add up"):
+                _ = lacking.at_rows
+            return
+    raise AssertionError("no load evicts shared contents in vain")
