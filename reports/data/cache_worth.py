@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...sim.memory import BUCKETS
-from ...sim.memory.accounting.worths import WORTHS
+from ...sim.memory.accounting.worths import WORTH_COLUMNS
 from ...sim.output import frames as pd
 from ...sim.types.ticks import PER_SECOND
 from .results import Result
@@ -20,12 +20,17 @@ def worth_over_time(result: Result) -> pd.DataFrame | None:
     No row shows what changes while nothing runs.
     """
     memory = result.memory
-    names = {worth: f"cached.{worth}" for worth in WORTHS}
-    if result.num_replicas > 1 or not all(column in memory for column in names.values()):
+    if (
+        result.num_replicas > 1
+        or "cache_worth" not in result.summary
+        or not all(column in memory for column in WORTH_COLUMNS.values())
+    ):
         return None
     held = sum(memory[bucket] for bucket in BUCKETS if bucket not in ("cached", "free"))
     columns = {"start_s": memory["start_ticks"] / PER_SECOND, "held": held}
-    return pd.DataFrame(columns | {worth: memory[name] for worth, name in names.items()} | {"free": memory["free"]})
+    return pd.DataFrame(
+        columns | {worth: memory[name] for worth, name in WORTH_COLUMNS.items()} | {"free": memory["free"]}
+    )
 
 
 def worth_sentence(found: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...sim.memory.accounting.buckets import BUCKETS, OPTIONAL_BUCKETS
+from ...sim.memory.accounting.worths import WORTH_COLUMNS, WORTHS
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
 from ...sim.types.user_files import json_value
@@ -228,7 +229,7 @@ TABLES = {
     "memory": Declaration({
         "start_ticks": _TICKS,
         **dict.fromkeys(BUCKETS, _SLOTS),
-        **dict.fromkeys(OPTIONAL_BUCKETS, Column(most=MOST_SLOTS, optional=True)),
+        **dict.fromkeys((*OPTIONAL_BUCKETS, *WORTH_COLUMNS.values()), Column(most=MOST_SLOTS, optional=True)),
         "replica": _REPLICA,
     }),
     "preemptions": Declaration({
@@ -326,6 +327,13 @@ SUMMARY = {
             {"paper_view": dict.fromkeys(_SHARES, is_number), "buckets": dict.fromkeys(BUCKETS, is_number)},
         ),
     },
+}
+#: Those of ``cache_worth`` in ``summary.json``, where it is.
+CACHE_WORTH = {
+    "pool_pct": dict.fromkeys(WORTHS, is_number),
+    **dict.fromkeys(
+        ("asked_blocks", "hit_blocks", "fixed_schedule_hit_blocks", "infinite_hit_blocks", "closing_blocks"), is_count
+    ),
 }
 RUN = {
     "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),

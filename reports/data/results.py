@@ -22,7 +22,7 @@ from ...sim.recording import blocks
 from ...sim.recording import plans as plan
 from ...sim.types.errors import UserError
 from ...sim.types.ticks import PER_SECOND
-from .declared import MOST_TICKS, RUN, SUMMARY, TABLES, Damaged, check_document, is_count, read_json
+from .declared import CACHE_WORTH, MOST_TICKS, RUN, SUMMARY, TABLES, Damaged, check_document, is_count, read_json
 
 #: Tables that earlier versions did not write.
 _LATER = ("preemptions", "gaps")
@@ -121,6 +121,8 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         _check_version(folder, read_json(folder / "run.json", {}))
         summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
         _check_replicas(about)
+        if "cache_worth" in summary:
+            check_document(summary["cache_worth"], CACHE_WORTH, "summary.json: cache_worth")
         for mean in summary["waste"].values():
             if isinstance(mean, dict):
                 mean["buckets"] = nine_buckets(mean["buckets"])

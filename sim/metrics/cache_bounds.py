@@ -43,7 +43,7 @@ class CacheBounds:
         hits: The run's own.
         fixed_schedule: The most in any order of eviction, with the run's schedule.
         infinite: Those in a cache that evicts nothing, with the run's schedule.
-        closing_blocks: The smallest pool with which ``fixed_schedule`` is ``infinite``.
+        closing_blocks: The smallest pool, of this one and larger ones (``num_gpu_blocks``), with which ``fixed_schedule`` is ``infinite``.
     """
 
     asked: int
@@ -71,7 +71,7 @@ def cache_bounds(run: Run) -> CacheBounds | None:
         return None
     names = worth.names
     spans, held, hits = _spans(names)
-    kept, missing = _kept(names.events["free"].tolist(), spans)
+    kept, missing = _kept(names.events["free"], spans)
     return CacheBounds(
         asked=int((names.stop - names.first).sum()),
         hits=hits,
@@ -129,10 +129,11 @@ def _spans(names: CachedNames) -> tuple[Spans, int, int]:
     place[is_named] = names.place_of(names.events["name"][is_named])
     places = place.tolist()
     first, stop, ranges = names.first.tolist(), names.stop.tolist(), names.ranges.tolist()
-    # Names that no look-up asks for change nothing.
-    asked_before = np.append(0, np.cumsum(names.last >= 0))
-    asked_for = asked_before[place + np.where(is_named, names.events["blocks"], 0)] > asked_before[place]
-    for event in np.flatnonzero(asked_for | ~is_named).tolist():
+    # Names that no later look-up asks for change nothing. Who asks for a place of a chain asks for those before it.
+    looked_up = np.maximum.accumulate(np.where(names.events["kind"] == LOOKED_UP, names.events["name"] + 1, 0))
+    matters = ~is_named
+    matters[is_named] = names.last[place[is_named]] >= looked_up[is_named]
+    for event in np.flatnonzero(matters).tolist():
         kind, name, blocks, at = events["kind"][event], events["name"][event], events["blocks"][event], places[event]
         if kind == NAMED:
             tables[at : at + blocks] += 1
@@ -148,9 +149,10 @@ def _spans(names: CachedNames) -> tuple[Spans, int, int]:
                 length = stop[each] - first[each]
                 begun = since[asked]
                 held += int(np.count_nonzero(tables[asked]))
-                for start, count in _counted(begun):
-                    spans[start, event] += count
-                begun[:] = -1
+                if begun.max() >= 0:
+                    for start, count in _counted(begun):
+                        spans[start, event] += count
+                    begun[:] = -1
                 found = min(blocks, length)
                 tables[asked.start : asked.start + found] += 1
                 blocks -= found
@@ -164,12 +166,16 @@ def _counted(begun: np.ndarray) -> list[tuple[int, int]]:
     return [(value, count) for value, count in found if value >= 0]
 
 
-def _kept(free: list[int], spans: Spans) -> tuple[int, int]:
+def _kept(free: np.ndarray, spans: Spans) -> tuple[int, int]:
     """The most spans that can be kept, and how many more blocks all of them need.
 
     Args:
-        free: Blocks that are free from each event to the next.
+        free: Blocks that are free from each event to the next, int64.
     """
+    # What is kept changes at both ends of spans: between them only the fewest free blocks count.
+    edges = sorted({edge for span in spans for edge in span})
+    if not edges:
+        return 0, 0
     starting: dict[int, list[tuple[int, int]]] = {}
     for (start, end), count in spans.items():
         starting.setdefault(start, []).append((end, count))
@@ -177,7 +183,7 @@ def _kept(free: list[int], spans: Spans) -> tuple[int, int]:
     ending = Counter[int]()
     last: list[int] = []
     held = wanted = hits = missing = 0
-    for event, room in enumerate(free):
+    for event, room in zip(edges, np.minimum.reduceat(free, edges).tolist(), strict=True):
         here = kept.pop(event, 0)
         hits, held, wanted = hits + here, held - here, wanted - ending.pop(event, 0)
         for end, count in starting.get(event, ()):

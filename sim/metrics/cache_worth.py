@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..memory.accounting.worths import WORTHS
+from ..memory.accounting.worths import WORTH_COLUMNS, WORTHS
 from ..memory.paged.cached import CachedMemory
 from ..runs.integrals import CachedSlots
 from ..runs.run import Run
@@ -123,4 +123,4 @@ def _changes(since: np.ndarray, until: np.ndarray, slots: np.ndarray) -> dict[st
 def worth_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
     """Slots of each worth in the first step of every row, or of some, int64 [rows], as ``cached.worth``; none as ``cache_worth``."""
     worth = cache_worth(run)
-    return {} if worth is None else {f"cached.{name}": column[part] for name, column in worth.at_rows.items()}
+    return {} if worth is None else {WORTH_COLUMNS[name]: column[part] for name, column in worth.at_rows.items()}

@@ -36,3 +36,5 @@ _ALL = (
 )
 #: By name, in the order in which they are stacked and written.
 WORTHS = {each.name: each for each in _ALL}
+#: Their columns in ``memory.parquet``.
+WORTH_COLUMNS = {name: f"cached.{name}" for name in WORTHS}

@@ -14,14 +14,66 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from core_loads import Load, needs_core
+from engine_runs import LONG_MODEL
+from fragmeter.sim.config.settings import settings
+from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.worths import WORTHS
 from fragmeter.sim.memory.prefix.block_pool import BlockPool
 from fragmeter.sim.metrics import cache_bounds as bounds_module
-from fragmeter.sim.metrics.cache_bounds import cache_bounds
+from fragmeter.sim.metrics.cache_bounds import CacheBounds, cache_bounds
 from fragmeter.sim.metrics.cache_worth import cache_worth
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.workload import Workload
+from strategies import LineCost
+
+
+class Step(LineCost):
+    """Every step takes 100 ticks."""
+
+    def step_ticks(self, decodes, decode_context, prefill_tokens, prefill_pairs):
+        return 100
+
+    def decode_line(self, decodes, context):
+        return 100, 0, None
+
+
+def test_three_sessions_show_every_worth():
+    """The story of docs/cache-worth.md: six blocks of 4 tokens, prompts of 8 and 12, one output token each.
+
+    A comes back in time, B too late, since C and the order of eviction took its blocks; what B evicts of A no one asks for, and C is
+    still cached at the end. MIN would have kept B for A.
+    """
+    arrivals, prompts = [0, 1000, 2000, 3000, 4000], [8, 8, 12, 12, 12]
+    work = Workload(
+        "story",
+        np.array(arrivals),
+        np.array(prompts),
+        np.ones(5, dtype=np.int64),
+        content=PromptContent.of_sessions(np.array([0, 1, 0, 2, 1])),
+    )
+    chosen = settings(
+        policy="vllm-v1",
+        model=LONG_MODEL,
+        max_model_len=32,
+        block_size=4,
+        num_gpu_blocks_override=7,
+        max_num_seqs=4,
+        async_scheduling=False,
+        outside_ms=0,
+    )
+    run = simulate(chosen, work, Step())
+    worth, bounds = cache_worth(run), cache_bounds(run)
+    assert worth is not None
+    assert worth.slot_ticks() == {
+        "hit_later": 2 * 4 * (2000 - 100),
+        "too_late": 2 * 4 * (3000 - 1100),
+        "never": 3 * 4 * (4000 - 2100),
+        "undecided": 3 * 4 * (4100 - 3100),
+    }
+    assert bounds == CacheBounds(asked=6, hits=2, fixed_schedule=4, infinite=4, closing_blocks=7)
 
 
 @dataclass
@@ -192,7 +244,7 @@ def test_the_fixed_schedule_keeps_as_many_as_any_choice_of_a_small_one():
     rng = np.random.default_rng(1)
     for _ in range(300):
         free, spans = a_schedule(rng, 8)
-        kept, missing = bounds_module._kept(free, bounds_module.Spans(spans))
+        kept, missing = bounds_module._kept(np.array(free), bounds_module.Spans(spans))
         assert kept == most_of(tuple(free), tuple(spans))
         assert most_of(tuple(room + missing for room in free), tuple(spans)) == len(spans)
         assert not missing or kept <= most_of(tuple(room + missing - 1 for room in free), tuple(spans)) < len(spans)
@@ -202,7 +254,7 @@ def test_no_order_hits_more_than_the_fixed_schedule_in_10_000_random_traces():
     rng = np.random.default_rng(2)
     for _ in range(10_000):
         free, spans = a_schedule(rng, 30)
-        assert in_any_order(free, spans, rng) <= bounds_module._kept(free, bounds_module.Spans(spans))[0]
+        assert in_any_order(free, spans, rng) <= bounds_module._kept(np.array(free), bounds_module.Spans(spans))[0]
 
 
 def test_a_log_that_lacks_a_stay_does_not_add_up():
