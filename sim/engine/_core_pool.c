@@ -75,6 +75,14 @@ static void log_event(struct pool *p, int64_t kind, int64_t name, int64_t blocks
         *record = (struct event){.kind = kind, .name = name, .blocks = blocks, .free = p->num_free};
 }
 
+/* Some blocks of a table that is given back, with consecutive hashes. The caller adds how many are free then. */
+static void log_released(struct pool *p, const struct event *released)
+{
+    struct event *record = released->blocks ? new_record(p, &p->events, EVENT_FIELDS) : NULL;
+    if (record != NULL)
+        *record = *released;
+}
+
 /* A sequence has looked up its blocks, if they have hashes, and has entered. */
 void log_look_up(struct pool *p, bool asks, int64_t found)
 {
@@ -326,8 +334,10 @@ static int32_t untouched(struct pool *p)
 static inline int32_t pop_oldest(const struct pool *p, int64_t *first)
 {
     int32_t id, coming = p->ring[(*first + PREFETCHED) & p->ring_mask];
-    if (coming != NONE)
+    if (coming != NONE) {
         __builtin_prefetch(&p->blocks[coming], 1);
+        __builtin_prefetch(&p->since[coming]);
+    }
     do
         id = p->ring[(*first)++ & p->ring_mask];
     while (id == NONE);
@@ -424,7 +434,8 @@ bool set_order(struct pool *p, const char *name)
    table has the others. */
 void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment)
 {
-    int64_t came_free = 0;
+    int64_t came_free = 0, events = p->events.count;
+    struct event released = {.kind = RELEASED};
     for (int64_t place = cached; p->order == UNHASHED_FIRST && place < count; place++)
         if (widen(p, (void **)&p->front, p->num_front, &p->front_room, sizeof *p->front))
             p->front[p->num_front++] = table[place];
@@ -436,8 +447,16 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
     p->num_free += count - cached;
     for (int64_t place = cached - 1; place >= 0; place--) {
         struct block *block = &p->blocks[table[place]];
-        if (place >= PREFETCHED)
+        if (place >= PREFETCHED) {
             __builtin_prefetch(&p->blocks[table[place - PREFETCHED]], 1);
+            __builtin_prefetch(&p->since[table[place - PREFETCHED]], 1);
+        }
+        if (!unshared && block->hash + 1 != released.name) {
+            log_released(p, &released);
+            released.blocks = 0;
+        }
+        if (!unshared)
+            released.name = block->hash, released.blocks++;
         if (unshared)
             block->hash = UNSHARED, block->ref_cnt = 0;
         else if (--block->ref_cnt)
@@ -450,8 +469,9 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
     p->num_cached += came_free;
     p->num_entries -= count;
     log_change(p, moment, came_free);
-    for (int64_t place = cached - 1; !unshared && place >= 0; place--)
-        log_event(p, RELEASED, p->blocks[table[place]].hash, 1);
+    log_released(p, &released);
+    for (int64_t at = events; at < p->events.count; at++)
+        ((struct event *)p->events.items)[at].free = p->num_free;
 }
 
 /* One table more has blocks that were found by their hashes. */
