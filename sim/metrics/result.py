@@ -162,17 +162,17 @@ def memory_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
 
     With KV groups also the ledger of each; its columns are named by group and bucket. ``cached`` by worth as ``cache_worth`` has it.
     """
-    return pd.DataFrame(memory_columns(run, part), copy=False)
+    return pd.DataFrame(memory_columns(run, part) | worth_at_rows(run, part), copy=False)
 
 
 def memory_columns(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
-    """The columns of ``memory_table``."""
+    """The columns of ``memory_table`` that each replica of several has, too."""
     buckets = run.accounts.at_rows(part)
     anywhere = buckets["free"] + buckets["stranded"]
     longest = anywhere if run.log.paged else run.log.rows["largest_free"][part]
     columns = {"start_ticks": run.log.rows["start_ticks"][part], **buckets, "largest_free_run": longest}
     columns["host_held"] = host_held_at_rows(run, part)
-    return columns | group_buckets_at_rows(run, part) | worth_at_rows(run, part)
+    return columns | group_buckets_at_rows(run, part)
 
 
 def table_of(run: Run, name: str, part: slice = slice(None)) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from core_loads import Load, needs_core
 from engine_runs import LONG_MODEL
+from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.worths import WORTHS
@@ -270,3 +272,18 @@ def test_a_log_that_lacks_a_stay_does_not_add_up():
                 _ = lacking.at_rows
             return
     raise AssertionError("no load evicts shared contents in vain")
+
+
+@pytest.mark.parametrize(
+    "replicas", [("--num-replicas", "2"), ("--prefill-replicas", "1", "--decode-replicas", "1")], ids=["same", "apart"]
+)
+def test_several_replicas_have_no_division_yet(replicas, tmp_path):
+    """Of prefill and decode replicas only some would have the columns."""
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 100 * n, "input_length": 1024, "output_length": 8, "hash_ids": [n % 3, n]} for n in range(12)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--gpu", "h200", "--trace", str(trace), *replicas]
+    assert status(["simulate", *flags, "--out", str(tmp_path / "run")]) == DONE
+    assert "cache_worth" not in json.loads((tmp_path / "run" / "summary.json").read_text())
