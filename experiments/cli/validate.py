@@ -16,7 +16,7 @@ from cyclopts import Group, Parameter
 from ...gpu.devices import devices
 from ...gpu.devices.devices import Device
 from ...sim.cost.calibration import read
-from ...sim.output.files import as_json, require_apart, write_whole
+from ...sim.output.files import as_json, require_apart, require_writable_file, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.recording.plans import Plan, load
 from ...sim.spec import model as model_spec
@@ -48,6 +48,7 @@ def validate(
     model: Annotated[str | None, _DEVICE] = None,
     dtype: Annotated[Literal["fp32", "fp16", "bf16"] | None, _DEVICE] = None,
     quick: Annotated[bool, Parameter(group=_DEVICE.group, negative="")] = False,
+    predict: Annotated[Path | None, _DEVICE] = None,
     seed: Annotated[Seed | None, _DEVICE] = None,
     against: Annotated[Path | None, _SERVER] = None,
     metrics: Annotated[Path | None, _SERVER] = None,
@@ -78,6 +79,8 @@ def validate(
             plan's model; for checking a plan toy-llama; for a server the model that the benchmark names.
         dtype: Number format of weights and KV. By default the calibration's; fp16 on a GPU, fp32 elsewhere.
         quick: Short runs, for a first try.
+        predict: File for predictions of requests/s, TPOT, TTFT and preemptions by --calibration, written before the device runs.
+            Then static, orca-max and vllm-sosp23 serve these requests on the device's own clock.
         seed: Seed of requests, block tables and weights, by default 1. It does not affect the calibration.
         against: Result file of vllm bench serve --save-result, SGLang's bench_serving, AIPerf, GuideLLM, inference-perf or
             InferenceX. Single requests are compared where it has them (--save-detailed, --output-details).
@@ -94,7 +97,7 @@ def validate(
     report = Report(json)
     if against is not None:
         _refuse_with_against(plan=plan, check=check or None, every=every, device=device, calibration=calibration)
-        _refuse_with_against(dtype=dtype, quick=quick or None)
+        _refuse_with_against(dtype=dtype, quick=quick or None, predict=predict)
         from ..measured.run import AGAINST, validate_against
         from ..measured.start import Server
 
@@ -117,9 +120,11 @@ def validate(
     if every is not None and not check:
         raise SettingError("every", every, "applies only to --check; add it")
     if plan is not None:
-        _refuse_without_effect(calibration=calibration, quick=quick, seed=seed, out=out)
+        _refuse_without_effect(calibration=calibration, quick=quick, predict=predict, seed=seed, out=out)
     recorded = None if plan is None else _loaded(plan)
-    require_apart({"out": out, "json": json}, named_files(plan=plan, calibration=calibration, model=model))
+    require_apart(
+        {"out": out, "json": json, "predict": predict}, named_files(plan=plan, calibration=calibration, model=model)
+    )
     folder = None if out is None else OutputFolder(out, VALIDATION)
     opened = (devices.open if check else devices.open_timed)(device or "cpu")
     if check:
@@ -132,7 +137,11 @@ def validate(
     if plan is not None and recorded is not None:
         _time_plan(recorded, plan.name, opened, model, dtype, _of_plan(recorded, plan.name, kept), report)
         return
-    _validate(opened, calibration, model, dtype, kept, quick, 1 if seed is None else seed, folder, report)
+    chosen = 1 if seed is None else seed
+    if predict is not None:
+        _serve(opened, predict, calibration, model, dtype, kept, quick, chosen, out, report)
+        return
+    _validate(opened, calibration, model, dtype, kept, quick, chosen, folder, report)
 
 
 def _kv_cache_dtype(given: str | None) -> str | None:
@@ -190,7 +199,9 @@ def _refuse_without_against(**flags: Any) -> None:
             )
 
 
-def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | None, out: Path | None) -> None:
+def _refuse_without_effect(
+    calibration: Path | None, quick: bool, predict: Path | None, seed: int | None, out: Path | None
+) -> None:
     """Refuse flags that a recorded plan does not use.
 
     Raises:
@@ -201,9 +212,11 @@ def _refuse_without_effect(calibration: Path | None, quick: bool, seed: int | No
         raise SettingError("calibration", str(calibration), remedy)
     if out is not None:
         raise SettingError("out", str(out), "a recorded plan leaves no folder; leave it out, or take --json")
-    for name, given in (("quick", quick or None), ("seed", seed)):
+    for name, given in (("quick", quick or None), ("predict", predict), ("seed", seed)):
         if given is not None:
-            raise SettingError(name, given, "has no effect on a recorded plan; leave it out")
+            raise SettingError(
+                name, str(given) if isinstance(given, Path) else given, "has no effect on a recorded plan; leave it out"
+            )
 
 
 def _loaded(path: Path) -> Plan:
@@ -231,6 +244,41 @@ def _time_plan(
     found = plan_timed(plan, spec, device, dtype or devices.usual_dtype(device), _watch, kv_cache_dtype)
     print_plan(name, found, report)
     report.data({"device": device.describe(), "plan": dict(plan.meta), **found})
+
+
+def _serve(
+    device: Device,
+    predict: Path,
+    calibration: Path | None,
+    model: str | None,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
+    quick: bool,
+    seed: int,
+    out: Path | None,
+    report: Report,
+) -> None:
+    """Serve requests on a device's own clock.
+
+    Raises:
+        SettingError: There is no calibration, or a folder for results.
+    """
+    from ...gpu.calibrate.fitting import require_scipy
+    from ..measured import serving
+    from ..measured.validation_runs import scale_of
+
+    if calibration is None:
+        remedy = "predicts before the device runs, by a calibration; give --calibration, from fragmeter calibrate"
+        raise SettingError("predict", str(predict), remedy)
+    if out is not None:
+        raise SettingError("out", str(out), "has no effect with --predict; leave it out, or take --json")
+    require_writable_file(predict)
+    require_scipy()
+    scale = scale_of(device, quick, model)
+    predicting = serving.predicting_on(device, calibration, scale, dtype, kv_cache_dtype, seed)
+    document = serving.served_on(device, predicting, scale, predict, _watch)
+    serving.print_served(document, report)
+    report.data(document)
 
 
 def _validate(

@@ -466,17 +466,14 @@ class Validation:
 
     def _judged(self, name: str) -> acceptance.Run:
         measured = acceptance.calibrated_steps(self._calibrated.get("points", ()))
-        return judged(name, self.skeleton, self.plans[name], self.replays[name], measured, self._over_calibrated())
-
-    def _over_calibrated(self) -> tuple[float, float]:
-        """Bytes of weights and KV over those of the calibrated model."""
-        named = self._calibrated.get("model")
-        if named in (None, self.skeleton.model.name):
-            return 1.0, 1.0
-        (weights, kv), (of_weights, of_kv) = (
-            acceptance.elements(spec) for spec in (self.skeleton.model, model_spec(named))
+        return judged(
+            name,
+            self.skeleton,
+            self.plans[name],
+            self.replays[name],
+            measured,
+            over_calibrated(self.skeleton.model, self._calibrated),
         )
-        return weights / of_weights, kv / of_kv
 
     def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
         """Timed steps of a plan, with their times by the calibration as it is now."""
@@ -585,6 +582,15 @@ def samples_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Callable[...,
     steps = range(plan.num_steps)
     validate.warm_up(skeleton, [(plan, steps)])
     return np.array([validate.pass_us(skeleton, plan, steps, watch) for _ in range(rounds)])
+
+
+def over_calibrated(spec: ModelSpec, calibrated: Document) -> tuple[float, float]:
+    """Bytes of a model's weights and KV over those of the model of a calibration file."""
+    named = calibrated.get("model")
+    if named in (None, spec.name):
+        return 1.0, 1.0
+    (weights, kv), (of_weights, of_kv) = (acceptance.elements(one) for one in (spec, model_spec(named)))
+    return weights / of_weights, kv / of_kv
 
 
 def cost_of(fit: Calibration, model: str, kv_cache_dtype: str, captures: bool, paged: bool) -> StepCost:

@@ -104,6 +104,7 @@ def _on_gpu(device: str, model: str) -> list[Part]:
         _measuring("bench", device, "--passes", "ours", budget_s=25),
         _calibrate(device, model),
         _validate(device, model),
+        _serve(device, model),
         # Compiles in parallel what the grid needs.
         _measuring("modules", device, budget_s=50),
         _measuring("grid", device, "--subset", budget_s=50),
@@ -125,6 +126,7 @@ def _on_cpu(device: str, model: str) -> list[Part]:
         _measuring("bench", device, "--passes", "ours"),
         _calibrate(device, model, "--quick"),
         _validate(device, model, "--quick"),
+        _serve(device, model, "--quick"),
         Part("modules", reason="the grid builds what it runs for the CPU"),
         _measuring("grid", "shim", *few),
         _record("138:8"),
@@ -175,6 +177,13 @@ def _validate(device: str, model: str, *more: str) -> Part:
     names = ("validation.json", "steps.csv", *(() if device == "cpu" else ("calibration.json",)), "fragmeter.json")
     left = tuple(f"validation/{name}" for name in names)
     return Part("validate", ("-m", "fragmeter", "validate", *flags), left, budget_s=220)
+
+
+def _serve(device: str, model: str, *more: str) -> Part:
+    """Requests on the device's own clock, predicted before."""
+    how = ("--calibration", "{out}/calibration.json", "--predict", "{out}/prediction.json")
+    flags = ("--device", device, "--model", model, *more, *how)
+    return _verb("serving", *flags, verb="validate", files=("prediction.json",), budget_s=150)
 
 
 def _verb(name: str, *flags: str, verb: str | None = None, files: tuple[str, ...] = (), budget_s: float = 60) -> Part:

@@ -239,6 +239,38 @@ def _transformers(found: Found) -> str:
     return _table(headings, [row])
 
 
+def _serving(found: Found) -> str:
+    """Each figure of requests served on the device's own clock, predicted before; and the ratios of throughputs."""
+    figures = ("requests_per_s", "tpot_ms", "ttft_ms")
+    rows = [
+        (
+            f"{run['policy']} at {run['load']:g}",
+            *(
+                f"{run[figure]['predicted']:.4g}, {run[figure]['measured']:.4g} ({run[figure]['error']:+.1%})"
+                for figure in figures
+            ),
+            f"{run['preemptions']['predicted']}, {run['preemptions']['samples']}",
+        )
+        for run in found["runs"]
+    ]
+    ratios = [
+        (
+            f"{one['policy']} over {one['than']} at {one['load']:g}",
+            *(f"{one[side]:.3f}" for side in ("predicted", "measured")),
+            f"{one['error']:+.1%}",
+        )
+        for one in found["ratios"]
+    ]
+    reasons = "".join(f"\n- {reason}" for reason in found["acceptance"]["reasons"])
+    title = f"## Served on the device's own clock, predicted before (sha256 {found['prediction']['sha256'][:16]})"
+    verdict = f"Within its limits: {'yes' if found['acceptance']['passes'] else 'no'}.\n{reasons}".rstrip()
+    tables = [
+        _table(("predicted, measured", "requests/s", "TPOT, ms", "TTFT, ms", "preemptions"), rows),
+        _table(("ratio of requests/s", "predicted", "measured", "error"), ratios),
+    ]
+    return "\n\n".join([title, verdict, *tables])
+
+
 #: Columns of the errors of steps, in the order of :func:`_errors`.
 ERRORS = ("steps", "mean error", "p95", "bias", "of the sum")
 
@@ -257,6 +289,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "compare": _compare,
     "calibration": _calibration,
     "validation/validation": _validation,
+    "serving": _serving,
     "replay": _replay,
     "graphs": _graphs,
     "cpp_face": _cpp_face,

@@ -22,6 +22,8 @@ from ..model.skeleton import Skeleton
 
 #: Passes the step numbers on and shows progress.
 Watch = Callable[[Iterable[int], int], Iterable[int]]
+#: See :func:`size_of`.
+Size = tuple[int, int, int, bool]
 
 
 @torch.inference_mode()
@@ -53,16 +55,22 @@ def warm_up(skeleton: Skeleton, timed: Iterable[tuple[Plan, Sequence[int]]]) -> 
     Args:
         timed: All plans that will be timed, and their steps.
     """
-    sizes: dict[tuple[int, int, int, bool], Batch] = {}
+    sizes: dict[Size, Batch] = {}
     for plan, steps in timed:
         for found in (batch_of(plan, step) for step in steps):
-            blocks = -(-int(found.context_lens.max(initial=1)) // skeleton.pool.block_size)
-            # Also by tokens: of two steps with equal rows one may prefill, and GEMMs of new sizes load other kernels.
-            size = len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length(), found.is_paged
-            sizes.setdefault(size, found)
+            sizes.setdefault(size_of(found, skeleton.pool.block_size), found)
     # A capture releases the memory that torch has cached, so uncaptured steps run after the captures.
     for found in sorted(sizes.values(), key=lambda found: not found.only_decodes):
         skeleton.step(found)
+
+
+def size_of(found: Batch, block_size: int) -> Size:
+    """What compilation, captures and allocations depend on: tokens, rows, blocks of the longest context as a power of two, paging.
+
+    Also tokens: of two steps with equal rows one may prefill, and GEMMs of new sizes load other kernels.
+    """
+    blocks = -(-int(found.context_lens.max(initial=1)) // block_size)
+    return len(found.token_ids), len(found.query_lens), (blocks - 1).bit_length(), found.is_paged
 
 
 def batch_of(plan: Plan, step: int) -> Batch:

@@ -78,6 +78,7 @@ def check_summary(day: Path) -> None:
     assert "steps of a vllm-v0 plan: 0 wrong" in page
     assert "## Calibration: toy-llama, fp32, quick" in page and "| decode_attention | 8 |" in page
     assert "## Validation: toy-llama, predicted against measured" in page and "| vllm-sosp23 |" in page
+    assert "## Served on the device's own clock" in page and "| vllm-sosp23 over static at 1.25 |" in page
     assert "static batch through transformers" in page or "output tokens/s: transformers" in page
 
 
