@@ -73,7 +73,7 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ("doctor",): [Base((), {}, (), ("--json", "mine"))],
 }  # fmt: skip
 #: Flags that name what is written.
-_OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images"}
+_OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images", "--predict"}
 #: What more of which is more work, as the user asked; only what no machine can do is tried.
 _WORK = {"--num-prompts", "--seeds", "--verify-seeds", "--trials", "--n", "--num-replicas", "--every", "--jobs"}
 #: Values that would start workers, wait for clusters, or open a browser.
