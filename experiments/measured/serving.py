@@ -58,7 +58,7 @@ RATIO_LIMIT = 0.03
 #: Share of the paged runs with exactly as many preemptions as predicted.
 SAME_PREEMPTIONS = 0.9
 #: Predicted time on a GPU of all runs and repetitions, at most; with more there are fewer requests.
-MOST_SECONDS = 90.0
+MOST_SECONDS = 60.0
 #: Planted errors that are tried, from the smallest on.
 TRIED = [number / 100 for number in range(1, 31)]
 _LABELS = {"requests_per_s": "requests/s", "tpot_ms": "TPOT, ms", "ttft_ms": "TTFT, ms"}
