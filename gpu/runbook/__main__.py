@@ -113,7 +113,8 @@ def _on_gpu(device: str, model: str) -> list[Part]:
         _replay(device, model, every=1),
         _measuring("graphs", device, budget_s=15),
         _cpp_face(device),
-        _measuring("compare", device, "--passes", "others", budget_s=50),
+        # 20 to 23 s.
+        _measuring("compare", device, "--passes", "others", budget_s=35),
     ]
 
 
@@ -157,7 +158,7 @@ def _record(window: str) -> Part:
     load = ("--policy", "vllm-v0", "--n", "2", "--request-rate", "4", "--num-prompts", "40")
     pool = ("--num-gpu-blocks-override", "300", "--preemption-mode", "swap")
     plan = ("--record-plan", "{out}/plan.npz", "--record-steps", window, "--shuffle-ids")
-    return _verb("record", *load, *pool, *plan, verb="simulate", files=("plan.npz",), budget_s=30)
+    return _verb("record", *load, *pool, *plan, verb="simulate", files=("plan.npz",), budget_s=15)
 
 
 def _replay(device: str, model: str, every: int) -> Part:

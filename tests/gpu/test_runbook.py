@@ -344,6 +344,7 @@ def test_without_a_gpu_no_part_begins(device, tmp_path, capsys):
     assert not (tmp_path / "day").exists()
 
 
+@pytest.mark.slow
 def test_parts_that_need_no_gpu_run_without(tmp_path):
     tokens = ["--device", "cuda", "--out", str(tmp_path), "--only", "record"]
     assert runbook.main(tokens) == 0
