@@ -74,7 +74,8 @@ class VllmV1(TokenBudget):
         drafts = 0 if chosen.speculative is None else chosen.speculative.num_speculative_tokens
         connects = limits.kv_connector or chosen.kv_offloading_size > 0
         drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
-        self.groups = (groups or PageGroups(ahead=self.schedules_ahead))._replace(drafts=drafts, drops_block=drops)
+        plain = groups or PageGroups(ahead=self.schedules_ahead)
+        self.groups = plain._replace(drafts=drafts, drops_block=drops, connects=connects)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
         self.reserves_whole, self._release = chosen.scheduler_reserve_full_isl, chosen.vllm_release

@@ -79,5 +79,8 @@ def serve_ours(case: Case) -> Served:
                 sequence.computed_tokens = sequence.prompt_tokens - 1
                 yield arrival, sequence
 
-    with mock.patch.object(engine_run, "OpenLoop", Arrived):
+    with (
+        mock.patch.object(engine_run, "OpenLoop", Arrived),
+        mock.patch.object(engine_run, "build", partial(engine_run.build, kv_connector=True)),
+    ):
         return ours.serve(case)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fragmeter.sim.memory.paged.group_tables import GroupTables
+from fragmeter.sim.memory.paged.paged import PagedMemory
 from tools.live.step_log import Served, first_difference
 
 from . import arrived
@@ -37,7 +38,10 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
     return differing, steps
 
 
-@pytest.mark.parametrize(("kind", "method"), [("mixed", None), ("mixed", "draft_model"), ("states", None)])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("mixed", None), ("mixed", "draft_model"), ("states", None), ("windows", None), ("windows_cached", None)],
+)
 def test_every_step_is_that_of_the_scheduler_with_a_connector(
     kind: str, method: str | None, record_property: Callable[[str, object], None]
 ):
@@ -49,3 +53,8 @@ def test_every_step_is_that_of_the_scheduler_with_a_connector(
 def test_blocks_that_are_not_taken_group_by_group_before_the_step_are_noticed(monkeypatch):
     monkeypatch.setattr(GroupTables, "receive", lambda *given: None)
     assert _differences([_case("states", seed, None) for seed in range(_SEEDS)])[0]
+
+
+def test_windows_that_a_finished_sequence_gives_back_with_its_other_blocks_are_noticed(monkeypatch):
+    monkeypatch.setattr(PagedMemory, "_pass_at_end", lambda *given: None)
+    assert _differences([_case("windows_cached", seed, None) for seed in range(_SEEDS)])[0]

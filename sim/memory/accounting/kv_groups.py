@@ -85,6 +85,8 @@ class PageGroups(NamedTuple):
         drafter: The group of a drafter's layer, where it has one.
         drops_block: Whether look-ups drop the last block that they find in the drafter's group: its KV depends on the token after
             the block, which the hash covers only without a KV connector (``use_eagle_block_drop`` of vLLM).
+        connects: Whether there is a KV connector: a finished sequence then gives back what its windows have passed before its other
+            blocks (``_connector_finished`` of vLLM's scheduler).
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -97,6 +99,7 @@ class PageGroups(NamedTuple):
     drafts: int = 0
     drafter: int = 0
     drops_block: bool = False
+    connects: bool = False
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:

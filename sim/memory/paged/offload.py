@@ -409,7 +409,7 @@ class HostTierMemory(PagedMemory, ABC):
             return
         self.tier.finish(self._offer_of(sequence))
         self.forget(sequence)
-        tables.skip(sequence, sequence.target_tokens - 1)
+        self._pass_at_end(sequence)
 
     def slots_of(self, tokens: int) -> int:
         """Slots that a step takes which computes the first ``tokens`` of a sequence."""

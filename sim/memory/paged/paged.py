@@ -173,12 +173,24 @@ class PagedMemory(BlockCounts):
                 decoding.append(sequence)
         return decoding
 
+    def _pass_at_end(self, sequence: Sequence) -> None:
+        """Beside a KV connector a finished sequence gives back what its windows have passed, before its other blocks; nothing happens to
+        one without tables, as those that the decision has preempted."""
+        tables = self.group_tables
+        if self.groups.connects and tables and sequence in tables.tables:
+            tables.skip(sequence, self._computed_at_end(sequence))
+
+    def _computed_at_end(self, sequence: Sequence) -> int:
+        """Computed tokens of a sequence that has finished."""
+        return sequence.target_tokens - 1
+
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         held, tables = self.partial.pop(sequence), self.tables or self.group_tables
         self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
         self.free += self.fixed
         if tables:
             tables.grow_until(decode_step)
+            self._pass_at_end(sequence)
             tables.drop(sequence)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
@@ -251,6 +263,7 @@ class PagedMemory(BlockCounts):
             self._hold(taken, skipped, -taken)
             self.free += self.fixed
             if self.group_tables:
+                self._pass_at_end(sequence)
                 self.group_tables.drop(sequence)
         self._settle_cache(after_step(decode_step))
 

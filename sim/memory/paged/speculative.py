@@ -241,6 +241,8 @@ class SpeculativeMemory(PagedMemory):
         self._standing: dict[Sequence, int] = {}
         self._to_publish: dict[Sequence, int] = {}
         self._verified: dict[Sequence, Verified] = {}
+        # Drafts of the last step of a sequence that are accepted past its end; vLLM counts them as computed.
+        self._past_end: dict[Sequence, int] = {}
         self._is_decided = False
         self._transaction = SpeculativeTransaction(self)
 
@@ -298,7 +300,7 @@ class SpeculativeMemory(PagedMemory):
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence has no blocks any more."""
-        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight):
+        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight, self._past_end):
             noted.pop(sequence, None)
 
     def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
@@ -335,6 +337,8 @@ class SpeculativeMemory(PagedMemory):
                 accepted = 0 if padding else min(drafts, self.speculation.accepted(sequence, generated))
                 kept = min(accepted, sequence.output_tokens - generated - 1)
                 log.append((sequence.index, decode_step, drafts, accepted, kept))
+                if accepted > kept:
+                    self._past_end[sequence] = accepted - kept
             enters = sequence.start_step == decode_step
             before = sequence.computed_tokens if enters else sequence.held_tokens(decode_step)
             self._verified[sequence] = Verified(drafts, kept, before)
@@ -426,9 +430,14 @@ class SpeculativeMemory(PagedMemory):
         self.free = self.kept.pool.num_free
         self._end_row()
 
+    def _computed_at_end(self, sequence: Sequence) -> int:
+        """See ``PagedMemory``."""
+        return super()._computed_at_end(sequence) + self._past_end.get(sequence, 0)
+
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
         for sequence in leaving:
+            self._pass_at_end(sequence)
             self.drop_table(sequence)
             self.speculation.forget(sequence)
         self._end_row()
@@ -437,6 +446,7 @@ class SpeculativeMemory(PagedMemory):
         """See ``Memory``."""
         for sequence in leaving:
             self._publish(sequence, sequence.held_tokens(decode_step))
+            self._pass_at_end(sequence)
             self.drop_table(sequence)
             self.speculation.forget(sequence)
         self._end_row()
