@@ -51,15 +51,15 @@ class DeviceCost(Observer):
     _layout: Layout
     _state: State
     _recorder: Recorder
+    _plan: StepPlan
+    #: Ticks of the step that is about to start, once it has run.
+    _ticks: int | None
 
     def __init__(self, skeleton: Skeleton, settings: Settings, workload: Workload, warm: set[Size]) -> None:
         self._skeleton, self._warm = skeleton, warm
         self._stopwatch = timing.stopwatch(skeleton.device)
         self._names = TokenNames(workload.sequences, settings.policy_options.pinned_tokens)
         self._plan, self._ticks, self._recorded, self.steps = CARRY_ON, None, 0, 0
-
-    _plan: StepPlan
-    _ticks: int | None
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         """See ``Observer``."""

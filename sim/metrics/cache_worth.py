@@ -20,7 +20,6 @@ from functools import cached_property
 import numpy as np
 
 from ..memory.accounting.worths import WORTH_COLUMNS, WORTHS
-from ..memory.paged.cached import CachedMemory
 from ..runs.integrals import CachedSlots
 from ..runs.run import Run
 from ..types.errors import SimulationFault
@@ -71,18 +70,18 @@ class CacheWorth:
 
     @property
     def _all_shared(self) -> bool:
-        memory = self.run.replica.memory
-        return isinstance(memory, CachedMemory) and not any(memory.unshared)
+        kept = self.run.replica.memory.contents_kept
+        return kept is not None and not any(kept.unshared)
 
 
 @once
 def cache_worth(run: Run) -> CacheWorth | None:
     """The worth of the cached slots; None where no log has the contents, or no two requests share any."""
-    memory = run.replica.memory
-    if type(memory) is not CachedMemory or all(memory.unshared):
+    contents = run.replica.memory.contents_kept
+    if contents is None or all(contents.unshared):
         return None
-    names = CachedNames(memory)
-    stays, kept, size = names.stays, names.kept, memory.block_size
+    names = CachedNames(contents)
+    stays, kept, size = names.stays, names.kept, contents.block_size
     hits = stays["hit"] > 0
     late = np.zeros(len(hits), dtype=np.int64)
     late[~hits] = _asked_again(names, {name: column[~hits] for name, column in stays.items()})

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..memory.paged.cached import CachedMemory
 from ..memory.prefix import lookup_blocks
 from ..memory.prefix.chains import PLACE_BITS
-from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED
+from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED, ContentsKept
 
 
 class CachedNames:
@@ -27,11 +26,10 @@ class CachedNames:
         ranges: The ranges of each look-up lie between two entries, int64 [look-ups + 1]; none of one that asks for nothing.
     """
 
-    def __init__(self, memory: CachedMemory) -> None:
-        memory.pool.seal_contents()
-        log = memory.contents
+    def __init__(self, kept: ContentsKept) -> None:
+        log = kept.sealed_contents()
         self.stays, self.kept, self.events = log.stays.columns(), log.kept.columns(), log.events.columns()
-        chain, start, stop = self._asked(memory)
+        chain, start, stop = self._asked(kept)
         names = np.concatenate([self.stays["name"], self.events["name"][self._named()]])
         ends = names + np.concatenate([self.stays["blocks"], self.events["blocks"][self._named()]])
         places = np.concatenate([(chain << PLACE_BITS) + start, names])
@@ -54,12 +52,12 @@ class CachedNames:
     def _named(self) -> np.ndarray:
         return np.flatnonzero((self.events["kind"] == NAMED) | (self.events["kind"] == RELEASED))
 
-    def _asked(self, memory: CachedMemory) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _asked(self, kept: ContentsKept) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chain, and first and last place (exclusive), of what each look-up asks for."""
-        look_ups = memory.cache_log.look_up_columns()
+        look_ups = kept.cache_log.look_up_columns()
         row = self.events["name"][self.events["kind"] == LOOKED_UP]
-        index, most = look_ups["index"][row], lookup_blocks(look_ups["known_tokens"][row], memory.block_size)
-        paths = memory.chains.paths(np.unique(index)) if memory.paths is None else memory.paths
+        index, most = look_ups["index"][row], lookup_blocks(look_ups["known_tokens"][row], kept.block_size)
+        paths = kept.paths_of(np.unique(index))
         place = np.searchsorted(paths.requests, index)
         first, lengths = paths.offsets[place], np.diff(paths.offsets)[place]
         # One range each for a sequence that finds its own blocks again.

@@ -10,6 +10,7 @@ A memory says which sequence holds which slots of the pool on the device. It con
                          placement      addresses of contiguous pieces          read by recordings
                          cache_log      look-ups in a prefix cache              read by metrics
                          cached_level   changes of the ledger's cached bucket   read by the ledger
+                         contents_kept  contents of cached blocks, by name      read by metrics
                          transfers      copies beside the steps                 read by the engine
                          speculation    drafts, and which are accepted          read by the engine and by metrics
 
@@ -49,6 +50,7 @@ from ..accounting.kv_groups import PageGroups
 from ..accounting.ledger import Meter
 from ..accounting.moves import Moves
 from ..prefix.block_tables import BlockTables
+from ..prefix.contents_log import ContentsKept
 from ..prefix.host_tier import HostTier
 
 
@@ -182,6 +184,7 @@ class Accounts(Protocol):
         cache_log: What admissions looked up and found; None where nothing is kept for others.
         cached_level: When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
             ``cache_log`` where there is one, None where there are no such slots.
+        contents_kept: Which contents were cached from when to when, and who asked for them; None where that is not logged.
         transfers: Copies between device and host that go on beside steps; None where every copy is part of a step.
         speculation: Drafts that steps verify, and which are accepted; None without speculative decoding.
     """
@@ -197,6 +200,7 @@ class Accounts(Protocol):
     leaves_together: bool = False
     cache_log: CacheLog | None = None
     cached_level: CacheLog | None = None
+    contents_kept: ContentsKept | None = None
     transfers: HostTier | None = None
     speculation: Speculation | None = None
 

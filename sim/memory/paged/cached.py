@@ -250,6 +250,7 @@ class CachedMemory(PagedMemory):
         self.paths: Paths | None = None
         self.pool = BlockPool(num_blocks, order, residency, self.contents)
         self.cache_log = self.cached_level = CacheLog(block_size, residency)
+        self.contents_kept = self
         self.tables = CachedTables(self.pool, block_size, self.cache_log, ahead)
         self.unshared, self.chains, self._ahead = chains.unshared, chains, ahead
         self._transaction = CachedTransaction(self)
@@ -257,6 +258,15 @@ class CachedMemory(PagedMemory):
         self._hashes: dict[Sequence, list[int]] = {}
         # Sequences that were preempted while the current step was decided.
         self._gone: set[Sequence] = set()
+
+    def sealed_contents(self) -> ContentsLog:
+        """See ``ContentsKept``."""
+        self.pool.seal_contents()
+        return self.contents
+
+    def paths_of(self, requests: np.ndarray) -> Paths:
+        """See ``ContentsKept``."""
+        return self.chains.paths(requests) if self.paths is None else self.paths
 
     @property
     def evicted_blocks(self) -> int:

@@ -15,10 +15,13 @@ Blocks that no look-up asks for (``UNSHARED``) are in neither; what they take is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import Table
+from .chains import Paths
 
 #: Columns of stays: moments; whether a hit ended it or an eviction; look-ups before its end; and its blocks, with hashes that follow
 #: one another from ``name`` on.
@@ -96,6 +99,26 @@ class ContentsLog:
         for block, name in kept.items():
             if block in self._since:
                 self.kept.append((self._since.pop(block), -1, False, self._look_ups, name, 1))
+
+
+class ContentsKept(Protocol):
+    """Optional part of a memory: what its cached blocks had, and what look-ups asked for, when the run has ended.
+
+    Attributes:
+        block_size: Tokens of a block.
+        unshared: For each request, whether no other request has a common prefix with it.
+        cache_log: The look-ups.
+    """
+
+    block_size: int
+    unshared: Sequence[bool]
+    cache_log: CacheLog
+
+    def sealed_contents(self) -> ContentsLog:
+        """Stays and events, complete."""
+
+    def paths_of(self, requests: np.ndarray) -> Paths:
+        """Paths of requests, ascending, and perhaps of others."""
 
 
 def _runs(names: Iterable[int]) -> Iterator[tuple[int, int]]:
