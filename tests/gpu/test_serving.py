@@ -171,6 +171,7 @@ class TestVerdict:
             assert 0 < run["noticed"]["time"] <= 0.04
         assert compared["same_preemptions"] == {"runs": 4, "same": 4}
 
+    @pytest.mark.slow
     def test_a_slower_device_fails_by_name(self):
         found = predicting()
         compared = served.compared(found.document(), measured_by(found, (1, 1), 1.2), found)
@@ -180,6 +181,7 @@ class TestVerdict:
             for reason in compared["acceptance"]["reasons"]
         )
 
+    @pytest.mark.slow
     def test_twice_the_spread_passes_and_is_blind_to_it(self):
         """Repetitions of 0.9 and 1.1 differ by 20 %: no error of 10 % would be noticed."""
         found = predicting()
@@ -188,6 +190,7 @@ class TestVerdict:
             assert run["tpot_ms"]["passes"] and run["tpot_ms"]["allowed"] > 0.3
             assert run["noticed"]["time"] is None or run["noticed"]["time"] > 0.1
 
+    @pytest.mark.slow
     def test_preemptions_count(self):
         found = predicting()
         measured = measured_by(found, (1, 1))
@@ -211,6 +214,7 @@ class TestVerb:
     def run(self, *flags: object) -> int:
         return status(["validate", *map(str, flags)])
 
+    @pytest.mark.slow
     def test_the_prediction_is_there_before_the_device_runs(self, tmp_path, monkeypatch, capsys, brief_drift):
         prediction, seen = tmp_path / "prediction.json", []
 

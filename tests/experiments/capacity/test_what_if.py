@@ -53,6 +53,7 @@ def fleets(planned, place: int) -> dict[tuple[float, float, float, float], int]:
     return dict(zip(STATES, planned.offers[place].replicas, strict=True))
 
 
+@pytest.mark.slow
 def test_as_planned_the_sliders_have_the_fleets_of_the_plan(planned):
     assert "What would it cost if" in planned.page.read_text()
     assert len(planned.data["candidates"]) == len(planned.offers) == 2
@@ -96,6 +97,7 @@ def load(prompt: int, output: int) -> Load:
     return Load(Inputs(settings=Settings(model="llama-3.1-8b", gpu="l40s"), requests=requests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "outputs"), [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5)])
 def test_the_rates_are_those_of_a_search_with_these_lengths(prompts, outputs):
     chosen = Settings(model="llama-3.1-8b", gpu="l40s", max_num_seqs=8, max_model_len=1000)
