@@ -32,7 +32,7 @@ struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPointer(caps
 
 /* The order of eviction, and for a prefix cache the names of blocks that requests share, from arguments of Python; false with an
    error set. */
-static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
+static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests, bool routed)
 {
     long long num_chains;
     const char *order;
@@ -48,6 +48,7 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
     c->shares = names[0].buf;
     c->offsets = names[1].buf, c->numbers = names[2].buf, c->stops = names[3].buf;
     int64_t links = (int64_t)(names[2].len / 8);
+    c->pool.logs_contents = links > 0 || routed;
     bool valid = names[0].len == num_requests && names[1].len == (num_requests + 1) * 8 && names[3].len == names[2].len &&
                  c->offsets[0] == 0 && c->offsets[num_requests] == links && num_chains >= 0;
     for (int64_t request = 0; valid && request < num_requests; request++)
@@ -62,10 +63,10 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
 }
 
 /* Tables: of a prefix cache, if there are names, or without one. */
-static bool fill_cache(struct replica *r, PyObject *given)
+static bool fill_cache(struct replica *r, PyObject *given, bool routed)
 {
     r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs, PyTuple_Size(given) > 1);
-    return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
+    return r->cache != NULL && fill_names(r->cache, given, r->num_requests, routed);
 }
 
 static bool allocate(struct replica *r)
@@ -128,7 +129,7 @@ static bool fill_replica(struct replica *r, PyObject *args)
         PyErr_NoMemory();
         return false;
     }
-    return (cache == Py_None || fill_cache(r, cache)) && parse_cost(&r->cost, costs, limits.max_num_seqs);
+    return (cache == Py_None || fill_cache(r, cache, routed)) && parse_cost(&r->cost, costs, limits.max_num_seqs);
 }
 
 static PyObject *core_start(PyObject *self, PyObject *args)

@@ -122,7 +122,7 @@ struct lives {
 
 struct pool {
     int order; /* of eviction: one of those that ``set_order`` knows by name */
-    bool logs_lives;
+    bool logs_lives, logs_contents; /* contents where some requests share them */
     bool failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
     int64_t block_size, num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
     struct block *blocks;

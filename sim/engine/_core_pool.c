@@ -86,7 +86,7 @@ static void log_released(struct pool *p, const struct event *released)
 /* A sequence has looked up its blocks, if they have hashes, and has entered. */
 void log_look_up(struct pool *p, bool asks, int64_t found)
 {
-    if (asks)
+    if (asks && p->logs_contents)
         log_event(p, LOOKED_UP, p->num_look_ups, found);
     p->num_look_ups++;
 }
@@ -94,9 +94,10 @@ void log_look_up(struct pool *p, bool asks, int64_t found)
 /* The stay of a free block with a hash is over at a moment. */
 static void log_stay(struct pool *p, int32_t id, int64_t moment, bool hit)
 {
-    int64_t name = p->blocks[id].hash, since = p->since[id];
-    if (name == UNSHARED)
+    int64_t name = p->blocks[id].hash;
+    if (name == UNSHARED || !p->logs_contents)
         return;
+    int64_t since = p->since[id];
     struct stay *last = (struct stay *)p->stays.items + p->stays.count;
     if (p->stays.count) {
         struct stay *s = &last[-1];
@@ -116,7 +117,7 @@ static void log_stay(struct pool *p, int32_t id, int64_t moment, bool hit)
 void log_kept(struct pool *p)
 {
     p->stays.count = 0;
-    for (int32_t id = 0; id < p->num_touched; id++) {
+    for (int32_t id = 0; p->logs_contents && id < p->num_touched; id++) {
         struct block *block = &p->blocks[id];
         struct stay *record = block->ref_cnt || block->hash == NO_HASH ? NULL : new_record(p, &p->stays, STAY_FIELDS);
         if (record != NULL)
@@ -211,7 +212,7 @@ void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t 
         if (hash != UNSHARED)
             insert_hash(p, blocks[place]);
     }
-    if (hash != UNSHARED && count > 0)
+    if (hash != UNSHARED && count > 0 && p->logs_contents)
         log_event(p, NAMED, hash, count);
 }
 
@@ -311,13 +312,12 @@ static bool widen_blocks(struct pool *p)
         memcpy(blocks, p->blocks, (size_t)p->num_touched * sizeof *blocks);
     free(p->blocks);
     p->blocks = blocks, p->block_room = room;
+    if (!p->logs_contents)
+        return true;
     int64_t *since = realloc(p->since, (size_t)room * sizeof *since);
-    if (since == NULL) {
-        p->failed = true;
-        return false;
-    }
-    p->since = since;
-    return true;
+    p->failed = since == NULL;
+    p->since = since == NULL ? p->since : since;
+    return !p->failed;
 }
 
 /* A block that was never taken; NONE if no memory is left. */
@@ -336,7 +336,8 @@ static inline int32_t pop_oldest(const struct pool *p, int64_t *first)
     int32_t id, coming = p->ring[(*first + PREFETCHED) & p->ring_mask];
     if (coming != NONE) {
         __builtin_prefetch(&p->blocks[coming], 1);
-        __builtin_prefetch(&p->since[coming]);
+        if (p->logs_contents)
+            __builtin_prefetch(&p->since[coming]);
     }
     do
         id = p->ring[(*first)++ & p->ring_mask];
@@ -412,7 +413,7 @@ bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t mome
     p->num_free -= count;
     p->num_entries += count;
     log_change(p, moment, -evicted);
-    if (p->logs_lives)
+    if (p->logs_contents)
         log_taken(p);
     return true;
 }
@@ -449,20 +450,22 @@ void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t ca
         struct block *block = &p->blocks[table[place]];
         if (place >= PREFETCHED) {
             __builtin_prefetch(&p->blocks[table[place - PREFETCHED]], 1);
-            __builtin_prefetch(&p->since[table[place - PREFETCHED]], 1);
+            if (p->logs_contents)
+                __builtin_prefetch(&p->since[table[place - PREFETCHED]], 1);
         }
-        if (!unshared && block->hash + 1 != released.name) {
+        if (p->logs_contents && !unshared && block->hash + 1 != released.name) {
             log_released(p, &released);
             released.blocks = 0;
         }
-        if (!unshared)
+        if (p->logs_contents && !unshared)
             released.name = block->hash, released.blocks++;
         if (unshared)
             block->hash = UNSHARED, block->ref_cnt = 0;
         else if (--block->ref_cnt)
             continue;
         append_free(p, table[place]);
-        p->since[table[place]] = moment;
+        if (p->logs_contents)
+            p->since[table[place]] = moment;
         came_free++;
     }
     p->num_free += came_free;

@@ -324,7 +324,8 @@ class CoreCache:
     def close(self) -> None:
         """Let go of the core, when the run has ended."""
         kept = np.frombuffer(self._core.kept(self._handle), dtype=np.int64)
-        self._memory.contents.kept.extend(kept.reshape(-1, len(STAY)))
+        if self._memory.contents is not None:
+            self._memory.contents.kept.extend(kept.reshape(-1, len(STAY)))
         del self._handle
 
     def read(self) -> None:
@@ -332,6 +333,8 @@ class CoreCache:
         log, lives = self._memory.cache_log, self._residency
         *logs, self._memory.pool.evicted_blocks = self._core.logs(self._handle)
         contents = self._memory.contents
-        tables = lives.lives, lives.hit_lives, lives.gaps, log.changes, log.look_ups, contents.stays, contents.events
-        for table, found in zip(tables, logs, strict=True):
+        tables = [lives.lives, lives.hit_lives, lives.gaps, log.changes, log.look_ups]
+        # Without contents the last two are empty.
+        tables += [] if contents is None else [contents.stays, contents.events]
+        for table, found in zip(tables, logs, strict=False):
             table.extend(np.frombuffer(found, dtype=np.int64).reshape(-1, len(table.fields)))

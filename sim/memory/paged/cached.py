@@ -233,7 +233,7 @@ class CachedMemory(PagedMemory):
         tables: Tables of the sequences on the device.
         chains: Hashes of the blocks of every request.
         unshared: For each request, whether no other request has a common prefix with it.
-        contents: What the pool did with the contents that it keeps.
+        contents: What the pool did with the contents that it keeps; None where no two requests share any.
         paths: Paths of the served requests, where they are known; else None.
     """
 
@@ -246,11 +246,13 @@ class CachedMemory(PagedMemory):
     ) -> None:
         super().__init__(num_blocks, block_size)
         residency = BlockResidency()
-        self.contents = ContentsLog()
+        # The requests of a cluster come one by one.
+        none_shares = len(chains.unshared) > 0 and all(chains.unshared)
+        self.contents = None if none_shares else ContentsLog()
         self.paths: Paths | None = None
         self.pool = BlockPool(num_blocks, order, residency, self.contents)
         self.cache_log = self.cached_level = CacheLog(block_size, residency)
-        self.contents_kept = self
+        self.contents_kept = None if none_shares else self
         self.tables = CachedTables(self.pool, block_size, self.cache_log, ahead)
         self.unshared, self.chains, self._ahead = chains.unshared, chains, ahead
         self._transaction = CachedTransaction(self)
@@ -261,6 +263,8 @@ class CachedMemory(PagedMemory):
 
     def sealed_contents(self) -> ContentsLog:
         """See ``ContentsKept``."""
+        if self.contents is None:
+            raise SimulationFault("no contents are logged where no two requests share any")
         self.pool.seal_contents()
         return self.contents
 
@@ -303,7 +307,8 @@ class CachedMemory(PagedMemory):
         self.tables.grow_until(decode_step + 1)
         shared = self.pool.num_shared
         self.tables.enter(sequence, found, hashes)
-        self.contents.on_looked_up(hashes is not None, len(found), self.pool.num_free)
+        if self.contents is not None:
+            self.contents.on_looked_up(hashes is not None, len(found), self.pool.num_free)
         # Its admission later subtracts the blocks of all its tokens from ``free``.
         self.free += self.pool.num_shared - shared
         self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, len(found) * self.block_size))
