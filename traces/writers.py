@@ -67,6 +67,8 @@ def _frame(trace: Trace) -> pd.DataFrame:
         columns["n"] = trace.n
     if trace.priority is not None:
         columns["priority"] = trace.priority
+    if trace.ignore_eos is not None:
+        columns["ignore_eos"] = trace.ignore_eos
     if trace.dialogue is not None:
         columns |= _dialogue(trace.dialogue)
     if trace.content is not None:

@@ -60,7 +60,7 @@ def workload(
     With a ``request_rate`` (requests/s), Poisson arrivals replace the arrivals of the trace; None keeps the trace's
     arrivals. ``max_tokens`` is a rule of ``declared_max_tokens``; None uses the trace's column, if it has one. ``n`` is the
     number of sequences of every request; None uses the trace's column, if it has one. The workload keeps the prompt
-    contents and the priorities of the trace. ``users`` are the users of a closed loop.
+    contents, the priorities and ``ignore_eos`` of the trace, the last of requests that generate what they declare. ``users`` are the users of a closed loop.
 
     Raises:
         SettingError: Neither the trace nor the caller gives arrivals, or a rate, a rule or ``n`` is invalid.
@@ -71,7 +71,10 @@ def workload(
     samples = trace.n if n is None else np.full(len(trace), _checked_n(n), dtype=np.int64)
     lengths = trace.prompt_tokens, trace.output_tokens
     contents = trace.content, trace.dialogue
-    return Workload(trace.name, arrivals, *lengths, declared, *contents, samples, users, trace.priority)
+    ignored = trace.ignore_eos
+    if ignored is not None and declared is not None:
+        ignored = ignored * (declared == trace.output_tokens)
+    return Workload(trace.name, arrivals, *lengths, declared, *contents, samples, users, trace.priority, ignored)
 
 
 def _checked_n(n: int) -> int:

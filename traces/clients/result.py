@@ -76,12 +76,14 @@ class BenchmarkResult:
         about: The load, under the names of ``vllm bench serve``: ``duration`` (seconds), ``request_rate`` (requests/s, inf
             for all at once), ``burstiness``, ``max_concurrency``, ``model_id``,
             ``backend``; missing or None if the file has no value.
+        ignores_eos: Whether the client sends ``ignore_eos``, so that each answer has all of its ``max_tokens``.
     """
 
     client: Client
     path: str | PathLike[str]
     requests: Sequence[Request]
     about: Mapping[str, Any]
+    ignores_eos: bool = False
 
     def pieces(self) -> Iterator[list[Request]]:
         """The requests, as a single piece.
@@ -105,9 +107,10 @@ class BenchmarkResult:
         present = [name for name in (*lengths, *form.clocks) if any(name in request.fields for request in requests)]
         nothing = dict.fromkeys(lengths, 0)
         records = [{**request.fields, **(nothing if request.failed else {})} for request in requests]
-        return table.having(
-            **{name: numbers(table, name, [record.get(name) for record in records]) for name in present}
-        )
+        columns = {name: numbers(table, name, [record.get(name) for record in records]) for name in present}
+        if self.ignores_eos:
+            columns["ignore_eos"] = numbers(table, "ignore_eos", [1] * len(records))
+        return table.having(**columns)
 
     def error(self, row: int | None, field: str, value: object, remedy: str) -> TraceError:
         """The error for a value of a request, or of the file if ``row`` is None."""

@@ -11,7 +11,10 @@ Without lists there are ``completed``, ``total_input_tokens``, ``total_output_to
 ``median_``, ``std_`` and percentiles (``p99_``) of ``ttft_ms``, ``tpot_ms``, ``itl_ms`` and ``e2el_ms``, as far as
 ``--percentile-metrics`` names them.
 
-Source: vllm-project/vllm, vllm/benchmarks/serve.py and pull request 32667.
+``ignore_eos`` is sent with ``--ignore-eos``, and by the data sets ``random``, ``random-mm`` and ``timed_trace``. The file states
+neither, so that its requests are read without it.
+
+Source: vllm-project/vllm, vllm/benchmarks/serve.py (0.33) and pull request 32667.
 """
 
 from __future__ import annotations

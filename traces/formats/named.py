@@ -15,6 +15,7 @@ _OURS = {
     "max_tokens": "max_tokens",
     "n": "n",
     "priority": "priority",
+    "ignore_eos": "ignore_eos",
 }
 
 

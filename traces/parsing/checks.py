@@ -93,6 +93,9 @@ def checked(
     table.refuse(total_tokens > longest, "prompt_tokens + output_tokens", total_tokens, remedy)
     if "max_tokens" in table.columns:
         arrays["max_tokens"] = _max_tokens(table, arrays["output_tokens"], _column(table, form, "output_tokens"))
+    if "ignore_eos" in table.columns:
+        arrays["ignore_eos"] = _ignored(table, arrays)
+        arrays.setdefault("max_tokens", arrays["output_tokens"])
     if "n" in table.columns:
         arrays["n"] = _sequences(table)
     if "priority" in table.columns and "priority" in form.names:
@@ -169,6 +172,23 @@ def _max_tokens(table: Table, output_tokens: np.ndarray, output_name: str) -> np
     remedy = f"must be at least {output_name}, the output that comes; raise it or leave the column out"
     table.refuse(max_tokens < output_tokens, "max_tokens", max_tokens, remedy)
     return max_tokens
+
+
+def _ignored(table: Table, arrays: Arrays) -> np.ndarray:
+    """Whether each request generates all of its ``max_tokens``; if the file has none, they are the output of one that does."""
+    meaning, column = "1 or 0 (true or false)", table.columns["ignore_eos"]
+    if pa.types.is_boolean(column.type):
+        table = table.having(ignore_eos=column.cast(pa.int64()))
+    found = numbers_of(table, "ignore_eos", meaning)
+    table.refuse((found != 0) & (found != 1), "ignore_eos", found, f"must be {meaning}; correct the row")
+    ignored, outputs = found.astype(np.int64), arrays["output_tokens"]
+    if "max_tokens" not in arrays:
+        remedy = "lets the request end before its max_tokens, which the file does not have; give that column, too"
+        table.refuse(ignored == 0, "ignore_eos", ignored, remedy)
+        return ignored
+    remedy = "is of a request that generates all of its max_tokens, and this one generates fewer; give 0"
+    table.refuse((ignored == 1) & (arrays["max_tokens"] != outputs), "ignore_eos", ignored, remedy)
+    return ignored
 
 
 def _sequences(table: Table) -> np.ndarray:

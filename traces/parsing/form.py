@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...sim.types.signatures import OUTPUT_NAMES, PROMPT_NAMES
-from .jsonl_format import Reader, moments, numbers, sessions, whole_lists
+from .jsonl_format import Reader, flags, moments, numbers, sessions, whole_lists
 from .table import Table
 from .times import Clock, clock
 
@@ -21,6 +21,7 @@ OWN_NAMES = {
     "max_tokens": ("max_tokens",),
     "n": ("n",),
     "priority": ("priority",),
+    "ignore_eos": ("ignore_eos",),
     "parent": ("parent",),
     "fork_at": ("fork_at",),
     "truncate_to": ("truncate_to",),
@@ -84,6 +85,7 @@ class Form:
     def readers(self, content: bool) -> dict[str, Reader]:
         """JSON readers of the file's keys; with ``content``, also those of the prompt contents."""
         readers = dict.fromkeys(self.numbers, numbers) | dict.fromkeys(self.clocks, moments)
+        readers |= dict.fromkeys(self.names.get("ignore_eos", ()), flags)
         return readers | (dict(self.content) if content else {})
 
 

@@ -108,6 +108,11 @@ def numbers(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, pa.int64())
 
 
+def flags(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
+    """Truth values, or 0 and 1, as ``numbers``."""
+    return numbers(table, name, [int(value) if isinstance(value, bool) else value for value in values])
+
+
 def moments(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
     """Times: numbers, which may be in text, as ``numbers``; or texts of which none is a number, for dates."""
     found = [_number_in_text(value) if isinstance(value, str) else value for value in values]

@@ -13,7 +13,7 @@ from ...sim.types.errors import SettingError
 #: Default limit on the decompressed size, in bytes: six times the largest public trace.
 MOST_INFLATED_BYTES = 8 * 2**30
 #: Names in ``columns``.
-COLUMNS = ("arrival", "prompt", "output", "max_tokens", "n", "priority", "session")
+COLUMNS = ("arrival", "prompt", "output", "max_tokens", "n", "priority", "ignore_eos", "session")
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -25,7 +25,8 @@ class Reading:
         tokenizer: A ``tokenizer.json`` that counts the tokens of ShareGPT's texts; default: a quarter of their
             characters.
         columns: Names of the columns, or of keys and keys within them, that the file has for ours, such as
-            arrival=created,prompt=usage.input_tokens,output=usage.output_tokens; also max_tokens, n, priority and session.
+            arrival=created,prompt=usage.input_tokens,output=usage.output_tokens; also max_tokens, n, priority,
+            ignore_eos and session.
         time_unit: Unit of the trace's times; by default decided from the format and the values (docs/traces.md).
         timed_trace_chunk_hash_size: Tokens of a full block of ``hash_ids``; default: inferred from the lengths, 512 as
             in Mooncake or 16 as in vLLM and Bailian.

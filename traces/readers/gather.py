@@ -25,6 +25,7 @@ _MISSING = {
     "max_tokens": "a number of tokens",
     "n": "a number of sequences",
     "priority": "a whole number",
+    "ignore_eos": "1 or 0",
 }
 
 
@@ -72,7 +73,7 @@ class Gathering:
     def _check_alike(self, table: Table, arrays: Arrays) -> None:
         """Refuse a column, for example of times, that only some rows have."""
         first = self._parts[0] if self._parts else arrays
-        for field in ("arrival_ticks", "max_tokens", "n", "priority", "ids"):
+        for field in ("arrival_ticks", "max_tokens", "n", "priority", "ignore_eos", "ids"):
             if (field in first) == (field in arrays):
                 continue
             remedy = f"is missing; give {_MISSING.get(field, 'a list, one whole number a block')}"

@@ -79,7 +79,7 @@ def fields_read(path: str | PathLike[str], columns: str | None = None) -> frozen
 def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
     """The trace in ``path``: its lengths and its times.
 
-    Our own columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, ``priority``, and ``parent`` with
+    Our own columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens``, ``max_tokens``, ``n``, ``priority``, ``ignore_eos``, and ``parent`` with
     ``fork_at`` or ``truncate_to`` (see ``sim.workload.dialogue``); the two lengths are required. Other formats are recognised
     by their column names (``traces.formats``); unknown columns are not read.
     Arrivals are converted to ticks by the rule of ``traces.parsing.times``: whole nanoseconds, exactly.
@@ -206,7 +206,7 @@ def trace_of_frame(frame: Any) -> Trace:
     """The trace in a pandas data frame with our own columns, as ``read_with_content`` reads them from a file.
 
     Args:
-        frame: ``prompt_tokens`` and ``output_tokens``; optionally ``arrival_s``, ``max_tokens``, ``n``, ``priority``,
+        frame: ``prompt_tokens`` and ``output_tokens``; optionally ``arrival_s``, ``max_tokens``, ``n``, ``priority``, ``ignore_eos``,
             ``hash_ids``, ``session_id`` and so on. Other columns are not read.
 
     Raises:

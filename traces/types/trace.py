@@ -15,7 +15,16 @@ from .start import Start
 
 #: Maximum number of requests in a trace.
 MOST_REQUESTS = 2**31
-_COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens", "n", "delay_ticks", "priority")
+_COLUMNS = (
+    "prompt_tokens",
+    "output_tokens",
+    "arrival_ticks",
+    "max_tokens",
+    "n",
+    "delay_ticks",
+    "priority",
+    "ignore_eos",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +77,7 @@ class Trace:
         delay_ticks: The user's delay before each turn of a session, after the answer to the previous turn; None if the
             file has none.
         priority: Priority of each request, lower first; None if the file has none.
+        ignore_eos: 1 for a request that generates all of its ``max_tokens``, else 0; None if the file does not say so.
         remarks: What the reader of an answer has to know of how the file was read, one sentence each.
         start: When the first request arrives by the file's own clock; None if the file has no times.
         max_concurrency: Requests in flight at most, by a summary that has no send times; None without such a limit.
@@ -85,6 +95,7 @@ class Trace:
     left_out: LeftOut = LeftOut()
     delay_ticks: np.ndarray | None = None
     priority: np.ndarray | None = None
+    ignore_eos: np.ndarray | None = None
     start: Start | None = None
     max_concurrency: int | None = None
     remarks: tuple[str, ...] = ()
@@ -97,6 +108,9 @@ class Trace:
             object.__setattr__(self, field, frozen_column(values))
             if len(values) != len(self.prompt_tokens):
                 raise SettingError(field, len(values), f"must have {len(self.prompt_tokens)} values")
+
+        if self.ignore_eos is not None and self.max_tokens is None:
+            raise SettingError("ignore_eos", "given", "is of requests with max_tokens; give them, too")
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
