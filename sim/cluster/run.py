@@ -50,7 +50,7 @@ from ..runs.cluster_run import ClusterRun
 from ..runs.replica import Replica
 from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from ..types.optional import not_none
 from ..types.sequence import Sequence as Prefilled
 from ..workload.closed_loop import ClosedLoop, Maker
@@ -386,22 +386,22 @@ def _changing(cluster: Cluster, schedule: FleetSchedule) -> FleetSchedule | None
 
 def _check_separate(settings: Settings, workload: Workload) -> None:
     """Refuse workloads that need a single replica."""
-    remedy = "needs a single replica; leave out num_replicas, prefill_replicas and decode_replicas"
+    reason, remedy = "needs a single replica", "leave out num_replicas, prefill_replicas and decode_replicas"
     if is_grouped(settings, workload) and workload.shares:
-        remedy = f"samples share blocks under {settings.policy}, which {remedy}"
-        raise SettingError("n", int(workload.num_sequences.max()), remedy)
+        reason = f"samples share blocks under {settings.policy}, which {reason}"
+        raise NotSimulated("n", int(workload.num_sequences.max()), reason, remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
-        raise SettingError("parent", "given", remedy)
+        raise NotSimulated("parent", "given", reason, remedy)
     if settings.value("scheduling_policy") == "priority":
-        raise SettingError("scheduling_policy", "priority", remedy)
+        raise NotSimulated("scheduling_policy", "priority", reason, remedy)
     limits = settings.policy_options.queue_limits
     for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), limits, strict=True):
         if limit is not None:
-            raise SettingError(name, limit, remedy)
+            raise NotSimulated(name, limit, reason, remedy)
     if (times := settings.value("api_server")) is not None:
-        raise SettingError("api_server", times, "needs a single engine; leave it out")
+        raise NotSimulated("api_server", times, "needs a single engine")
     if prefix := settings.policy_options.pinned_tokens:
-        raise SettingError("shared_prefix_tokens", prefix, remedy)
+        raise NotSimulated("shared_prefix_tokens", prefix, reason, remedy)
 
 
 def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workload) -> None:
@@ -409,16 +409,16 @@ def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workloa
     if not cluster.disaggregated:
         return
     if workload.shares:
-        remedy = "cannot be combined with prefill_replicas and decode_replicas; leave it out"
-        raise SettingError("n", int(workload.num_sequences.max()), remedy)
+        reason = "cannot be combined with prefill_replicas and decode_replicas"
+        raise NotSimulated("n", int(workload.num_sequences.max()), reason)
     if not settings.kind.disaggregates:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
     name = "decode_context_parallel_size"
     if (value := settings.value(name)) != default_of(name):
-        remedy = "is not simulated where prompts are computed elsewhere; leave out prefill_replicas and decode_replicas"
-        raise SettingError(name, value, remedy)
+        reason = "is not simulated where prompts are computed elsewhere"
+        raise NotSimulated(name, value, reason, "leave out prefill_replicas and decode_replicas")
 
 
 def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:
