@@ -324,7 +324,7 @@ def simulate(
         if openmetrics is not None:
             runs = run.runs if isinstance(run, ClusterRun) else (run,)
             write_whole(openmetrics, "".join(metrics_text(runs, settings.model, interval_s)))
-        content = summarize(run)
+        content = summarize(run, divided=out is not None or report.has_data)
         _keep(partial(write_result, run, request=load.described, recordings=recordings, content=content), out)
         _print(load, run, content, report, out, view)
         if plan is not None and wanted is not None:

@@ -175,6 +175,11 @@ class Report:
         # Names may contain characters that rich reads as markup.
         self.console = Terminal(quiet=bool(on_stdout), highlight=False, markup=False, emoji=False)
 
+    @property
+    def has_data(self) -> bool:
+        """Whether the command's data are written."""
+        return self._json_target is not None
+
     def print_line(self, text: str = "", style: str | None = None) -> None:
         """Print a paragraph, wrapped to the terminal."""
         self.console.print(text, style=style, markup=False)

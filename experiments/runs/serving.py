@@ -140,9 +140,9 @@ def serve_observed(load: Load, observers: Sequence[Observer], progress: Callable
     return replace(run, settings=settings)
 
 
-def summarize(run: Run | ClusterRun) -> dict[str, Any]:
-    """The content of a run's ``summary.json``."""
-    return cluster_summary(run) if isinstance(run, ClusterRun) else summary(run)
+def summarize(run: Run | ClusterRun, *, divided: bool = True) -> dict[str, Any]:
+    """The content of a run's ``summary.json``; ``divided`` as in ``summary``."""
+    return cluster_summary(run) if isinstance(run, ClusterRun) else summary(run, divided=divided)
 
 
 def write_result(

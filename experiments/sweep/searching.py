@@ -41,7 +41,7 @@ _EXAMPLE = (
     "must be NAME=VALUE,VALUE or NAME=FIRST:LAST, with :STEP or :log behind, such as policy=orca,vllm-v1,"
     " block_size=1:128:log or request_rate=0.5:8.0"
 )
-_METRIC_EXAMPLE = "is not a number in the summary; name one of simulate --json, such as request_throughput, or of fragmeter list metrics"
+_METRIC_EXAMPLE = "is not a number in the summary; name one of simulate --json but cache_worth, such as request_throughput, or of fragmeter list metrics"
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ def write(
         directory: Must not exist, or be empty, or hold an earlier result, which is replaced.
         request: How the workload was made (trace, rate, seed, ...), for ``run.json``.
         recordings: Recordings of the run, by the names in ``RECORDINGS``.
-        content: ``summary(run)``, where it is known.
+        content: ``summary(run, divided=True)``, where it is known.
 
     Raises:
         SettingError: The directory holds something else.
@@ -270,7 +270,7 @@ def write(
     return write_whole_folder(
         directory,
         {name: partial(_table_alone, run, name) for name in TABLES},
-        {"summary": content or summary(run), "run": _described(run, request)},
+        {"summary": content or summary(run, divided=True), "run": _described(run, request)},
         recordings,
     )
 

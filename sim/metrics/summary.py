@@ -33,7 +33,7 @@ MOST_REFUSED = 20
 _POPULAR_VIEW = tuple(dict.fromkeys(DECLARED[bucket].popular for bucket in BUCKETS))
 
 
-def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
+def summary(run: Run, goal: Objectives | None = None, *, divided: bool = False) -> dict[str, Any]:
     """The metrics of a run.
 
     Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
@@ -42,6 +42,8 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
     Args:
         goal: Objectives of every request. With them there are ``goodput``, their limits in ms, and
             ``request_goodput``, the requests/s that meet all of them.
+        divided: With ``cache_worth``, as in ``summary.json``. It takes much of the time of the run: commands that compare
+            many runs leave it out.
     """
     times = request_times(run)
     return {
@@ -62,7 +64,7 @@ def summary(run: Run, goal: Objectives | None = None) -> dict[str, Any]:
         "external_fragmentation_index": _external_fragmentation(run),
         "work": work_summary(work(run.log)),
         "prefix_cache": prefix_cache(run),
-        **({} if (cached := cache_summary(run)) is None else {"cache_worth": cached}),
+        **({"cache_worth": cached} if divided and (cached := cache_summary(run)) is not None else {}),
         "kv_offloading": kv_offloading(run),
         "speculative_decoding": speculative_decoding(run.log.drafts, most_drafts(run)),
     }

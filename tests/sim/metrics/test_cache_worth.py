@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,8 @@ from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.worths import WORTHS
 from fragmeter.sim.memory.prefix.block_pool import BlockPool
 from fragmeter.sim.metrics import cache_bounds as bounds_module
-from fragmeter.sim.metrics.cache_bounds import CacheBounds, cache_bounds
+from fragmeter.sim.metrics import summary as summary_module
+from fragmeter.sim.metrics.cache_bounds import CacheBounds, cache_bounds, cache_summary
 from fragmeter.sim.metrics.cache_worth import cache_worth
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
@@ -275,16 +277,53 @@ def test_a_log_that_lacks_a_stay_does_not_add_up():
     raise AssertionError("no load evicts shared contents in vain")
 
 
+def shared_flags(folder: Path) -> list[str]:
+    """Flags of a load of which every third request has the same beginning, written to a folder."""
+    trace = folder / "trace.jsonl"
+    lines = [
+        {"timestamp": 100 * n, "input_length": 1024, "output_length": 8, "hash_ids": [n % 3, n]} for n in range(12)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ["--model", "llama-3.1-8b", "--gpu", "h200", "--trace", str(trace)]
+
+
+#: Commands by whether what they write has the division.
+DIVIDING = {
+    ("simulate", "--policy", "vllm-v1"): False,
+    ("simulate", "--policy", "vllm-v1", "--out", "out"): True,
+    ("simulate", "--policy", "vllm-v1", "--json", "out"): True,
+    ("sweep", "--policy", "vllm-v1", "--grid", "seed=0:1:1", "--jobs", "1", "--out", "out"): False,
+    (
+        "compare",
+        "--policy",
+        "vllm-v1",
+        "--set",
+        "block_size=16",
+        "--set",
+        "block_size=32",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+    ): False,
+    ("plan", "--goodput", "ttft:4000", "--seeds", "1", "--jobs", "1"): False,
+}
+
+
+@pytest.mark.parametrize("command", DIVIDING, ids=lambda command: "".join(command[:1] + command[3:4]))
+def test_only_a_run_that_is_written_is_divided(command, tmp_path, monkeypatch):
+    asked: list[Run] = []
+    monkeypatch.setattr(summary_module, "cache_summary", lambda run: asked.append(run) or cache_summary(run))
+    monkeypatch.chdir(tmp_path)
+    assert status([*command, *shared_flags(tmp_path)]) == DONE
+    assert bool(asked) == DIVIDING[command]
+
+
 @pytest.mark.parametrize(
     "replicas", [("--num-replicas", "2"), ("--prefill-replicas", "1", "--decode-replicas", "1")], ids=["same", "apart"]
 )
 def test_several_replicas_have_no_division_yet(replicas, tmp_path):
     """Of prefill and decode replicas only some would have the columns."""
-    trace = tmp_path / "trace.jsonl"
-    lines = [
-        {"timestamp": 100 * n, "input_length": 1024, "output_length": 8, "hash_ids": [n % 3, n]} for n in range(12)
-    ]
-    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    flags = ["--policy", "vllm-v1", "--model", "llama-3.1-8b", "--gpu", "h200", "--trace", str(trace), *replicas]
+    flags = ["--policy", "vllm-v1", *shared_flags(tmp_path), *replicas]
     assert status(["simulate", *flags, "--out", str(tmp_path / "run")]) == DONE
     assert "cache_worth" not in json.loads((tmp_path / "run" / "summary.json").read_text())
