@@ -11,11 +11,13 @@ Every layer with experts exchanges tokens between all engines, so none passes it
 3. Once all engines that act at a tick have proposed, the barrier asks the cost of each step, given the tokens of all
    (``among``). The longest one is the length of the step on all engines.
 4. Later steps of a leap are lines over the steps, one for each engine. The leap goes on as long as one line is the
-   highest, and no longer than the shortest leap proposed.
+   highest, and no longer than the shortest leap proposed, which ends with the step in which a copy from or to the host ends.
 5. A request that comes to an engine with a dummy batch in progress waits for the end of this step. The leap of all
    engines ends there.
 6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next ask each other
-   (every 32 steps), are left out: they could delay a request by part of a decode step.
+   (every 32 steps), are left out: they could delay a request by part of a decode step. So are those of engines of which all wait for
+   loads from the host.
+7. Drafts are verified tokens of the step. The drafter's passes after it are those of an engine whose peers draft as much; the others wait.
 
 Steps start together, so the result is the same for leaps of any length.
 """
@@ -28,7 +30,7 @@ from typing import Any, NamedTuple
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from ..cost.base import StepCost, among, effective_context
+from ..cost.base import StepCost, among, draft_ticks, effective_context
 from ..engine.engine import Alarm
 from ..engine.executor import Begun, FirstStep
 from ..memory import Memory
@@ -57,6 +59,13 @@ class Work(NamedTuple):
         return self.decodes + self.prefill_tokens or DUMMY_TOKENS
 
 
+class Drafted(NamedTuple):
+    """What the drafts after a step follow; the arguments of ``draft_ticks``."""
+
+    rows: tuple[int, int, int, int]
+    sampled: tuple[int, int]
+
+
 class Proposal(NamedTuple):
     """The next steps of an engine, before their lengths are known.
 
@@ -66,6 +75,7 @@ class Proposal(NamedTuple):
         first: Work of the first step.
         moves: Ticks of copies and swaps before it.
         later: Work of the second step.
+        drafted: Of the first step; None if it is followed by no drafts.
     """
 
     steps: int
@@ -73,6 +83,7 @@ class Proposal(NamedTuple):
     first: Work
     moves: int
     later: Work
+    drafted: Drafted | None
 
 
 class _Line(NamedTuple):
@@ -91,6 +102,7 @@ class RecordedCost:
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.describe = inner.copy_ticks, inner.describe
         self._asked: Work | None = None
+        self._drafted: Drafted | None = None
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``."""
@@ -102,9 +114,15 @@ class RecordedCost:
         self._asked = Work(decodes, context)
         return self.inner.decode_line(decodes, context)
 
-    def take(self) -> Work | None:
-        """The last step asked for since the last call; None if there is none."""
-        asked, self._asked = self._asked, None
+    def draft_ticks(self, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
+        """See ``cost.base.draft_ticks``."""
+        self._drafted = Drafted(rows, sampled)
+        return draft_ticks(self.inner, *self._drafted)
+
+    def take(self) -> tuple[Work | None, Drafted | None]:
+        """The last step asked for since the last call, and the drafts after it; None if there is none."""
+        asked = self._asked, self._drafted
+        self._asked = self._drafted = None
         return asked
 
 
@@ -135,21 +153,21 @@ class LockStepEngine(RoutedEngine):
         self._proposal: Proposal | None = None
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
-        asked = self.cost.take()
+        asked, drafted = self.cost.take()
         found = super()._leap_over(now, first_step)
         self.cost.take()
         state = self.state
         batch_size, context = state.batch_size, state.batch_size * state.decode_step + state.lag_sum
         first = asked or Work(batch_size, context)
         moves = 0 if first_step is None else first_step[2]
-        self._proposal = Proposal(found[0], found[2], first, moves, Work(batch_size, context + batch_size))
+        self._proposal = Proposal(found[0], found[2], first, moves, Work(batch_size, context + batch_size), drafted)
         return found
 
     def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
-        asked = self.cost.take()
+        asked, drafted = self.cost.take()
         found = super()._stand_still(now, first_step, plan)
         if found[0]:
-            self._proposal = Proposal(0, found[1], asked or Work(), first_step[2], Work())
+            self._proposal = Proposal(0, found[1], asked or Work(), first_step[2], Work(), drafted)
         return found
 
     def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
@@ -185,6 +203,13 @@ class LockStepEngine(RoutedEngine):
     def stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps, at most ``limit``, up to the last boundary at or before the next edge of a measurement."""
         return self._stop_at_edge(limit, now, first, second, growth)
+
+    def stop_at_copy(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
+        """Steps, at most ``limit``, up to the first boundary whose decision knows that a copy has ended, as ``Engine`` leaps."""
+        until = self.source.next_ticks
+        if self._transfers is None or not self._stops_at_arrival or until >= SOMEDAY:
+            return limit
+        return min(limit, steps_until(until - now, first, second, growth) + (self._ahead and until > now))
 
     def end_after(self, steps: int) -> None:
         """End the leap in progress after so many of its steps, if that is earlier than its end."""
@@ -252,6 +277,7 @@ class Barrier:
         if steps > 1:
             # All engines have the same edges.
             steps = next(iter(proposed)).stop_at_edge(steps, now, first, second, growth)
+            steps = min(engine.stop_at_copy(steps, now, first, second, growth) for engine in proposed)
         if steps == 1:
             second = growth = 0
         ticks = ticks_of(steps, first, second, growth)
@@ -270,7 +296,10 @@ class Barrier:
     def _first_ticks(self, proposals: Sequence[Proposal]) -> int:
         cost = self._among([proposal.first for proposal in proposals])
         return max(
-            proposal.moves + (cost.step_ticks(*proposal.first) if any(proposal.first) else 0) for proposal in proposals
+            proposal.moves
+            + (cost.step_ticks(*proposal.first) if any(proposal.first) else 0)
+            + (0 if proposal.drafted is None else draft_ticks(cost, *proposal.drafted))
+            for proposal in proposals
         )
 
     def _later(self, proposals: Sequence[Proposal]) -> tuple[int, int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .base import StepCost, coefficient, effective_context, outside_ticks, saved_ticks
+from collections.abc import Sequence
+
+from .base import StepCost, among, coefficient, effective_context, outside_ticks, saved_ticks
 
 
 class SpeculativeCost:
@@ -24,6 +26,10 @@ class SpeculativeCost:
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
         self.effective_context, self.saved_ticks = effective_context(inner), saved_ticks(inner)
+
+    def among(self, tokens: Sequence[int]) -> SpeculativeCost:
+        """See ``base.among``; the drafter's passes stay those of an engine whose peers draft as much."""
+        return SpeculativeCost(among(self.inner, tokens), self.drafter, self.drafts)
 
     def draft_ticks(self, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
         """See ``base.draft_ticks``."""

@@ -555,9 +555,8 @@ class VllmV1Options(VllmServeOptions):
         return blocks
 
     def not_beside(self, replica: Replica, grouped: bool, layout: HybridLayout | None) -> dict[str, dict[str, bool]]:
-        parallel = {
+        both = {
             "pipeline parallelism": replica.pipeline_parallel_size > 1,
-            "data parallelism": replica.data_parallel_size > 1,
             "requests that share memory": grouped,
         }
         drafts, offloads = self.speculative_config is not None, self.kv_offloading_size > 0
@@ -565,7 +564,7 @@ class VllmV1Options(VllmServeOptions):
         others: dict[str, dict[str, bool]] = {}
         if drafts:
             others["speculative_config"] = {
-                **parallel,
+                **both,
                 "--cost paper": replica.cost == "paper",
                 "an allocator": replica.allocator is not None,
                 **of_a_server,
@@ -580,7 +579,7 @@ class VllmV1Options(VllmServeOptions):
             others["kv_offloading_size"] = {
                 "blocks of several sizes": layout is not None and layout.has_block_sizes,
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
-                **parallel,
+                **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "block ids, which recordings need": replica.ids,
             }

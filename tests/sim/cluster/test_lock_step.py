@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,12 @@ from cluster_runs import ROUTERS, same_cluster
 from engine_runs import settings_of, workload_of
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cluster import ClusterRun, cluster, simulate_cluster
+from fragmeter.sim.cost.base import among
+from fragmeter.sim.cost.speculative import SpeculativeCost
 from fragmeter.sim.metrics.requests import request_times
+from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.runs.run import Run
+from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool, Request
 from same_runs import same
@@ -234,6 +239,96 @@ def test_equal_engines_with_equal_loads_are_one_engine_alone(cost):
     run = simulate_cluster(chosen, twice, cluster(num_replicas=2))
     for part in run.runs:
         same(replace(part, settings=alone.settings, workload=alone.workload), alone)
+
+
+#: Options with state of their own in each engine: drafts, without and with a drafter, a host, and a host beside drafts.
+_DRAFTS = {"num_speculative_tokens": 3, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.2}
+_NGRAM = {"speculative_config": json.dumps(_DRAFTS | {"method": "ngram"})}
+_HOST = {"kv_offloading_size": 2, "num_gpu_blocks_override": 400, "max_model_len": 4096}
+OWN = {
+    "drafts": _NGRAM,
+    "drafter": {"speculative_config": json.dumps(_DRAFTS | {"method": "draft_model", "model": "qwen3-0.6b"})},
+    "host": _HOST,
+    "host, drafts": _HOST | _NGRAM,
+}
+own = pytest.mark.parametrize("options", OWN.values(), ids=OWN)
+
+
+def turns(number: int, times: int = 1) -> Workload:
+    """Requests of eight sessions, ``times`` of each with a session of its own, whose blocks the pool of ``_HOST`` evicts between turns."""
+    arrivals, prompts, outputs = (np.repeat(column, times) for column in drawn(number))
+    sessions = np.tile(np.arange(times), number) * 8 + np.repeat(np.arange(number) % 8, times)
+    return Workload("turns", arrivals, prompts, outputs, content=PromptContent.of_sessions(sessions))
+
+
+@own
+def test_equal_engines_with_drafts_or_a_host_are_one_engine_alone(options):
+    chosen = sharing(enable_prefix_caching=True, **options)
+    alone, run = simulate(chosen, turns(40)), simulate_cluster(chosen, turns(40, 2), cluster(num_replicas=2))
+    for part in run.runs:
+        assert outcome(replace(part, settings=alone.settings, workload=alone.workload)) == outcome(alone)
+    if "kv_offloading_size" in options:
+        assert summary(alone)["kv_offloading"]["hit_tokens"] > 0
+
+
+@dataclass(frozen=True)
+class SlowCost(CompanyCost):
+    """Steps of 0.3 ms for each token of all engines, and as much for a block that is loaded: several steps for a prompt."""
+
+    def among(self, tokens: Sequence[int]) -> SlowCost:
+        return replace(self, more=300_000_000 * sum(tokens))
+
+    def swap_in_ticks(self, blocks: int) -> int:
+        return 300_000_000 * blocks
+
+    def copy_ticks(self, slots: int) -> int:
+        return 0
+
+
+@own
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("cost", [None, SlowCost()], ids=["fitted", "slow"])
+def test_leap_and_step_are_the_same_bits_with_drafts_or_a_host(cost, ahead, options):
+    """Loads end within leaps whose steps the other engine lengthens."""
+    chosen, two = sharing(enable_prefix_caching=True, async_scheduling=ahead, **options), cluster(num_replicas=2)
+    leapt, stepped = (simulate_cluster(replace(chosen, leap=leap), turns(60), two, cost) for leap in (True, False))
+    for run, counterpart in zip(leapt.runs, stepped.runs, strict=True):
+        assert outcome(run) == outcome(counterpart)
+    spans = sorted({span for run in stepped.runs for span in _steps(run)})
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+    assert sorted(row for rows in leapt.rows for row in rows.tolist()) == [*range(60)]
+
+
+@own
+def test_leap_and_step_are_the_same_bits_with_drafts_or_a_host_and_disaggregated_prefill(options):
+    chosen, apart = sharing(enable_prefix_caching=True, **options), cluster(prefill_replicas=2, decode_replicas=2)
+    leapt, stepped = (simulate_cluster(replace(chosen, leap=leap), turns(60), apart) for leap in (True, False))
+    for run, counterpart in zip(leapt.runs, stepped.runs, strict=True):
+        assert outcome(run) == outcome(counterpart)
+
+
+def test_a_step_with_drafts_takes_the_time_of_all_engines_tokens():
+    work, cost = (4, 100, 0, 0), SlowCost()
+    assert among(SpeculativeCost(cost, None, 3), [4, 9]).step_ticks(*work) == cost.among([4, 9]).step_ticks(*work)
+    assert cost.among([4, 9]).step_ticks(*work) > cost.step_ticks(*work)
+
+
+def _steps(run: Run) -> list[tuple[int, int]]:
+    """Start and end of each step that computes, of a run without leaps."""
+    rows = run.log.rows
+    busy = (rows["decodes"] > 0) | (rows["prefill_tokens"] > 0)
+    starts = rows["start_ticks"][busy]
+    return [*zip(starts.tolist(), (starts + rows["first_ticks"][busy]).tolist())]
+
+
+def outcome(run: Run) -> dict[str, object]:
+    """When each request held blocks and had its tokens, the copies to and from the host, and the summary."""
+    tier = run.replica.memory.transfers
+    tables = {"residencies": run.log.residencies, "copies": {} if tier is None else tier.transfers.columns()}
+    columns = {(table, name): column.tolist() for table, found in tables.items() for name, column in found.items()}
+    times = request_times(run)
+    both = [times.first_token_ticks.tolist(), times.finish_ticks.tolist()]
+    return columns | {"times": both, "ends": run.log.end_ticks, "summary": summary(run), "window": run.window}
 
 
 @pytest.mark.parametrize("cost", ["fitted", "roofline"])
