@@ -160,6 +160,7 @@ def measured_by(found: served.Predicting, factors, longer: float = 1):
 
 
 class TestVerdict:
+    @pytest.mark.slow
     def test_a_device_as_predicted_passes_and_would_have_shown_planted_errors(self):
         found = predicting()
         document = found.document()

@@ -64,6 +64,7 @@ def test_as_planned_the_sliders_have_the_fleets_of_the_plan(planned):
         assert replicas * offer.price_a_replica == pytest.approx(each["bill"]["per_hour"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1])
 def test_what_is_worse_takes_no_fewer_replicas(planned, place):
     """A higher rate, tighter objectives, and longer prompts. Longer outputs may be better: see the next test."""

@@ -262,9 +262,9 @@ def test_a_reader_that_leaves_is_no_fault(trace):
 def test_the_command_computes_its_summary_once(trace, tmp_path, monkeypatch):
     calls = []
 
-    def counted(run):
+    def counted(run, **given):
         calls.append(run)
-        return real(run)
+        return real(run, **given)
 
     real = serving.summary
     monkeypatch.setattr(serving, "summary", counted)

@@ -285,6 +285,7 @@ class SlowCost(CompanyCost):
         return 0
 
 
+@pytest.mark.slow
 @own
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("cost", [None, SlowCost()], ids=["fitted", "slow"])
@@ -299,6 +300,7 @@ def test_leap_and_step_are_the_same_bits_with_drafts_or_a_host(cost, ahead, opti
     assert sorted(row for rows in leapt.rows for row in rows.tolist()) == [*range(60)]
 
 
+@pytest.mark.slow
 @own
 def test_leap_and_step_are_the_same_bits_with_drafts_or_a_host_and_disaggregated_prefill(options):
     chosen, apart = sharing(enable_prefix_caching=True, **options), cluster(prefill_replicas=2, decode_replicas=2)

@@ -176,7 +176,7 @@ def test_only_a_result_is_replaced(tmp_path):
 
 
 def test_nothing_half_written_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(result, "summary", lambda run: 1 / 0)
+    monkeypatch.setattr(result, "summary", lambda run, **given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         result.write(small_run(), tmp_path / "r", {})
     assert list(tmp_path.iterdir()) == []
