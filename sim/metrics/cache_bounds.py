@@ -65,7 +65,7 @@ class CacheBounds:
 
 @once
 def cache_bounds(run: Run) -> CacheBounds | None:
-    """The bounds of a run; None as ``cache_worth``."""
+    """How many blocks other orders of eviction and larger pools could have hit; None where ``cache_worth`` is None."""
     worth = cache_worth(run)
     if worth is None:
         return None

@@ -192,7 +192,7 @@ class Window:
         return self.slot_steps[bucket] / max(1, sum(self.slot_steps.values()))
 
     def share_of_time(self, bucket: str) -> float:
-        """Mean over time of the bucket's share of the pool."""
+        """The bucket's slots over those of the pool, 0 to 1, each instant of the run counted alike."""
         return self.slot_ticks[bucket] / max(1, sum(self.slot_ticks.values()))
 
     @property

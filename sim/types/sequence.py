@@ -35,7 +35,7 @@ class Grant(NamedTuple):
 
 
 class Sequence:
-    """One sequence of a request, with its progress.
+    """What the scheduler knows of one sequence, as vLLM's ``Request``: its lengths, what is computed, what it holds.
 
     Decoding is in lockstep: a running sequence gains one token per step. Counts of tokens are therefore not
     updated; they follow from the decode step (number of steps since the start of the run).
@@ -111,7 +111,7 @@ class Lineage(Protocol):
 
 
 class Group:
-    """The sequences of one request.
+    """The sequences that one request asks for: one, ``n`` samples, or the beams of a beam search.
 
     Attributes:
         members: In order of their index; the first is the leader, which prefills for all.

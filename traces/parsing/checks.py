@@ -235,7 +235,7 @@ def _session_texts(table: Table) -> np.ndarray:
 
 
 def dialogue(rows: Table, arrays: Mapping[str, np.ndarray]) -> Dialogue:
-    """Parents of requests: ``parent`` with either ``fork_at`` or ``truncate_to``, for the rows that have one.
+    """Which earlier request each request continues: its ``parent``, from the token ``fork_at`` on or cut to ``truncate_to`` tokens.
 
     Args:
         rows: Positions of all rows, for errors; it needs no columns.

@@ -170,7 +170,13 @@ def _check_list(table: Table, row: int, name: str, value: Any) -> None:
 
 
 def sessions(table: Table, name: str, values: Sequence[Any]) -> pa.Array:
-    """Names of sessions as JSON text, so that 1 and "1" differ; missing values are null."""
+    """The session of each row, as an Arrow column of JSON texts: the number 1 is ``1`` and the text "1" is ``"1"``, so they differ.
+
+    Rows without a session are null.
+
+    Raises:
+        TraceError: A value is neither a whole number nor a text.
+    """
     for row, value in enumerate(values):
         if value is not None and type(value) not in (int, str):
             raise table.error(row, name, value, "must be a whole number or a text; correct the row")

@@ -265,7 +265,7 @@ class BlockPool:
         return np.flatnonzero(np.frombuffer(bytes(self._is_hashed), np.uint8))
 
     def is_shared(self, block: int) -> bool:
-        """Whether more than one table entry names ``block``: a writer must copy it first."""
+        """Whether ``block`` has more than one reference, so that a sequence that writes into it must copy it first."""
         return self.ref_cnt[block] > 1
 
     def is_cached(self, block_hash: int) -> bool:

@@ -44,31 +44,36 @@ class Step(LineCost):
         return 100, 0, None
 
 
-def test_three_sessions_show_every_worth():
-    """The story of docs/cache-worth.md: six blocks of 4 tokens, prompts of 8 and 12, one output token each.
-
-    A comes back in time, B too late, since C and the order of eviction took its blocks; what B evicts of A no one asks for, and C is
-    still cached at the end. MIN would have kept B for A.
-    """
-    arrivals, prompts = [0, 1000, 2000, 3000, 4000], [8, 8, 12, 12, 12]
+def served(sessions: list[int], prompts: list[int], blocks: int) -> Run:
+    """A turn every 1,000 ticks, of a session, with one output token, in a pool of so many blocks of 4 tokens and the null block."""
+    turns = len(sessions)
     work = Workload(
         "story",
-        np.array(arrivals),
+        np.arange(turns) * 1000,
         np.array(prompts),
-        np.ones(5, dtype=np.int64),
-        content=PromptContent.of_sessions(np.array([0, 1, 0, 2, 1])),
+        np.ones(turns, dtype=np.int64),
+        content=PromptContent.of_sessions(np.array(sessions)),
     )
     chosen = settings(
         policy="vllm-v1",
         model=LONG_MODEL,
         max_model_len=32,
         block_size=4,
-        num_gpu_blocks_override=7,
+        num_gpu_blocks_override=blocks + 1,
         max_num_seqs=4,
         async_scheduling=False,
         outside_ms=0,
     )
-    run = simulate(chosen, work, Step())
+    return simulate(chosen, work, Step())
+
+
+def test_three_sessions_show_every_worth():
+    """The story of docs/cache-worth.md: six blocks of 4 tokens, prompts of 8 and 12, one output token each.
+
+    A comes back in time, B too late, since C and the order of eviction took its blocks; what B evicts of A no one asks for, and C is
+    still cached at the end. MIN would have kept B for A.
+    """
+    run = served([0, 1, 0, 2, 1], [8, 8, 12, 12, 12], blocks=6)
     worth, bounds = cache_worth(run), cache_bounds(run)
     assert worth is not None
     assert worth.slot_ticks() == {
@@ -78,6 +83,12 @@ def test_three_sessions_show_every_worth():
         "undecided": 3 * 4 * (4100 - 3100),
     }
     assert bounds == CacheBounds(asked=6, hits=2, fixed_schedule=4, infinite=4, closing_blocks=7)
+
+
+def test_no_order_keeps_more_than_the_free_blocks_hold():
+    """While C holds three of four blocks, one of the four that A and B ask for again can be kept. First turns ask for a block each."""
+    run = served([0, 1, 2, 0, 1], [8, 8, 12, 12, 12], blocks=4)
+    assert cache_bounds(run) == CacheBounds(asked=6, hits=0, fixed_schedule=1, infinite=4, closing_blocks=8)
 
 
 @dataclass
