@@ -113,7 +113,7 @@ class BenchmarkResult:
         return table.having(**columns)
 
     def error(self, row: int | None, field: str, value: object, remedy: str) -> TraceError:
-        """The error that names file, request (``row``, from 0), field and bad value; without a row the value is the whole file's."""
+        """The error that names file, request (``row``, from 1), field and bad value; without a row the value is the whole file's."""
         return TraceError(self.path, row, field, shown(value), remedy, "row")
 
 
