@@ -199,24 +199,25 @@ def _given(values: dict[str, Any]) -> Trace | Workload | None:
 
 @plugin_code()
 def simulate(*, record_blocks: bool = False, **keywords: Any) -> Simulation:
-    """Serve a trace on a simulated replica, or on several, to the last request.
+    """Serve a trace on one or several simulated replicas until the last request has finished.
 
-    Keyword arguments are the flags of ``fragmeter simulate`` with underscores, by the same names and with the same
-    defaults and refusals; ``fragmeter simulate --help-all`` and docs/python.md explain them. Without a trace, requests are
-    drawn from ``dataset``, and arrive at 1 request/s unless an argument says when.
+    Keyword arguments are the flags of ``fragmeter simulate`` with underscores: same names, units, defaults and
+    refusals. ``fragmeter simulate --help-all`` and docs/python.md explain them. Without a trace, requests are drawn
+    from ``dataset`` and arrive at 1 request/s unless another argument sets their arrivals.
 
     Args:
-        record_blocks: Record the contents of every block over time, for ``save`` and the block map of ``fragmeter report``.
-            The results are the same with and without.
+        record_blocks: Record the contents of every block over time, for ``save`` and the block map of ``fragmeter
+            report``. The results are the same with and without.
         keywords: Settings, requests, arrivals and replicas, such as ``policy="vllm-v1"``, ``request_rate=2`` or
             ``num_gpu_blocks_override=2000``. ``trace`` is a path, a pandas DataFrame with the columns of a trace file
             (``prompt_tokens``, ``output_tokens``, ``arrival_s``, ...), a ``traces.Trace`` or a ``sim.Workload``.
 
     Raises:
-        UserError: A keyword is unknown, or a value or a trace is invalid: one line with field, value and remedy.
-        PluginError: A ``UserError``: a policy or an allocator of another package breaks a rule of docs/extending.md, or raises
-            an exception, which is the ``__cause__``.
-        SimulationFault: An invariant of the simulator is violated.
+        UserError: An unknown keyword, or an invalid value or trace. The message is one line with field, value and
+            remedy.
+        PluginError: A ``UserError``: a policy or an allocator of another package broke a rule of docs/extending.md, or
+            raised an exception, which is the ``__cause__``.
+        SimulationFault: A bug: an invariant of the simulator does not hold.
     """
     if not isinstance(record_blocks, bool):
         raise SettingError("record_blocks", record_blocks, "must be True or False")
@@ -256,17 +257,22 @@ class Simulation:
 
     @cached_property
     def summary(self) -> pd.Series:
-        """The numbers of the summary by their paths, such as ``mean_ttft_ms`` or ``preemptions.recompute``, without histograms
-        (``histograms``), the list of refused requests (``requests``) and the deprecated ``popular_view``.
+        """The numbers of ``summary.json`` by path, such as ``mean_ttft_ms`` or ``preemptions.recompute``.
 
-        The keys are those of ``vllm bench serve``. ``pandas.DataFrame([a.summary, b.summary])`` compares runs.
+        Keys are those of ``vllm bench serve``. Histograms (see ``histograms``), the list of refused requests (see
+        ``requests``) and the deprecated ``popular_view`` are left out. ``pandas.DataFrame([a.summary, b.summary])``
+        compares runs.
         """
         found = {path: value for path, value in flat(self._summary) if not _NOT_READ.search(path)}
         return pd.Series(found, name=self.run.settings.policy, dtype=object)
 
     @cached_property
     def histograms(self) -> dict[str, pd.DataFrame]:
-        """The prefix cache's histograms by vLLM's names: a row a bound, with ``upto_s`` and the ``blocks`` up to it. Empty without."""
+        """Histograms of the prefix cache by vLLM's metric names; empty without a prefix cache.
+
+        Each is a data frame with one row per bucket: ``upto_s``, its upper bound in seconds, and ``blocks``, the
+        cumulative number of blocks up to that bound.
+        """
         cache = self._summary["prefix_cache"] or {}
         return {
             name: pd.DataFrame({"upto_s": map(float, each["buckets"]), "blocks": each["buckets"].values()})
@@ -276,7 +282,11 @@ class Simulation:
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What the step times rest on: ``evidence.like.predicted`` has TPOT, TTFT and throughput with their intervals."""
+        """The measurements behind the step times, and the expected error.
+
+        ``evidence.like.predicted`` has TPOT, TTFT and throughput, each with the interval of servers like this one
+        (docs/limits.md).
+        """
         load_class = ServedLoad.of(self.run, self.run.workload).load_class
         return evidence(self.run.settings, Served.of(load_class, self.run.workload, self._summary))
 
@@ -291,7 +301,7 @@ class Simulation:
         return self.table("memory")
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of the result folder without its columns of ticks.
+        """A table of the result folder as a data frame, with times in seconds instead of ticks.
 
         Args:
             name: "requests", "residencies", "preemptions", "steps", "memory" or "gaps" (inter-token latencies).

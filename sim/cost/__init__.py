@@ -64,22 +64,27 @@ def cost(
     paged: bool = True,
     page_bytes: int = 0,
 ) -> StepCost:
-    """The cost model with this name, compiled for a model on a GPU.
+    """The cost model ``name``, built for one model, GPU and deployment.
 
     Args:
         name: One of ``COST_NAMES``, or the path of a calibration file.
+        tensor_parallel: Tensor-parallel ranks.
+        block_size: Tokens per block.
         scale: Factor on the step time.
-        server: Constants of the server, if known; refused with "paper" and with a server's fitted steps, which have their own.
-        asynchronous: Whether steps are decided while the one before them runs.
-        pipelined: Whether the server keeps a batch in each pipeline stage; else stages are passed by one batch at a time.
-        paged: Whether decodes read KV by block tables; else each sequence lies in one piece.
-        page_bytes: Bytes of a block that moves between device and host, of one KV group on each rank; 0 for a block of all layers.
+        deployment: Pipeline stages, number formats of KV and weights, CUDA graphs.
+        server: Measured constants of the server (``sim.cost.server``), if known. Refused with "paper" and with a
+            server's fitted steps, which include such constants.
+        asynchronous: Whether the scheduler decides a step while the step before it runs.
+        pipelined: Whether each pipeline stage works on a batch of its own; False passes one batch through all stages.
+        paged: Whether decodes read KV through block tables; False is contiguous KV.
+        page_bytes: Bytes on each rank that one swapped block moves, for pools with several KV groups; 0 computes the
+            bytes of a block of all layers.
 
     Raises:
-        SettingError: An unknown name; "paper" for another model or GPU than it is fitted to (the layers and width of
-            OPT-13B on one A100-40GB, in 16 bit, without graphs); an invalid calibration, or one that does not cover
-            the model.
-        UserError: A calibration file that cannot be read.
+        SettingError: The name is unknown; the calibration is invalid or does not cover the model; or "paper" is used
+            for another deployment than its own: a model with the layers and width of OPT-13B on one A100-40GB, in 16
+            bit, without CUDA graphs.
+        UserError: The calibration file cannot be read.
     """
     if name == "paper":
         if server is not None:
@@ -122,8 +127,7 @@ def _calibrated(
 
 
 def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None) -> str:
-    """The cost model of a replica that names none: "fitted" where the GPU has a profile that covers the model, else
-    "roofline"."""
+    """Name of the default cost model: "fitted" if the GPU has a profile that covers the model, else "roofline"."""
     if gpu.profile is None and gpu.name not in profile_names():
         return "roofline"
     covered = CalibratedCost.refusal(model, _profile(gpu), quantization or model.quantization) is None
@@ -131,7 +135,9 @@ def default_cost(model: ModelSpec, gpu: GpuSpec, quantization: str | None = None
 
 
 def prices_kv(name: str, kv_dtype: str) -> bool:
-    """Whether the cost model with this name prices a KV cache of this number format: a calibration was measured over one.
+    """Whether the cost model ``name`` has step times for a KV cache in ``kv_dtype``.
+
+    Only a calibration may not: it is measured over a KV cache in one number format.
 
     Raises:
         UserError, SettingError: As :func:`cost`.

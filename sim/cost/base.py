@@ -1,5 +1,4 @@
-"""The interface of a cost model, as the engine calls it, and cost models that change another one: a factor, and batches in
-flight."""
+"""The interface of cost models, and wrappers that scale step times or keep one batch in each pipeline stage."""
 
 from __future__ import annotations
 
@@ -12,7 +11,9 @@ from ..spec.deployment import MAX_CAPTURED, padded_batch
 
 @runtime_checkable
 class StepCost(Protocol):
-    """Durations in ticks. Coefficients are rounded to ticks once, on construction; the rest is exact.
+    """Step times of a server. The engine calls these methods; every duration is an integer of ticks (picoseconds).
+
+    Coefficients are rounded to ticks once, on construction, so that sums over steps are exact.
 
     Attributes:
         name: Name in ``run.json`` and on the command line.
@@ -21,30 +22,32 @@ class StepCost(Protocol):
     name: str
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """Duration of one iteration without swaps.
+        """Duration of one step in ticks, without swaps.
 
         Args:
             decodes: Sequences that decode one token each.
-            decode_context: Sum of the context lengths of these sequences, new tokens included.
-            prefill_tokens: Prompt tokens computed in this step, padding included.
-            prefill_pairs: Causal (query, key) pairs of these prompts: p * (p + 1) / 2 for a whole prompt of p tokens.
+            decode_context: Sum of the context lengths of these sequences in tokens, including the new tokens.
+            prefill_tokens: Prompt tokens computed in this step, including padding.
+            prefill_pairs: Causal (query, key) pairs of these prompt tokens: p * (p + 1) / 2 for a whole prompt of p
+                tokens.
         """
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """``(base_ticks, ticks_per_context_token, until_context)`` of a step that only decodes.
+        """The time of a decode-only step as a line over its context: ``(base_ticks, ticks_per_token, until)``.
 
-        For every context from ``context`` to before ``until_context`` (None: without end),
-        ``step_ticks(decodes, context, 0, 0) == base_ticks + ticks_per_context_token * context``, and the answer is the same.
+        For every total context c with ``context <= c < until`` (None: no upper end), ``step_ticks(decodes, c, 0, 0) ==
+        base_ticks + ticks_per_token * c``, and ``decode_line(decodes, c)`` returns the same tuple. The engine sums a
+        leap by it.
         """
 
     def swap_out_ticks(self, blocks: int) -> int:
-        """Time to copy ``blocks`` blocks to the host."""
+        """Ticks to copy ``blocks`` blocks from the device to the host."""
 
     def swap_in_ticks(self, blocks: int) -> int:
-        """Time to copy ``blocks`` blocks back from the host."""
+        """Ticks to copy ``blocks`` blocks from the host to the device."""
 
     def copy_ticks(self, slots: int) -> int:
-        """Time to copy the keys and values of ``slots`` tokens within the device's memory."""
+        """Ticks to copy the KV of ``slots`` tokens within device memory."""
 
     def describe(self) -> dict[str, object]:
         """Every coefficient as ``{"value", "unit", "source"}``, for ``run.json``."""
@@ -55,21 +58,27 @@ BLOCK_ROWS = 64
 
 
 class StepParts(NamedTuple):
-    """A step with prompts as a sum of parts, each over one or two counts, so that the compiled core computes it without a call:
+    """The time of a step with prompts as a sum of tabulated parts, so that the compiled core needs no call into Python:
 
         step_ticks(decodes, context, tokens, pairs)
             = max(least, of_tokens(decodes + tokens) + of_rows(decodes) + attention + more)
 
-    Where sequences decode too, attention is ``mixed_decode + prefill + per_block * decodes * blocks - shared``, and no less than either of
-    the first two; ``blocks`` are those of the longest prompt (``prompt_blocks``).
+    Without decodes, attention is that of the prompts. With decodes it is
+    ``mixed_decode + prefill + per_block * decodes * blocks - shared``, and at least ``mixed_decode`` and ``prefill``.
+    ``blocks`` is ``prompt_blocks(tokens, pairs)``.
 
     Attributes:
-        of_tokens, of_rows: Ticks by a count.
-        mixed_decode: Attention of the decodes in a step with prompts, as ``decode_line`` gives it.
-        prefill_node: Attention of the prompts as the nodes of a ``Surface`` over tokens and pairs; None for a line.
-        per_token, per_pair: The line: ticks of a token; and of a pair, for each window of layers (0: none), which bounds the
-            pairs to the window times the tokens.
-        per_block, shared, more, least: See above.
+        of_tokens: Ticks as a function of the tokens of the step.
+        of_rows: Ticks as a function of the sequences that decode.
+        mixed_decode: Decode attention in a step with prompts; a line as of ``StepCost.decode_line``.
+        prefill_node: Prefill attention at the nodes of a ``Surface`` over tokens and pairs; None for the line below.
+        per_token: Ticks per prompt token, of the line.
+        per_pair: ``(window, ticks per pair)`` of each kind of layer. A window of W tokens bounds the pairs to W *
+            tokens; 0 is no window.
+        per_block: Ticks for each decode and block of query rows of the longest prompt.
+        shared: Ticks saved by repeated reads of the same blocks.
+        more: Ticks of every step.
+        least: Lower bound of the step in ticks.
     """
 
     of_tokens: Callable[[int], int]
@@ -85,25 +94,36 @@ class StepParts(NamedTuple):
 
 
 def prompt_blocks(tokens: int, pairs: int) -> int:
-    """Blocks of 64 query rows of the longest prompt of a step with so many prompt tokens, one or more, and pairs: of the mean length of
-    whole prompts, weighted by their tokens, or of the chunk."""
+    """Blocks of 64 query rows of the longest prompt of a step, estimated from its totals.
+
+    The length of the longest prompt is taken as ``2 * pairs / tokens``: the mean prompt length weighted by tokens, for
+    whole prompts. It is at most ``tokens``.
+
+    Args:
+        tokens: Prompt tokens of the step, at least 1.
+        pairs: Causal (query, key) pairs of these tokens.
+    """
     return -(-min(tokens, max(1, 2 * pairs // tokens)) // BLOCK_ROWS)
 
 
 def among(cost: StepCost, tokens: Sequence[int]) -> StepCost:
-    """The cost of an engine's steps while the engines that share its experts compute steps of so many tokens, one number for
-    each engine, its own included. A cost that does not know other engines keeps its times."""
+    """The cost of this engine's steps while other engines that share its experts compute theirs.
+
+    Args:
+        cost: A cost model; one that does not model shared experts is returned unchanged.
+        tokens: Tokens of the current step of each engine, this one included.
+    """
     found: Callable[[Sequence[int]], StepCost] | None = getattr(cost, "among", None)
     return cost if found is None else found(tokens)
 
 
 class Peers(NamedTuple):
-    """What the engines that share experts compute together in a step.
+    """The joint work of engines that share experts (data parallelism) in one step, in tokens.
 
     Attributes:
-        rows: Tokens that go to the experts, of all engines.
-        received: Most of them that an engine receives from others.
-        padded: Tokens that every engine computes; None where each computes its own and no padding.
+        rows: Tokens of all engines that are sent to experts.
+        received: Most tokens that any engine receives from the others.
+        padded: Tokens that every engine computes after padding; None without padding.
     """
 
     rows: int
@@ -112,8 +132,15 @@ class Peers(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Sequence[int], cuda_graphs: bool) -> Peers:
-        """Of steps of so many tokens, as vLLM's ``coordinate_batch_across_dp`` pads them: all engines to the largest, if
-        that is small enough for a graph; if one engine runs without a graph, so do all."""
+        """The joint work of one step, padded as by vLLM's ``coordinate_batch_across_dp``.
+
+        All engines pad to the largest step if a CUDA graph was captured for its size. If one engine must run without a
+        graph, all do, without padding.
+
+        Args:
+            tokens: Tokens of the step of each engine.
+            cuda_graphs: Whether the engines captured CUDA graphs.
+        """
         most = max(tokens)
         if not cuda_graphs or most > MAX_CAPTURED:
             return cls(sum(tokens), sum(tokens) - min(tokens), None)
@@ -122,38 +149,41 @@ class Peers(NamedTuple):
 
 
 def outside_ticks(cost: StepCost) -> int | None:
-    """Time that a request spends outside of the engine on the server of this cost model; None of most models, which know no
-    server."""
+    """Ticks that a request spends outside the engine (HTTP, tokenizer); None if the cost model knows no server."""
     found: int | None = getattr(cost, "outside_ticks", None)
     return found
 
 
 def effective_context(cost: StepCost) -> Callable[[int, int], int] | None:
-    """The function of a cost model that says which context the decodes of a step are priced with; None of most models, which
-    take every slot to be read from memory as often as a block table names it.
+    """The cost model's correction of the decode context for blocks that several block tables share; None if it has
+    none.
 
-    Its arguments are the sum of the contexts, and of them the slots that are read again: those in a block that the table of
-    another decoding sequence names too, beyond the first of these tables (``Memory.repeated_slots``). The difference of its value
-    and the context depends on these slots alone, so that the steps of a leap have it in common.
+    A cost model without the correction prices every slot as read from memory, once for each block table that names it.
+    The function takes the sum of the contexts, and the slots among them that are repeated reads
+    (``Memory.repeated_slots``). It returns the context to price. The difference depends on the repeated slots alone,
+    so it is constant within a leap.
     """
     found: Callable[[int, int], int] | None = getattr(cost, "effective_context", None)
     return found
 
 
 def saved_ticks(cost: StepCost) -> Callable[[int, int, int], int] | None:
-    """The function of a cost model that says by how much a step that decodes and prefills is shorter because its decodes name the same
-    blocks, which a cache then holds: of the decodes, the sum of their contexts, and the slots of it that are read again
-    (``Memory.repeated_slots``). None of most models."""
+    """The cost model's saving in mixed steps whose decodes share blocks, which a cache then holds; None if it has none.
+
+    The function takes the number of decodes, the sum of their contexts, and the slots among them that are repeated
+    reads (``Memory.repeated_slots``). It returns the ticks by which a step with prompts is shorter.
+    """
     found: Callable[[int, int, int], int] | None = getattr(cost, "saved_ticks", None)
     return found
 
 
 def draft_ticks(cost: StepCost, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
-    """Time of the drafts of a step, of a cost that knows a drafter; else 0.
+    """Ticks that the drafter takes after a step; 0 for a cost model without a drafter.
 
     Args:
-        rows: What the step computes; the arguments of ``StepCost.step_ticks``.
-        sampled: Sequences that a token is sampled for, which drafts follow, and the sum of their contexts.
+        rows: The work of the step: the arguments of ``StepCost.step_ticks``.
+        sampled: Number of sequences that sample a token in the step and then get drafts, and the sum of their
+            contexts.
     """
     found: Callable[[tuple[int, int, int, int], tuple[int, int]], int] | None = getattr(cost, "draft_ticks", None)
     return 0 if found is None else found(rows, sampled)
@@ -165,20 +195,21 @@ def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
 
 
 class PipelinedCost:
-    """Steps of a server that keeps a batch in each pipeline stage, as vLLM V1 does.
+    """Step times of a server that works on one batch in each pipeline stage, as vLLM V1 does.
 
-    The sequences that decode are divided into as many batches as there are stages. A step of the engine is one round: every
-    batch passes every stage once, one behind the other, which takes as long as one batch takes to pass all stages:
+    The decoding sequences are divided evenly into one batch per stage. A step of the engine is one round, in which
+    each batch passes all stages. With stages of equal length a round takes as long as one batch takes through the
+    whole model:
 
         stages * (time of a batch in a stage) = time of a batch in the whole model
 
-    A prefill is one batch's: the others wait for it in every stage (a bubble). That prefills of several batches overlap is not
-    credited. Stages are taken to be equally long. Which sequences of a batch share blocks is unknown, so repeated reads cost as much
-    as first ones.
+    A prefill belongs to one batch, and the others wait for it in every stage (a pipeline bubble). Prefills of
+    different batches are not overlapped. Reads of blocks that sequences of a batch share are priced as first reads,
+    because the division into batches is not known.
 
     Args:
-        inner: The cost of one batch through the whole model.
-        stages: Pipeline stages, two or more.
+        inner: Cost model of one batch through the whole model.
+        stages: Pipeline stages, at least 2.
     """
 
     def __init__(self, inner: StepCost, stages: int) -> None:
@@ -187,7 +218,7 @@ class PipelinedCost:
         self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """See ``StepCost``; of the largest batch."""
+        """See ``StepCost``; the time of the largest batch."""
         base, slope, _ = self.decode_line(decodes, decode_context)
         line = base + slope * decode_context
         if not prefill_tokens:
@@ -196,12 +227,12 @@ class PipelinedCost:
         return max(line, self.inner.step_ticks(few, context, prefill_tokens, prefill_pairs))
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``; a token of context is one of a batch's for every stage."""
+        """See ``StepCost``; each stage works on ``1 / stages`` of the context."""
         base, slope, until = self.inner.decode_line(-(-decodes // self.stages), context // self.stages)
         return base, slope // self.stages, None if until is None else until * self.stages
 
     def describe(self) -> dict[str, object]:
-        """See ``StepCost``; the coefficients are those of one batch."""
+        """See ``StepCost``; the coefficients are of one batch through the whole model."""
         source = "one for each pipeline stage, as vLLM V1 keeps them"
         return {**self.inner.describe(), "batches_in_flight": coefficient(self.stages, "1", source)}
 
@@ -210,11 +241,12 @@ _PARTS = 1_000_000
 
 
 class ScaledCost:
-    """Multiplies step times by ``scale``. Swaps and copies, which links bound, keep their times.
+    """Multiplies step times by ``scale``. Swaps and copies, which are bound by links, are not scaled.
 
-    A decode step is scaled as its line, intercept and slope each rounded to ticks, so line and step agree exactly.
+    Base and slope of a decode line are each scaled and rounded to ticks, so that line and step agree exactly.
 
     Args:
+        inner: The cost model to scale.
         scale: Factor, rounded to a millionth.
     """
 
@@ -248,11 +280,11 @@ class ScaledCost:
         return line + self._scaled(more)
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``; knots stay where they are."""
+        """See ``StepCost``; the lines end at the same contexts."""
         base, slope, until = self.inner.decode_line(decodes, context)
         return self._scaled(base), self._scaled(slope), until
 
     def describe(self) -> dict[str, object]:
-        """See ``StepCost``; the coefficients are those before scaling."""
+        """See ``StepCost``; the coefficients are before scaling."""
         source = "setting; multiplies the steps, not the swaps"
         return {**self.inner.describe(), "scale": coefficient(self.scale, "1", source)}

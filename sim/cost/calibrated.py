@@ -1,9 +1,9 @@
 """Step times from a calibration file: measured on a device, or fitted to published tables.
 
-Decode attention is a curve over the context: straight lines between integer knots. Prefill attention is a surface over
-tokens and query-key pairs: patches between integer nodes. Fitted times are curved, and floats. They are converted once:
-between two knots the time changes by a whole number of ticks per unit of the axis. Sums over many steps are therefore
-exact, and a leap gives the same bits as its steps.
+Decode attention is a piecewise linear curve over the context. Prefill attention is a surface over tokens and query-key
+pairs, in patches between integer nodes. Both are converted from float to integer ticks once: within a piece, the time
+changes by a whole number of ticks per token. Sums over many steps are therefore exact, and a leap has the same bits as
+its single steps.
 """
 
 from __future__ import annotations
@@ -295,33 +295,34 @@ def context_of_reads(repeated_reads: float) -> Callable[[int, int], int] | None:
 
 
 class CalibratedCost:
-    """The sum of the operations of a step, each from its own model; nothing overlaps. Attention of a step that decodes and
-    prefills is one operation (``mixed_attention``).
+    """A step as the sum of its operations, each from its own fitted model. Operations do not overlap.
 
-    GEMMs are those of vLLM, Q, K and V in one and gate and up in one, one by one for the model's shapes
-    on a rank; the output head runs over the decoding rows. Attention is asked for the mean length of the
-    batch, KV group by KV group; a group with a window reads at most its window of each sequence. Quantised
-    weights are read in their bytes. Latent attention includes its projections (``LatentCurves``). ``gemm_model`` has the rates of their formats. Experts are one operation a layer where
-    the calibration has one for their number format (``experts_model``); else those that a step's tokens reach count as
-    one GEMM of as many rows as each of them gets. Prefills are taken for whole prompts, or,
-    where there are more pairs than these have, for one chunk. All-reduces and hops between pipeline stages
-    are those of ``Links``, assumed and not measured.
+        GEMMs          those that vLLM calls for the model's shapes on a rank, with QKV fused and gate and up fused. Quantised
+                       weights are read in their own bytes, and multiplied at the rates of ``gemm_model``
+        output head    over the decoding rows
+        attention      for each KV group, at the mean length of the batch; a window bounds the tokens read. Attention of a step
+                       that decodes and prefills is one operation (``mixed_attention``). Prefills are priced as whole prompts,
+                       or as one chunk if they have more pairs than whole prompts have
+        latent         attention with its projections (``LatentCurves``)
+        experts        one operation per layer if the calibration has one for their number format (``experts_model``); else a
+                       GEMM for each expert that the step's tokens reach, over its share of the tokens
+        links          all-reduces and pipeline hops (``Links``); assumed, not measured
 
     Args:
         calibration: Must have a model of every operation.
-        block_size: Slots of a block, for the swaps.
-        deployment: As ``RooflineCost`` takes it.
+        block_size: Slots of a block, for swaps.
+        deployment: As for ``RooflineCost``.
         paged: See ``AttentionCurves``.
-        page_bytes: Of a block that swaps move; 0 for a block of all layers.
+        page_bytes: Bytes of a swapped block; 0 for a block of all layers.
 
     Raises:
-        SettingError: The calibration lacks an operation, or the model keeps latent vectors or states for which
-            it has none.
+        SettingError: The calibration lacks an operation that the model needs, such as one for latent vectors or
+            states.
     """
 
     @staticmethod
     def refusal(model: ModelSpec, calibration: Calibration, quantization: str | None = None) -> str | None:
-        """Why a calibration does not cover a model; None if it does."""
+        """The reason why a calibration does not cover a model; None if it does."""
         sparse, latent = model.indexer is not None, latent_operations(calibration, model, quantization)
         if sparse and not latent:
             return f"{model.name} attends to the tokens that an indexer chooses, and {calibration.name} has no operation for its widths"
@@ -560,11 +561,11 @@ class CalibratedCost:
         return found
 
     def overhead_ticks(self) -> int:
-        """What a step takes over no rows."""
+        """Ticks of a step that are independent of its tokens."""
         return ticks_of(self._us("step", operations.step(0)))
 
     def host_ticks(self) -> int:
-        """The same, which a profile assumes; 0 if it was measured."""
+        """The part of ``overhead_ticks`` that a profile assumes for the host; 0 for a measured calibration."""
         return self.overhead_ticks() if self.calibration.kind == "profile" else 0
 
     def _without_attention(self, rows: int, tokens: int, of_rows: Callable[[int], int]) -> int:
@@ -584,7 +585,7 @@ class CalibratedCost:
         return ticks
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``; knots are those of the curve of attention over the context."""
+        """See ``StepCost``; a line ends at each knot of the curve of attention over the context."""
         if not decodes:
             return self.overhead_ticks(), 0, None
         base, slope, until = self._attention.decode(decodes).segment(context)

@@ -85,9 +85,10 @@ class Calibration:
         self.kv_cache_dtype = content.kv_cache_dtype
 
     def kv_refusal(self, kv_dtype: str) -> str | None:
-        """Why a calibration does not price a KV cache of this number format; None if it does.
+        """The reason why a calibration has no step times for a KV cache in this number format; None if it has.
 
-        A calibration is measured over one KV cache. A profile prices others by their bytes.
+        A calibration is measured over a KV cache in one format. A profile scales the reads of other formats by their
+        bytes.
         """
         own = "auto" if dtype_bits(kv_dtype) == 16 else kv_dtype
         if self.kind == "profile" or own == self.kv_cache_dtype:
@@ -95,7 +96,8 @@ class Calibration:
         return f"was measured with --kv-cache-dtype {self.kv_cache_dtype}, and the KV cache of this run is {kv_dtype}"
 
     def scaled(self, names: Iterable[str], factor: float) -> Calibration:
-        """The same, but for these operations, whose calls take so many times as long; the file's hash stays."""
+        """A copy in which the calls of the named operations take ``factor`` times as long; ``sha256`` stays that of the
+        file."""
         found = copy(self)
         longer = {name: self.ops[name] for name in names if name in self.ops}
         found.ops = self.ops | {

@@ -96,7 +96,7 @@ class PaperCost:
 
     @property
     def terms(self) -> StepTerms:
-        """``step_ticks`` in numbers."""
+        """The coefficients of ``step_ticks`` as integers."""
         return StepTerms(self._step, self._per_decode, self._per_prefill_token, self._steeper, PREFILL_KNEE_TOKENS)
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:

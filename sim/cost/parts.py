@@ -9,7 +9,7 @@ from .server import ServedCost
 
 
 def step_parts(cost: StepCost) -> StepParts | None:
-    """The parts of a cost model of this package; None for all others: a subclass may have other step times."""
+    """The parts of a cost model of this package; None for any other class, since a subclass may change step times."""
     if type(cost) is ServedCost:
         inner = step_parts(cost.inner)
         return inner and cost.parts(inner)

@@ -43,13 +43,13 @@ SERVER_SETTINGS = (
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ServerConstants:
-    """What a server adds.
+    """Time that a server adds to the operations of the GPU.
 
     Attributes:
-        outside_ms: Of each request, outside of the engine.
-        step_us: Of each step, on the GPU.
-        host_us: Of each step, on the host. None is not known: hidden under asynchronous scheduling, and else what the cost
-            model assumes.
+        outside_ms: Milliseconds of each request outside the engine.
+        step_us: Microseconds of each step on the GPU.
+        host_us: Microseconds of each step on the host. None if unknown: then the host time is that of the cost model,
+            or hidden under asynchronous scheduling.
     """
 
     outside_ms: OutsideMs = 0.0
@@ -79,14 +79,15 @@ class ServerFit:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Server:
-    """A file of constants.
+    """A file of constants of one server.
 
     Attributes:
-        source: What they were fitted on.
-        server: Settings that a run must share with that server, by name.
+        source: The measurements that the constants were fitted to.
+        server: Settings that a run must have for the constants to hold, by name.
         constants: The constants.
-        fit: Their benchmark; None in a file that does not record it.
-        name, sha256: Name of the file, and hash of its bytes.
+        fit: The benchmark and the errors of the fit; None if the file does not record them.
+        name: Name of the file.
+        sha256: Hash of its bytes.
     """
 
     schema_version: Literal[1]
@@ -107,10 +108,10 @@ class Server:
         """Refuse a replica that is not this server.
 
         Args:
-            settings: Settings of the replica; those that it does not have are not compared.
+            settings: Settings of the replica by name; settings that it lacks are not compared.
 
         Raises:
-            SettingError: Names the setting, both values and the remedy.
+            SettingError: A setting differs; the message has its name, both values and the remedy.
         """
         for field, value in self.server.items():
             if field in settings and settings[field] != value:
@@ -134,10 +135,11 @@ _FILE = TypeAdapter(Server)
 
 
 def read_server(path: str) -> Server:
-    """The constants in a file.
+    """Read a file of server constants.
 
     Raises:
-        UserError: It cannot be read, is no such file or lacks a setting; names the field, its value and the remedy.
+        UserError: The file cannot be read, is of another kind, or lacks a setting. The message has field, value and
+            remedy.
     """
     text, name = content_of(path, "server"), basename(path)
     try:
@@ -162,11 +164,12 @@ class OperationCost(StepCost, Protocol):
 
 
 class ServedCost:
-    """Step times of a cost model on a server with constants. See ``StepCost``; copies and swaps keep their times.
+    """Step times of a cost model on a server with known constants. See ``StepCost``; copies and swaps are not changed.
 
     Args:
-        server: The constants; None if none are known.
-        asynchronous: Whether the server decides a step while the one before it runs.
+        inner: The cost model of the operations on the GPU.
+        server: The constants; None if unknown.
+        asynchronous: Whether the server decides a step while the step before it runs.
     """
 
     def __init__(self, inner: OperationCost, server: Server | None, asynchronous: bool) -> None:

@@ -8,16 +8,16 @@ from .base import StepCost, among, coefficient, effective_context, outside_ticks
 
 
 class SpeculativeCost:
-    """Adds the time of drafting to another cost. See ``StepCost``.
+    """Adds the time of drafting to the step times of another cost. See ``StepCost``.
 
-    After a step the drafter computes all tokens of it in one pass, and so many tokens less one for each sequence, one by one: vLLM's
-    ``SpecDecodeBaseProposer.propose``. A step that only goes on with prompts has the first pass alone. Its host works on a step and its
-    drafts at once, so no host time is added.
+    After a step, vLLM's drafter (``SpecDecodeBaseProposer.propose``) makes one pass over all tokens of the step. Then
+    it makes ``drafts - 1`` passes of one token for each sequence that sampled. A step that only continues prompts has
+    the first pass alone. The host prepares a step and its drafts together, so no host time is added.
 
     Args:
-        inner: The target's cost.
-        drafter: The cost of the drafter; None if drafts take no time on the GPU.
-        drafts: Of a sequence.
+        inner: Cost model of the target model.
+        drafter: Cost model of the drafter; None if drafts take no GPU time (n-grams).
+        drafts: Draft tokens per sequence.
     """
 
     def __init__(self, inner: StepCost, drafter: StepCost | None, drafts: int) -> None:

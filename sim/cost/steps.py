@@ -74,13 +74,13 @@ _FILE = TypeAdapter(_File)
 
 
 class FittedSteps:
-    """Step times of a server. See ``StepCost``; such servers do not swap.
+    """Step times fitted to the recorded steps of one server. See ``StepCost``; a swap is refused, as vLLM V1 has none.
 
     Args:
         coefficients: The fit.
         about: Further entries of ``describe``.
-        outside_ms: Time of a request outside of the server's engine, by the client's measurements; its ticks are an
-            attribute, as of ``ServedCost``.
+        outside_ms: Milliseconds of a request outside the server's engine, from the client's measurements; the
+            attribute ``outside_ticks`` has them in ticks.
     """
 
     name = "steps"

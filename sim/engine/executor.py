@@ -43,10 +43,10 @@ class Executor:
         self._effective, self._saved = effective_context(cost), saved_ticks(cost)
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
-        """Change blocks, queues and the ledger as the plan says.
+        """Apply a plan to blocks, queues and the ledger.
 
         Returns:
-            Ticks and tokens of the step; 0 ticks if it neither computes nor moves anything.
+            Ticks and tokens of the step. 0 ticks means that it computes and moves nothing.
         """
         state = self._state
         decode_step, pairs, moves = state.decode_step, 0, plan.flush_ticks

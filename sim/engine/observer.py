@@ -31,7 +31,7 @@ from ..types.state import State
 
 
 class Observed(Protocol):
-    """An engine as its observers see it: all but ``stop`` is only read."""
+    """An engine as its observers see it. They only read it, except for ``stop``."""
 
     state: State
     memory: Memory
@@ -44,8 +44,17 @@ class Observed(Protocol):
 
 
 class MapLimits(NamedTuple):
-    """Bounds of a block map by the compiled core (recording/blocks/recording.py): its first stride, columns, blocks that all looks read, and
-    blocks that a sequence counts as; the codes of its buckets, and how many there are; and lengths of free runs."""
+    """Bounds of a block map that the compiled core records (``sim.recording.blocks.recording``).
+
+    Attributes:
+        stride_ticks: Time between two columns of the map at its start.
+        most_columns: Columns of the map, at most.
+        most_read: Block states that all looks may read, at most.
+        of_sequence: Block states that each running sequence counts as, towards ``most_read``.
+        live, reserved, block_tail, cached, free: Codes of the buckets.
+        num_buckets: Number of bucket codes.
+        num_sizes: Number of classes of the length of a free run.
+    """
 
     stride_ticks: int
     most_columns: int
@@ -71,11 +80,12 @@ class BlockViews(Protocol):
         """Record a block map from now on.
 
         Args:
-            shown: Blocks to show, int64, ascending.
+            shown: Ids of the blocks to show, int64, ascending.
+            limits: Bounds of the map.
 
         Returns:
-            To be called when the run has ended: it returns the stride of the grid in ticks, the look of each of its times, int32, and
-            the looks, of ``look_type`` (recording/blocks/recording.py).
+            A function to call after the run. It returns the stride of the map in ticks, the index of the look at each
+                time (int32), and the looks (``look_type`` of ``sim.recording.blocks.recording``).
         """
 
 
@@ -103,7 +113,7 @@ class Observer:
         """
 
     def core_started(self, views: BlockViews, refused: np.ndarray) -> None:
-        """As ``run_started``, where ``maps_blocks`` and the compiled core serves the run."""
+        """Called in place of ``run_started`` if ``maps_blocks`` is set and the compiled core serves the run."""
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         """Called with a plan that changes the running sequences, before queues and blocks change.
@@ -116,19 +126,23 @@ class Observer:
         """Called at the start of a step or leap, after the blocks of admitted sequences were allocated.
 
         Args:
-            now, ticks: Start, and ticks until the next decision; 0 if the plan only changed queues.
+            now: Start in ticks.
+            ticks: Ticks until the next decision; 0 if the plan only changed queues.
             leap: The ledger's row, with the columns of ``LEAP``. Its ``steps`` is 0 if no sequence decodes.
-            plan: The plan of its first step; ``CARRY_ON`` if the decision is unchanged.
+            plan: The plan of the first step; ``CARRY_ON`` if the decision is unchanged.
         """
 
     def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
-        """Called when sequences have generated their last token and still hold their blocks. Asynchronous scheduling alone: the step that
-        starts ``now`` was planned before it was known that they would finish.
+        """Called when sequences have generated their last token and still hold their blocks; asynchronous scheduling
+        only.
+
+        The step that starts at ``now`` was planned before these finishes were known.
 
         Args:
-            finished: They generated their last token in the step that ended ``now``; sequences that the plan of the next step preempted
-                are among them.
-            in_vain: Those of them that the step that starts ``now`` computes once more, for a token that is thrown away.
+            now: Ticks.
+            finished: Sequences whose last token was generated in the step that ended at ``now``, including sequences
+                that the plan of the next step preempted.
+            in_vain: The subset that the step starting at ``now`` computes once more; that token is discarded.
         """
 
     def idle_started(self, now: int, ticks: int) -> None:

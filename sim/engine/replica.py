@@ -72,13 +72,14 @@ def build(
     Args:
         step_cost: Replaces the cost model of the settings.
         workload: The requests; a prefix cache reads the contents of their prompts.
-        grouped: Whether sequences share blocks or are copied (``is_grouped``).
-        dialogue: Parents of requests, if any, that they share memory with.
+        grouped: Whether sequences of a request share blocks (``is_grouped``); False copies the tokens that they would
+            share.
+        dialogue: For each request, the earlier request that it continues and shares memory with; None without any.
         kv_connector: See ``Limits``.
 
     Raises:
-        SettingError: An unknown model or GPU, a model with layers that keep a state of fixed size, that leaves no
-            room for a pool or is shorter than ``max_model_len``, a cost model that does not fit the model.
+        SettingError: The model or GPU is unknown; the model has states that the policy does not serve, leaves no room
+            for a pool, or is shorter than ``max_model_len``; or the cost model does not cover it.
     """
     options, caches = settings.policy_options, _caches_prefixes(settings, workload)
     server = _server(settings, caches, grouped)
@@ -333,7 +334,7 @@ def _eager(settings: Settings) -> bool:
 
 
 def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deployment:
-    """The deployment that settings describe."""
+    """Pipeline stages, number formats and CUDA graphs of the settings, as one ``Deployment``."""
     deployment = Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
@@ -373,7 +374,10 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
 
 
 def server_settings(settings: Settings) -> dict[str, object]:
-    """The settings that a server's constants hold for; without a cost that is not given, and options that the policy lacks."""
+    """The settings that must match for a server's measured constants to apply, by name.
+
+    ``cost`` is included only if it is set, and options only if the policy has them.
+    """
     shape = model(settings.model)
     found: dict[str, object] = {
         "gpu": settings.gpu,

@@ -92,13 +92,13 @@ def _in_python(settings: Settings, workload: Workload, grouped: bool, replica: R
 def serve_checked(
     settings: Settings, workload: Workload, step_cost: StepCost | None = None, until: int | None = None
 ) -> Run | None:
-    """A run beside the one of the results, with the leaps that are to be checked taken step by step; None where none are.
+    """Serve the workload once more, with the leaps that are to be checked taken step by step; None if none are.
 
     Args:
-        until: Ticks at which it may end; None is the last request.
+        until: Ticks at which the run may end; None serves every request.
 
     Raises:
-        PluginError, SimulationFault: A leap is not what its steps are.
+        PluginError, SimulationFault: A leap differs from its single steps.
     """
     which = leaps_to_check(settings)
     if which == NONE:
@@ -116,10 +116,10 @@ def serve_checked(
 
 @contextmanager
 def with_leaps(stepped: Run | None) -> Iterator[None]:
-    """The run of the results, after ``stepped``, which has served the same in steps.
+    """Context of the run with leaps, after ``stepped`` has served the same load step by step.
 
     Raises:
-        SimulationFault: It fails, although the run in steps did not.
+        SimulationFault: The run with leaps fails; the message says that the run in steps did not.
     """
     try:
         yield
@@ -173,7 +173,7 @@ def require_served(run: Run) -> None:
 
 
 def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool, end_ticks: int) -> RunLog:
-    """The run log of what a ledger has recorded so far.
+    """The run log of everything that a ledger has recorded so far.
 
     Args:
         memory: The memory of the ledger's engine.
@@ -201,12 +201,13 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
 
 @of_plugins
 def simulate_window(settings: Settings, workload: Workload, step_cost: StepCost | None = None) -> Run:
-    """Run to the end of the settings' window: ``window`` equals that of ``simulate``, other attributes do not.
+    """Run to the end of the settings' window. ``window`` of the result equals that of ``simulate``; other attributes do
+    not.
 
-    For callers that need nothing more of a load under which the last request is served much later.
+    For callers that read only the window, of a load whose last requests are served long after it.
 
     Raises:
-        UserError, SimulationFault: as ``simulate``.
+        UserError, SimulationFault: As ``simulate``.
     """
     grouped = is_grouped(settings, workload)
     _, end_ticks = settings.edges
@@ -298,11 +299,11 @@ def _start(
 
 
 def as_delivered(workload: Workload, replica: Replica) -> Workload:
-    """A workload as it reaches the engine of a server.
+    """A workload with the times at which requests reach the engine, behind HTTP and tokenizer.
 
-    Every request comes as much later as it spends outside of the engine in all, before its first step and after its last
-    token: no result depends on how the two share it. A user of a closed loop sends as much later. Then it waits for the
-    event loops of the API server, where they take time.
+    Every request is delayed by all the time that it spends outside the engine, before its first step and after its
+    last token: results do not depend on how the two share it. In a closed loop, users send later by the same time.
+    Requests then queue for the event loops of the API server, if these take time.
     """
     outside, server = replica.outside_ticks, replica.api_server
     if server is not None:

@@ -1,7 +1,7 @@
-"""The base class of policies. A policy schedules, and states for how many steps its decision stays valid.
+"""The base class of policies. A policy decides a step, and promises for how many steps the decision stays valid.
 
-A policy declares its name, its options, its default limits and the memory that it schedules over. ``registry`` finds
-policies by name, those of other packages included.
+A policy declares its name, its options, its default limits and its memory. ``registry`` finds policies by name,
+including policies of other packages.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ TransactionT = TypeVar("TransactionT", bound=Transaction, contravariant=True)
 
 
 class Policy(Generic[MemoryT, TransactionT]):
-    """Base class of policies. A policy decides which sequences run; it changes neither blocks nor time.
+    """Base class of schedulers. A policy decides which sequences run; it changes neither memory nor time.
 
-    A custom policy overrides at least ``name``, ``memory`` and ``schedule`` (example: docs/extending.md). For a type
-    checker it names the kinds that it schedules over, such as ``Policy[PagedMemory, PagedTransaction]``; without one,
-    ``Policy`` alone is enough.
+    A custom policy overrides at least ``name``, ``memory`` and ``schedule`` (docs/extending.md has an example). For a
+    type checker, name the kinds of memory and transaction, such as ``Policy[PagedMemory, PagedTransaction]``; plain
+    ``Policy`` runs, too.
 
     Args:
         limits: Limits of a step.
         options: The policy's options, an instance of ``options_type``.
-        groups: KV groups of the pool, for policies that support them; None is one group, which keeps every token.
+        groups: KV groups of the pool, for policies that serve them; None is one group that keeps every token.
 
     Attributes:
         name: Name on the command line.
         system: The simulated system, for lists.
-        options_type: Declares the options with type, default, bounds and help.
-        leaves_together: Whether sequences release their memory when the last one of their batch has finished.
-        preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by arrival.
+        options_type: Dataclass of the policy's options, with type, default, bounds and help of each.
+        leaves_together: Whether the sequences of a batch release their memory together, when the last one has
+            finished.
+        preempted_first: Whether a preempted sequence goes to the front of the queue; False puts it back by arrival.
         caches_prefixes: Whether freed blocks can keep their contents for prompts with the same prefix.
-        caches_by_default: Whether they do so also if no contents are known: a preempted sequence finds its own blocks.
+        caches_by_default: Whether they also do if prompt contents are unknown: a preempted sequence then finds its own
+            blocks.
         default_enforce_eager: Default of ``enforce_eager``.
-        reads_max_tokens: Whether reservations, or steps, depend on the ``max_tokens`` that a client declares.
+        reads_max_tokens: Whether decisions depend on the ``max_tokens`` that clients declare.
         groups_sequences: Whether the sequences of a request are admitted and preempted together.
         disaggregates: Whether it can decode requests that another replica prefilled.
-        serves_kv_groups: Whether it schedules over several KV groups.
-        serves_block_sizes: Whether their blocks may have several sizes.
-        serves_states: Whether some of them may keep fixed-size states.
+        serves_kv_groups: Whether it supports several KV groups.
+        serves_block_sizes: Whether it supports KV groups with different block sizes.
+        serves_states: Whether it supports KV groups with fixed-size states.
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
         has_token_budget: Whether it reads ``max_num_batched_tokens``.
         default_block_size: Default tokens per block.
-        defaults_source, pool_source: Where these defaults, and the size of the pool, come from; for ``run.json``.
-        schedules_ahead: Whether a step is decided while the step before it runs.
+        defaults_source: Source of these defaults, for ``run.json``.
+        pool_source: Source of the pool's size, for ``run.json``.
+        schedules_ahead: Whether it decides a step while the step before it runs (asynchronous scheduling).
         pipelines: Whether the server keeps a batch in each pipeline stage.
-        null_blocks: Blocks of the pool that hold no tokens, such as vLLM's block 0.
+        null_blocks: Blocks of the pool that hold no tokens, such as vLLM's null block.
     """
 
     name: ClassVar[str]
@@ -95,20 +98,23 @@ class Policy(Generic[MemoryT, TransactionT]):
 
     @classmethod
     def variant(cls, options: Options) -> type[AnyPolicy]:
-        """The class that serves with these options; another one where an option changes the memory and its defaults."""
+        """The class that serves with these options; another class if an option changes the memory or its defaults."""
         return cls
 
     @classmethod
     def pool_size(
         cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
-        """Blocks of the pool, and tokens of a block.
+        """Number of blocks of the pool, and tokens per block.
 
         Args:
-            num_blocks, block_size: What the user asks for; None leaves it to the policy.
+            server: The model and the GPUs.
+            options: The policy's options.
+            num_blocks: The user's number of blocks; None leaves it to the policy.
+            block_size: The user's tokens per block; None leaves it to the policy.
 
         Raises:
-            SettingError: The policy cannot serve with that, or the model leaves no room for a pool.
+            SettingError: The policy does not support these values, or the model leaves no memory for a pool.
         """
         size = block_size or cls.default_block_size
         return num_blocks or server.num_blocks(size), size
@@ -118,7 +124,8 @@ class Policy(Generic[MemoryT, TransactionT]):
         """Default of ``max_num_seqs``.
 
         Args:
-            longest_in_pool: Sequences of the model's length that the pool holds.
+            server: The model and the GPUs.
+            longest_in_pool: Number of sequences of the model's length that fit into the pool.
         """
         return max(1, longest_in_pool) if cls.default_max_num_seqs is None else cls.default_max_num_seqs
 
@@ -126,43 +133,56 @@ class Policy(Generic[MemoryT, TransactionT]):
     def step_limits(
         cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
     ) -> tuple[int, int]:
-        """``max_num_seqs`` and ``max_num_batched_tokens`` of a run: those that the user gives, or the policy's defaults.
+        """``max_num_seqs`` and ``max_num_batched_tokens`` of a run: the user's values, else the policy's defaults.
 
         Args:
-            pool: Sequences of the model's length that it holds, and that length in tokens.
-            seqs, tokens: What the user gives; None leaves it to the policy.
+            server: The model and the GPUs.
+            pool: Number of sequences of the model's length that fit into the pool, and that length in tokens.
+            seqs: The user's ``max_num_seqs``, or None.
+            tokens: The user's ``max_num_batched_tokens``, or None.
         """
         return seqs or cls.default_seqs(server, pool[0]), tokens or cls.default_max_num_batched_tokens
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:
-        """Maximum tokens of one sequence in the steps in flight: a whole prompt, unless prompts are split."""
+        """Most tokens of one sequence that the steps in flight compute: a whole prompt, unless prefills are chunked."""
         return limits.max_model_len
 
     def memory(self, pool: Pool) -> Memory:
-        """The memory that the policy schedules over, of the kind ``MemoryT``."""
+        """Create the memory of a replica, of the kind ``MemoryT``."""
         raise NotImplementedError
 
     def schedule(self, state: State, transaction: TransactionT) -> StepPlan:
-        """The plan of the next step. Blocks are reserved in ``transaction``; queues are only read."""
+        """Decide the next step.
+
+        Args:
+            state: The queues; read only.
+            transaction: Free blocks or slots. The policy reserves what it grants here.
+
+        Returns:
+            The plan, which the engine carries out.
+        """
         raise NotImplementedError
 
     def horizon(self, state: State, memory: MemoryT, limit: int) -> int:
-        """Steps, this one included and at most ``limit``, for which the decision stays the same.
+        """Number of steps, this one included and at most ``limit``, for which the decision stays the same.
 
-        Called after the plan has been carried out, if it is ``valid_until_horizon``. The engine handles finishes and arrivals;
-        the policy accounts for the growth of memory between them. 1 is always correct, and slow.
+        Called after a plan that is ``valid_until_horizon`` has been carried out. The engine handles finishes and
+        arrivals; the policy accounts for the growth of memory between them. 1 is always correct, and slow.
         """
         return 1
 
     def longest_tokens(self, workload: Workload) -> np.ndarray:
-        """Most tokens with a slot of each request, int64 [n]: prompt and output without the last token, which is never stored."""
+        """Most tokens of each request that occupy slots, int64 [n]: prompt and output less the last token, which is
+        never
+        stored."""
         return workload.prompt_tokens + workload.output_tokens - 1
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        """Blocks, int64 [n], of the smallest pool that can serve each request; requests that need more are refused.
+        """Blocks of the smallest pool that can serve each request, int64 [n]; a request that needs more is refused.
 
-        By default the blocks, of all KV groups, for an admission with all of ``longest_tokens``; a preemption may cause it.
+        By default: the blocks, in all KV groups, of an admission with all ``longest_tokens``. A preemption can cause
+        such an admission.
         """
         tokens, groups = self.longest_tokens(workload), self.groups
         needed = np.full(len(workload), self.null_blocks)
@@ -184,5 +204,5 @@ PairedPolicy: TypeAlias = Policy[Memory, Transaction]
 
 
 def blocks_of(tokens: np.ndarray, block_size: int) -> np.ndarray:
-    """Blocks that hold ``tokens``, elementwise."""
+    """Number of blocks that hold ``tokens``, elementwise."""
     return -(-tokens // block_size)

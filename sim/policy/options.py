@@ -73,9 +73,10 @@ class Replica(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Options:
-    """Base class of the options of policies. A policy without options of its own uses it as it is.
+    """Base class of policy options; a policy without options uses it as it is.
 
-    An engine asks any policy what its replica is built from; here are the answers of a policy without such options.
+    The methods answer what the engine asks of any policy when it builds a replica. The bodies here are the answers of
+    a policy without options.
     """
 
     #: Values besides the default that ask for nothing, so that they may be given to any policy.
@@ -84,38 +85,41 @@ class Options:
     required: ClassVar[frozenset[str]] = frozenset()
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
-        """Why a run of this policy does not read one of its options, and what to do; None where it reads it.
+        """Why a run of this policy does not read the option ``name``, with the remedy; None if it reads it.
 
         Args:
-            workload: None stands for a workload that would show the option.
+            name: The option.
+            replica: Settings that the use of the option may depend on.
+            workload: The requests; None asks for any workload on which the option has an effect.
         """
         return None
 
     def deployed(self, deployment: Deployment) -> Deployment:
-        """The deployment of a replica, with what the options add to its settings."""
+        """The deployment of a replica, changed by these options."""
         return deployment
 
     @property
     def groups_layers(self) -> bool:
-        """Whether layers with a window are KV groups of their own, which keep the tokens of the window alone."""
+        """Whether layers with a sliding window are KV groups of their own, which keep only the tokens of the window."""
         return False
 
     @property
     def free_share(self) -> float:
-        """Share of the pool that an admission must leave free."""
+        """Share of the pool that an admission must leave free, 0 to 1."""
         return 0.0
 
     def host_blocks(self, server: Server, block_size: int) -> int:
-        """Blocks on the host: of a swap space, or of a second tier of the prefix cache.
+        """Blocks of host memory, for swapping or for a second tier of the prefix cache.
 
         Args:
-            block_size: Tokens of a block.
+            server: The model and the GPUs.
+            block_size: Tokens per block.
         """
         return 0
 
     @property
     def schedules_ahead(self) -> bool:
-        """Whether a step is decided while the step before it runs."""
+        """Whether a step is decided while the step before it runs (asynchronous scheduling)."""
         return False
 
     @property
@@ -125,41 +129,49 @@ class Options:
 
     @property
     def pinned_tokens(self) -> int:
-        """Tokens at the start of every prompt; their full blocks are in the pool from the start."""
+        """Tokens of a prefix that every prompt starts with; its full blocks are in the pool from the start."""
         return 0
 
     @property
     def survival_of_beams(self) -> float | None:
-        """Probability that a beam survives a step; None where the sequences of a request are no beams."""
+        """Probability that a beam survives a step; None without beam search."""
         return None
 
     @property
     def queue_limits(self) -> tuple[int | None, int | None]:
-        """Most unfinished requests, and most prompt tokens without a first token, that the API server accepts."""
+        """Limits beyond which the API server rejects requests; None is no limit.
+
+        Returns:
+            Most unfinished requests, and most prompt tokens of requests without a first token.
+        """
         return None, None
 
     @property
     def event_loops(self) -> tuple[int, Mapping[str, float]] | None:
-        """Event loops of the API server, and microseconds that they take; None where they take no time."""
+        """Number of event loops of the API server, and their microseconds by kind of work; None if they take no time."""
         return None
 
     def outside_ticks(self, known: int | None) -> int:
-        """Time of a request outside of the engine, in ticks; none in the systems of which no API server was measured.
+        """Ticks that a request spends outside the engine. 0 for systems whose API server was not measured.
 
         Args:
-            known: That of the server which the cost model was measured on.
+            known: The time of the server that the cost model was measured on, if it has one.
 
         Raises:
-            SettingError: Another one is given.
+            SettingError: The user gives another time than ``known``.
         """
         return known or 0
 
     def not_beside(self, replica: Replica, grouped: bool, layout: HybridLayout | None) -> dict[str, dict[str, bool]]:
-        """Options that are given and not simulated beside all others: what each is refused with, and whether this run has that.
+        """Options in use that are not simulated together with some others, with the refused combinations of each.
 
         Args:
-            grouped: Whether sequences share memory.
-            layout: KV groups; None where all layers keep every token.
+            replica: Settings of the replica.
+            grouped: Whether sequences share blocks.
+            layout: KV groups; None if all layers keep every token.
+
+        Returns:
+            For each option in use: a text for each unsupported combination, and whether this run has it.
         """
         return {}
 
@@ -172,7 +184,7 @@ CHAT_OUTSIDE_MS = 47.0
 
 @dataclass(frozen=True, kw_only=True)
 class WatermarkOptions(Options):
-    """Of schedulers that keep a share of the pool free."""
+    """Options of schedulers that keep a share of the pool free."""
 
     no_effect = {"watermark": 0}
 
@@ -187,7 +199,7 @@ class WatermarkOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions(Options):
-    """Of policies that serve beam search."""
+    """Options of policies that serve beam search."""
 
     required = frozenset({"use_beam_search"})
 
@@ -216,7 +228,7 @@ class BeamOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaOptions(BeamOptions):
-    """Of policies that place reservations at addresses of one arena."""
+    """Options of policies with contiguous reservations in one address space."""
 
     arena: Annotated[
         Literal["buddy", "first-fit", "best-fit"],
@@ -229,7 +241,7 @@ class ArenaOptions(BeamOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class KvGroupOptions(Options):
-    """Options of policies whose memory has KV cache groups, where layers with a sliding window free the blocks before their window."""
+    """Options of policies with KV cache groups. Layers with a sliding window free the blocks before it."""
 
     disable_hybrid_kv_cache_manager: Annotated[
         bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
@@ -257,7 +269,7 @@ class KvGroupOptions(Options):
 
 
 def as_json(given: object) -> object:
-    """An object as its text, with sorted keys, so that equal ones are equal."""
+    """A mapping as JSON with sorted keys, so that equal mappings give equal texts; other values unchanged."""
     return json.dumps(given, sort_keys=True) if isinstance(given, Mapping) else given
 
 
@@ -269,7 +281,7 @@ def _is_api_server(text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmServeOptions(WatermarkOptions, KvGroupOptions):
-    """Of policies with the pool and the API server of ``vllm serve``."""
+    """Options of policies with the pool and the API server of ``vllm serve``."""
 
     no_effect = {"watermark": 0, "outside_ms": 0}
 
@@ -341,7 +353,7 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
 
     @property
     def request_outside_ms(self) -> float:
-        """Time of a request outside of the engine: as given, or the default of the endpoint."""
+        """Milliseconds of a request outside the engine: the user's value, else the endpoint's default."""
         return CHAT_OUTSIDE_MS if self.endpoint == "chat" and self.outside_ms == OUTSIDE_MS else self.outside_ms
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
@@ -354,10 +366,10 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
 
 
 def minor_version(release: str) -> int:
-    """Minor version of a release of vLLM.
+    """Minor version of a vLLM release, such as 33 for "0.33".
 
     Raises:
-        SettingError: The order of its free queue is not known.
+        SettingError: The order of that release's free queue is not known.
     """
     minors = {f"0.{minor}": minor for minor in range(FIRST_ORDERED, LAST_ORDERED + 1)}
     if release not in minors:
@@ -378,7 +390,7 @@ def _is_speculative(text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmV1Options(VllmServeOptions):
-    """Of vLLM V1."""
+    """Options of vLLM V1."""
 
     long_prefill_token_threshold: Annotated[
         int,
@@ -593,7 +605,7 @@ class VllmV1Options(VllmServeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
-    """Of vLLM up to 0.6."""
+    """Options of vLLM up to 0.6."""
 
     no_effect = {"watermark": 0, "swap_space": 0}
     required = frozenset({"use_beam_search", "shared_prefix_tokens"})
@@ -646,7 +658,7 @@ def _is_page_size(kib: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class VAttentionOptions(WatermarkOptions):
-    """Of vAttention."""
+    """Options of vAttention."""
 
     page_size: Annotated[
         Count,
@@ -666,7 +678,7 @@ class VAttentionOptions(WatermarkOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TgiOptions(Options):
-    """Of Text Generation Inference."""
+    """Options of Text Generation Inference."""
 
     waiting_served_ratio: Annotated[
         float,
@@ -685,7 +697,7 @@ class TgiOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LightLLMOptions(Options):
-    """Of LightLLM."""
+    """Options of LightLLM."""
 
     output_estimate: Annotated[
         float, Field(gt=0, le=1e3, description="Estimated output length, as a share of max_tokens.")
@@ -694,7 +706,7 @@ class LightLLMOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaCppOptions(Options):
-    """Of llama.cpp's server."""
+    """Options of llama.cpp's server."""
 
     kv_unified: Annotated[
         bool,
@@ -707,7 +719,7 @@ class LlamaCppOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SGLangOptions(Options):
-    """Of SGLang."""
+    """Options of SGLang."""
 
     schedule_policy: Annotated[
         Literal["lpm", "fcfs"],
@@ -716,7 +728,7 @@ class SGLangOptions(Options):
 
 
 def help_of(declared: type, name: str) -> str:
-    """The help of an option, as its declaration gives it; empty where it gives none."""
+    """The help text of an option; empty if its declaration has none."""
     hint = _hints(declared)[name]
     found = [part for part in get_args(hint) if isinstance(part, FieldInfo)] if get_origin(hint) is Annotated else []
     return next((part.description for part in reversed(found) if part.description), "")
@@ -745,6 +757,6 @@ def _names(declared: type) -> tuple[str, ...]:
 
 
 def either(names: Iterable[str]) -> str:
-    """Names, of which one is meant."""
+    """Names as a list in words: "a, b or c"."""
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last

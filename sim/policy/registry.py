@@ -61,14 +61,14 @@ def policy(name: str) -> type[AnyPolicy]:
         name: A policy of the package, an entry point, or ``package.module:ClassName``.
 
     Raises:
-        SettingError: There is none, or it is not a ``Policy``.
+        SettingError: Nothing has this name, or it is no ``Policy``.
     """
     built_in = POLICIES.get(name) or OPTIONAL.get(name)
     return _imported_policy(name) if built_in is None else built_in
 
 
 def serves_groups(kind: type[AnyPolicy]) -> bool:
-    """Whether a policy, or its class in ``SHARING``, admits the sequences of a request together; others serve them as separate requests."""
+    """Whether a policy admits the sequences of a request together; other policies serve them as separate requests."""
     return kind.groups_sequences or kind in SHARING
 
 
@@ -76,34 +76,34 @@ def serving(kind: type[AnyPolicy], options: Options, grouped: bool) -> type[AnyP
     """The class that serves with these options.
 
     Args:
-        grouped: Whether sequences share blocks, or copy the tokens that paged memory would share.
+        grouped: Whether the sequences of a request share blocks; False copies the tokens that they would share.
     """
     return SHARING.get(kind, kind) if grouped else kind.variant(options)
 
 
 def policies() -> dict[str, type[AnyPolicy]]:
-    """Every policy that has a name: those of the package, then those that other packages install.
+    """All policies with a name: those of the package, then those of installed packages.
 
     Raises:
-        SettingError: An installed one cannot be imported.
+        SettingError: A policy of an installed package cannot be imported.
     """
     own = POLICIES | OPTIONAL
     return own | {name: policy(name) for name in installed() if name not in own}
 
 
 def installed() -> list[str]:
-    """Names of the policies that other packages install."""
+    """Names of the policies of installed packages."""
     return sorted(_entry_points(POLICY_GROUP))
 
 
 def allocator(name: str) -> Callable[[Pool], object]:
-    """The class of a memory of another package.
+    """The memory class of an allocator of another package.
 
     Args:
         name: An entry point of the group "fragmeter.allocators", or ``package.module:ClassName``.
 
     Raises:
-        SettingError: It cannot be imported, or nothing is made by calling it.
+        SettingError: It cannot be imported, or is not callable.
     """
     found = imported("allocator", name, ALLOCATOR_GROUP)
     if not callable(found):
@@ -130,12 +130,12 @@ def _imported_policy(name: str) -> type[AnyPolicy]:
 
 
 def imported(field: str, name: str, group: str, others: Iterable[str] = ()) -> object:
-    """What ``package.module:Name``, or an entry point, names.
+    """Import ``package.module:Name``, or the object of an entry point.
 
     Args:
-        field: The setting, for errors.
+        field: Name of the setting, for errors.
         group: Group of the entry points.
-        others: Names that are known otherwise, for errors.
+        others: Further valid names, for errors.
 
     Raises:
         SettingError: It cannot be imported.
@@ -175,7 +175,7 @@ def _located(field: str, name: str, group: str, others: Iterable[str] = ()) -> t
 
 
 def plugin_of(chosen: str, allocator_name: str | None = None) -> type | None:
-    """The class of a policy, or else of an allocator, that is not of this package; None where there is none.
+    """The policy class of another package, else its allocator class; None if both are of this package.
 
     Args:
         chosen, allocator_name: See ``plugin_files``.
@@ -189,10 +189,11 @@ def plugin_of(chosen: str, allocator_name: str | None = None) -> type | None:
 
 
 def plugin_files(chosen: str, allocator_name: str | None = None) -> dict[str, Path]:
-    """Files of user code that a policy and an allocator are made of, by the names of their modules; none of this package.
+    """Files of the user's code that a policy and an allocator consist of, by module name.
 
     Args:
-        chosen, allocator_name: The settings ``policy`` and ``allocator``.
+        chosen: The setting ``policy``.
+        allocator_name: The setting ``allocator``.
 
     Raises:
         SettingError: One of them cannot be imported.
@@ -217,7 +218,7 @@ _KNOWN: dict[str, type[AnyPolicy]] = {}
 
 
 def declaring(name: str, chosen: type[AnyPolicy] | None = None) -> type[Options] | None:
-    """The options that declare one of that name: those of the chosen policy, else of the first that does."""
+    """The options class that declares ``name``: that of the chosen policy, else the first one found."""
     for kind in (*(() if chosen is None else (chosen,)), *POLICIES.values(), *_KNOWN.values()):
         if name in option_names(kind.options_type):
             return kind.options_type
@@ -225,10 +226,10 @@ def declaring(name: str, chosen: type[AnyPolicy] | None = None) -> type[Options]
 
 
 def options_by_policy(policies: Mapping[str, type[AnyPolicy]] | None = None) -> dict[str, list[str]]:
-    """Names of options, and of the policies that read each.
+    """For each option, the names of the policies that have it.
 
     Args:
-        policies: By their names; None takes all that are known.
+        policies: Policies by name; None takes all known ones.
     """
     found: dict[str, list[str]] = {}
     for name, kind in (POLICIES | _KNOWN if policies is None else policies).items():
@@ -238,5 +239,5 @@ def options_by_policy(policies: Mapping[str, type[AnyPolicy]] | None = None) -> 
 
 
 def readers(option: str) -> list[str]:
-    """Policies that read an option: those of the package, where there are some, whatever else was imported."""
+    """Names of the policies that have an option; policies of other packages only if none of this package has it."""
     return options_by_policy(POLICIES).get(option) or options_by_policy()[option]

@@ -36,14 +36,15 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """The model and the GPUs, which determine the size of the pool.
+    """The model and the GPUs of a replica, which determine the size of the pool.
 
     Attributes:
         model, gpu, deployment: Their specifications.
         tensor_parallel: GPUs that share the model and the pool.
         layout: KV groups of the model; None if all layers keep every token.
         max_model_len: Longest prompt + output in tokens.
-        max_num_seqs, max_num_batched_tokens: What the user gives; None leaves it to the policy.
+        max_num_seqs: The user's limit, or None for the policy's default.
+        max_num_batched_tokens: The user's limit, or None for the policy's default.
     """
 
     model: ModelSpec
@@ -72,18 +73,19 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """The parameters of a policy's memory.
+    """The parameters of a memory, as ``Policy.memory`` receives them.
 
     Attributes:
-        num_blocks, block_size: Size of the pool, in blocks, and of a block, in tokens.
+        num_blocks: Blocks of the device pool.
+        block_size: Tokens per block.
         max_model_len: Longest prompt + output in tokens.
-        host_blocks: Blocks on the host: of the swap space, or of a second tier of the prefix cache.
-        ids: Whether physical block ids are allocated.
+        host_blocks: Blocks of host memory, for swapping or for a second tier of the prefix cache.
+        ids: Whether blocks have ids; False only counts them.
         token_runs: Contents of the prompts if prefixes are cached, else None.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
-        grouped: Whether sequences share blocks, or copy the tokens that paged memory would share.
-        dialogue: Parents of requests, if any.
-        seed: Of random draws.
+        grouped: Whether sequences of a request share blocks; False copies the tokens that they would share.
+        dialogue: For each request, the earlier request that it continues; None without any.
+        seed: Seed of random draws.
     """
 
     num_blocks: int

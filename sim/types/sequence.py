@@ -15,7 +15,14 @@ NOT_DECODING = -2
 
 
 class Grant(NamedTuple):
-    """A reservation: requested tokens, reserved slots, padding among them, first block (None: no address)."""
+    """A reservation of slots for one sequence.
+
+    Attributes:
+        tokens: Tokens that were asked for.
+        slots: Reserved slots.
+        padding: Slots among them that are added by rounding up.
+        start: First block, or first slot of memory without blocks; None if slots are only counted.
+    """
 
     tokens: int
     slots: int
@@ -24,10 +31,10 @@ class Grant(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Its first block.
+        """``start``, for a reservation that has an address.
 
         Raises:
-            SimulationFault: It has no address, as its slots are only counted.
+            SimulationFault: Its slots are only counted.
         """
         if self.start is None:
             raise SimulationFault("a reservation that is only counted has no place")
@@ -35,32 +42,33 @@ class Grant(NamedTuple):
 
 
 class Sequence:
-    """What the scheduler knows of one sequence, as vLLM's ``Request``: its lengths, what is computed, what it holds.
+    """The scheduler's state of one sequence, as vLLM's ``Request``: lengths, computed tokens, reservation.
 
-    Decoding is in lockstep: a running sequence gains one token per step. Counts of tokens are therefore not
-    updated; they follow from the decode step (number of steps since the start of the run).
+    All running sequences decode in lockstep, one token per step. Token counts of a running sequence are therefore not
+    updated. They follow from the decode step (the number of decode steps since the start of the run): ``decode_step +
+    lag`` tokens are computed after ``decode_step``.
 
     Attributes:
         index: Row of the sequence in the workload.
-        order: Place in the order of arrival; equal to ``index`` unless users send requests in a closed loop. A scheduler
-            that admits sequences in another order renumbers them as it admits them.
+        order: Position in the order of arrival; equal to ``index`` unless users send requests in a closed loop. A
+            scheduler that admits sequences in another order renumbers them.
         prompt_tokens, output_tokens, max_tokens: As in the workload.
-        start_tokens: Tokens with KV after the first step of its next (or last) residency on the device: the
-            prompt, and after a preemption also the generated tokens. A prefill computes all of them; a
-            sequence that was swapped out already has all but the last.
-        computed_tokens: Tokens of ``start_tokens`` with KV before its next prefill step: cached tokens and
-            tokens of earlier chunks.
-        lost_tokens: Tokens with KV that was computed and released. Computing one of them is recomputation.
+        start_tokens: Tokens with KV after the first step of its next (or last) residency on the device: the prompt,
+            and after a preemption also the generated tokens. A prefill computes all of them. A swapped-out sequence
+            has all but the last already.
+        computed_tokens: Tokens of ``start_tokens`` with KV before its next prefill step: cached tokens and earlier
+            chunks.
+        lost_tokens: Tokens whose KV was computed and then dropped. Computing them again counts as recomputation.
         generated_tokens: Output tokens at its last admission.
-        start_step: Decode step of the step in which its last prefill ended, or ``NOT_DECODING``.
-        kind: Start of its next (or last) residency, by the ledger's name.
-        lag: ``start_tokens - start_step``, and the drafts accepted since: ``decode_step + lag`` tokens are computed after
-            ``decode_step``.
+        start_step: Decode step in which its last prefill ended, or ``NOT_DECODING``.
+        kind: How its next (or last) residency starts: ``FRESH``, ``RECOMPUTED``, ``SWAPPED_IN`` or ``FORKED``.
+        lag: ``start_tokens - start_step``, plus the drafts accepted since.
         finish_step: Decode step that generates its last token.
-        grant: Slots reserved for it, in memories with reservations.
-        group: The sequences of its request that share the prompt; None for a single sequence.
-        ignores_eos: Whether its request asks for all of ``max_tokens``.
-        urgency: Its request's priority, lower first, and its place in the order of arrival; only where requests have a priority.
+        grant: Its reserved slots, in memories with reservations.
+        group: The sequences of its request, which share the prompt; None for a single sequence.
+        ignores_eos: Whether it generates all of ``max_tokens``.
+        urgency: Priority of its request (lower first) and position in the order of arrival; set only if requests have
+            priorities.
     """
 
     __slots__ = (
@@ -86,16 +94,16 @@ class Sequence:
 
     @property
     def target_tokens(self) -> int:
-        """Tokens of prompt and true output together (F in the ledger's definitions)."""
+        """Prompt tokens plus output tokens (F in the ledger's definitions)."""
         return self.prompt_tokens + self.output_tokens
 
     @property
     def prefill_end(self) -> int:
-        """Tokens at which a prefill may end: the prompt, or after a preemption all of ``start_tokens`` but the last."""
+        """Tokens at which a prefill may end: the prompt, or after a preemption ``start_tokens - 1``."""
         return max(self.prompt_tokens, self.start_tokens - 1)
 
     def held_tokens(self, decode_step: int) -> int:
-        """Tokens with KV before ``decode_step``."""
+        """Number of its tokens with KV before ``decode_step``."""
         return decode_step - 1 + self.lag
 
 
@@ -104,22 +112,26 @@ Replaced = tuple[tuple[int, int], ...]
 
 
 class Lineage(Protocol):
-    """Decides which beams die, and which survivors they continue from."""
+    """Decides which beams of a beam search die, and which survivors replace them."""
 
     def replaced(self, beams: int) -> Replaced:
-        """Those of the next step; a request has as many beams in every step."""
+        """The beams that die in the next step, each with the survivor that it becomes a copy of.
+
+        Args:
+            beams: Number of beams, the same in every step.
+        """
 
 
 class Group:
-    """The sequences that one request asks for: one, ``n`` samples, or the beams of a beam search.
+    """The sequences of one request: a single one, ``n`` samples, or the beams of a beam search.
 
     Attributes:
-        members: In order of their index; the first is the leader, which prefills for all.
-        ancestry: Of beams, until they end; None for samples, which all run to the end.
-        forked: Whether the siblings have started, or wait with the leader to be recomputed.
-        spared_blocks: Blocks that they share beyond the full ones of the prompt, each counted once less
-            than the tables that name it.
-        due_copies: Of those, blocks that are copied in their next step, as more than one table would write to them.
+        members: In order of ``index``. The first one is the leader, which prefills for all.
+        ancestry: Draws which beams die; None for samples and after the end of a beam search.
+        forked: Whether the siblings have started, or wait with the leader for recomputation.
+        spared_blocks: Blocks that sharing saves, beyond the full blocks of the prompt: table entries less distinct
+            blocks.
+        due_copies: Shared blocks that are copied in their next step, because several sequences would write to them.
     """
 
     __slots__ = ("ancestry", "due_copies", "forked", "members", "spared_blocks")
@@ -134,54 +146,57 @@ class Group:
 
     @property
     def leader(self) -> Sequence:
-        """The sequence that prefills."""
+        """The sequence that prefills for the group."""
         return self.members[0]
 
     @property
     def siblings(self) -> tuple[Sequence, ...]:
-        """The others."""
+        """The sequences other than the leader."""
         return self.members[1:]
 
 
 def leads(sequence: Sequence) -> bool:
-    """Whether it is not a sibling of another."""
+    """Whether a sequence is the leader of its group, or has no group."""
     return sequence.group is None or sequence.group.leader is sequence
 
 
 def present(sequence: Sequence) -> tuple[Sequence, ...]:
-    """Sequences that wait, run or are swapped out together with a leader: its siblings from the fork on."""
+    """The sequences that are queued, run or are swapped out with a leader: from the fork on, the whole group."""
     group = sequence.group
     return group.members if group is not None and group.forked else (sequence,)
 
 
 def num_seqs_of(sequence: Sequence) -> int:
-    """Sequences that its group has or will have."""
+    """Number of sequences of a leader's group, before and after the fork; 1 without a group."""
     return 1 if sequence.group is None else len(sequence.group.members)
 
 
 class StepPlan(NamedTuple):
-    """The decision for one step. Frozen: a policy makes it, memory and engine execute it.
+    """The decision for one step, frozen. A policy makes it; engine and memory carry it out.
 
     Attributes:
-        admitted: Sequences that end their prefill in this step, from the head of the waiting queue or from
-            chunked prefills.
+        admitted: Sequences whose prefill ends in this step, from the head of the waiting queue or from chunked
+            prefills.
         prefill_tokens: Tokens that all prefills of the step compute, including padding.
         preempted: Sequences that release their blocks and return to the waiting queue.
-        swapped_out: Running sequences that move their blocks to host memory.
+        swapped_out: Running sequences whose blocks move to the host.
         swapped_in: Sequences that return from the head of the swapped queue and decode.
         padded_tokens: Length to which static batching pads every prompt; 0 without padding.
-        valid_until_horizon: A promise. Up to the policy's horizon, ``schedule`` would move no sequence and compute no prompt in
-            any of the following steps, so the engine need not ask. False requests a single step.
-        stops_at_arrival: Whether these steps end where a request arrives, so that the policy is asked about it. False promises
-            that no request that arrives meanwhile would be admitted.
-        chunks: Prefills that continue after this step: the sequence, and the tokens that it computes in this
-            step. A new one leaves the head of the waiting queue.
-        stalls: Sequences that stall from this step on and keep their blocks, and sequences that resume; or empty.
-        prefill_only: Whether the step computes prefills alone: the running sequences do not decode in it.
-        order: The queue as the scheduler sorts it, with the admitted sequences first, and its victims; or empty.
-        forked: Siblings of running sequences that decode from this step on, sharing the computed tokens.
-        flush_ticks: Time before the step computes, in which blocks that it takes finish their copy to the host.
-        drafts: Drafts that the step verifies, by sequence; None without speculative decoding.
+        valid_until_horizon: A promise: in every following step up to ``Policy.horizon``, ``schedule`` would move no
+            sequence and compute no prompt. The engine then takes these steps as one leap. False requests a single
+            step.
+        stops_at_arrival: Whether the leap ends when a request arrives. False promises that no request arriving within
+            the leap would be admitted.
+        chunks: Prefills that continue after this step: each sequence and the tokens that it computes in this step. A
+            new one leaves the head of the waiting queue.
+        stalls: Sequences that stop decoding from this step on and keep their blocks, and sequences that resume; or
+            empty.
+        prefill_only: Whether the running sequences do not decode in this step.
+        order: The waiting queue in the scheduler's own order, beginning with the admitted sequences and including its
+            victims; empty keeps the queue.
+        forked: Siblings of running sequences that decode from this step on and share the computed tokens.
+        flush_ticks: Ticks that the step waits for copies to the host of blocks that it overwrites.
+        drafts: Draft tokens that the step verifies, by sequence; None without speculative decoding.
     """
 
     admitted: tuple[Sequence, ...] = ()

@@ -1,4 +1,4 @@
-"""State of a scheduler: waiting and running sequences, and the current decode step. Policies read it."""
+"""The state of a scheduler that policies read: its queues and the current decode step."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from .sequence import NOT_DECODING, RECOMPUTED, SWAPPED_IN, Group, Sequence
 class State:
     """The queues of a scheduler, and its decode step.
 
-    ``decode_step`` counts steps. A running sequence gains one token per step, so after ``decode_step`` the
-    running sequences have ``batch_size * decode_step + lag_sum`` computed tokens. The finish step of a sequence
-    is known at its admission; a calendar, a heap by finish step, has all of them.
+    Every running sequence gains one token per step. After ``decode_step`` the running sequences therefore have
+    ``batch_size * decode_step + lag_sum`` computed tokens in total. The finish step of a sequence is known when it is
+    admitted, and kept in ``calendar``.
 
     Args:
-        preempted_first: Whether a preempted sequence goes to the front of the queue instead of its place by
-            arrival.
+        preempted_first: Whether a preempted sequence goes to the front of the queue; False puts it back by arrival.
 
     Attributes:
-        decode_step: Number of completed steps, and index of the step that is being decided.
-        waiting: Sequences that are not admitted, in order of arrival; preempted ones at the front.
-        prefilling: Sequences in a prefill over several steps, in the order of their first chunks.
+        decode_step: Number of completed steps, which is the index of the step that is being decided.
+        waiting: Sequences to admit, in order of arrival; preempted ones first if ``preempted_first``.
+        prefilling: Sequences in a chunked prefill, in the order of their first chunks.
         running: Decoding sequences, in the order in which their prefills ended.
         stalled: Sequences that do not decode and keep their blocks.
-        finished: Sequences that finished in the step before and hold their blocks and their place for one more decision,
-            because it was taken while that step ran (asynchronous scheduling).
-        in_vain: Sequences of this kind that also compute a token in the step, as the decision could not know of their
-            EOS. They are in ``running``.
+        calendar: Heap of (finish step, order, sequence) of the running sequences.
+        finished: Asynchronous scheduling: sequences that finished in the previous step. They hold their blocks and
+            batch places for one more decision, which was taken while that step ran.
+        in_vain: Asynchronous scheduling: finished sequences in ``running`` that compute one more token, which is
+            discarded, because their EOS was not known at the decision.
         swapped: Sequences in host memory, in the order of their return.
-        batch_size: Sequences that a step computes. In static batching, ended sequences count until the batch ends.
-        lag_sum: Sum of the lags of these sequences; in a static batch with every prompt padded.
-        rests: How often there was nothing to do until the next request.
-        speculates: Whether steps verify drafts, so that a decision does not know how many tokens the step before it generates.
-        forking: Groups with siblings that start in the next decoding step; empty without groups.
+        batch_size: Sequences that a step computes. In static batching, finished sequences count until the batch ends.
+        lag_sum: Sum of their lags; in a static batch, with padded prompts.
+        rests: Number of idle spans so far.
+        speculates: Whether steps verify drafts, so that a decision does not know the number of tokens of the step
+            before it.
+        forking: Groups whose siblings start in the next decoding step; empty without groups.
     """
 
     __slots__ = (
@@ -79,7 +80,11 @@ class State:
         heappush(self.calendar, (finish, sequence.order, sequence))
 
     def accept(self, drafts: Mapping[Sequence, int]) -> None:
-        """Running sequences gain so many tokens in this step beside the one that each step computes."""
+        """Add accepted drafts to running sequences, in addition to the one token of each step.
+
+        Args:
+            drafts: Accepted draft tokens by sequence.
+        """
         if not drafts:
             return
         for sequence, tokens in drafts.items():
@@ -161,10 +166,10 @@ class State:
         return finished
 
     def note_finished(self, max_model_len: int) -> list[Sequence]:
-        """The finished sequences, in order of arrival; they become ``finished`` or ``in_vain``.
+        """As ``take_finished`` under asynchronous scheduling: the sequences become ``finished`` or ``in_vain``.
 
-        A decision that is taken before the last token is known expects an end at ``max_tokens`` and at the model's
-        length, but not an EOS; where steps verify drafts it expects none.
+        A decision that does not know the last token expects a finish at ``max_tokens`` and at the model's length, but
+        not at an EOS. With drafts it expects no finish at all.
         """
         ended: list[Sequence] = []
         calendar, decode_step = self.calendar, self.decode_step
@@ -186,7 +191,7 @@ class State:
         self.lag_sum -= sequence.lag
 
     def forget(self, sequence: Sequence) -> bool:
-        """Remove a sequence that is ``finished`` or ``in_vain``. Returns whether it was."""
+        """Remove a sequence that is ``finished`` or ``in_vain``; returns False if it is neither."""
         if sequence in self.in_vain:
             del self.in_vain[sequence]
             self._end(sequence)
@@ -203,9 +208,9 @@ class State:
         self.finished.clear()
 
     def take_ended(self) -> list[Sequence]:
-        """As ``take_finished`` for a static batch: all its sequences leave when the last one finishes.
+        """As ``take_finished`` for a static batch, whose sequences all leave when the last one finishes.
 
-        Sequences that end early remain in ``running`` and in the batch size: their rows are still computed.
+        Sequences that finish earlier stay in ``running`` and count in ``batch_size``: their rows are still computed.
         """
         ended: list[Sequence] = []
         calendar = self.calendar

@@ -26,10 +26,11 @@ def poisson(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def declared_max_tokens(output_tokens: np.ndarray, rule: str | int) -> np.ndarray:
-    """The max_tokens (int64 [n]) that requests declare, given their true output lengths.
+    """The ``max_tokens`` that requests declare, int64 [n], from their true output lengths.
 
-    ``"true"``: the output length itself. ``"pow2"``: the next power of two (``1 << (out - 1).bit_length()``,
-    Orca's estimate Orca (Pow2)). A number: the same value for all requests.
+    Args:
+        rule: ``"true"``: the output length. ``"pow2"``: the next power of two, ``1 << (out - 1).bit_length()``, as for
+            the paper's Orca (Pow2). A number: the same value for all requests.
 
     Raises:
         SettingError: The rule is unknown, or the number is below the longest output.
@@ -57,10 +58,13 @@ def workload(
 ) -> Workload:
     """The workload of a trace or of length pairs, in file order.
 
-    With a ``request_rate`` (requests/s), Poisson arrivals replace the arrivals of the trace; None keeps the trace's
-    arrivals. ``max_tokens`` is a rule of ``declared_max_tokens``; None uses the trace's column, if it has one. ``n`` is the
-    number of sequences of every request; None uses the trace's column, if it has one. The workload keeps the prompt
-    contents, the priorities and ``ignore_eos`` of the trace, the last of requests that generate what they declare. ``users`` are the users of a closed loop.
+    Prompt contents, priorities and ``ignore_eos`` of the trace are kept.
+
+    Args:
+        request_rate: Requests/s of Poisson arrivals that replace those of the trace; None keeps the trace's arrivals.
+        max_tokens: A rule of ``declared_max_tokens``; None uses the trace's column, if it has one.
+        n: Sequences of every request; None uses the trace's column, if it has one.
+        users: Users of a closed loop.
 
     Raises:
         SettingError: Neither the trace nor the caller gives arrivals, or a rate, a rule or ``n`` is invalid.

@@ -90,7 +90,7 @@ class Pacing:
 
     @property
     def rate(self) -> float | None:
-        """Requests/s of drawn arrivals, as given or of all users; None without either."""
+        """Requests/s of drawn arrivals, given directly or by users; None without either."""
         if self.users is None or self.requests_per_user_hour is None:
             return self.request_rate
         return self.users * self.requests_per_user_hour / SECONDS_PER_HOUR
@@ -119,7 +119,7 @@ class Pacing:
 
     @property
     def in_words(self) -> str:
-        """The arrivals; empty where they are the trace's own."""
+        """The arrivals in words; empty if they are those of the trace."""
         shape = "Poisson" if self.burstiness is None else f"burstiness {self.burstiness:g}"
         parts = []
         if self.rate is not None:

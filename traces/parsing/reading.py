@@ -18,20 +18,20 @@ COLUMNS = ("arrival", "prompt", "output", "max_tokens", "n", "priority", "ignore
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Reading:
-    """Options of a reader.
+    """Options of trace readers, for files that do not state these facts themselves.
 
     Attributes:
         skip_bad: Leave out rows with impossible values, and count them, instead of refusing the file.
         tokenizer: A ``tokenizer.json`` that counts the tokens of ShareGPT's texts; default: a quarter of their
             characters.
-        columns: Names of the columns, or of keys and keys within them, that the file has for ours, such as
-            arrival=created,prompt=usage.input_tokens,output=usage.output_tokens; also max_tokens, n, priority,
-            ignore_eos and session.
-        time_unit: Unit of the trace's times; by default decided from the format and the values (docs/traces.md).
+        columns: Names of the file's columns (or paths of JSON keys) for ours, such as
+            ``arrival=created,prompt=usage.input_tokens,output=usage.output_tokens``; also ``max_tokens``, ``n``,
+            ``priority``, ``ignore_eos`` and ``session``.
+        time_unit: Unit of the trace's times; default: inferred from the format and the values (docs/traces.md).
         timed_trace_chunk_hash_size: Tokens of a full block of ``hash_ids``; default: inferred from the lengths, 512 as
             in Mooncake or 16 as in vLLM and Bailian.
-        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; default: as time_unit.
-        max_inflated_bytes: Maximum size of a decompressed file; larger ones are refused.
+        timed_trace_sec_multiplier: Seconds of one unit of ``timestamp``; default: as ``time_unit``.
+        max_inflated_bytes: Most bytes of a decompressed file; a larger file is refused.
     """
 
     skip_bad: bool = False
@@ -44,10 +44,10 @@ class Reading:
 
     @property
     def named(self) -> dict[str, str] | None:
-        """``columns`` by our names; None if not given.
+        """``columns`` as a mapping from our names to those of the file; None if not given.
 
         Raises:
-            SettingError: A part is no NAME=COLUMN of a name that there is, or a length is missing.
+            SettingError: An entry is not NAME=COLUMN with a known NAME, or a length is missing.
         """
         if self.columns is None:
             return None

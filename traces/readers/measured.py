@@ -45,13 +45,13 @@ class Measured(ClientLoad):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredSummary(ClientLoad):
-    """Statistics of a benchmark of a server, without its requests.
+    """Statistics of a server's benchmark, for results without a list of requests.
 
     Attributes:
-        latencies: In seconds: ``ttft``, ``tpot``, ``itl``, ``e2el``, as far as the file has them.
-        throughputs: By vLLM's names, per second.
-        caveats: Sentences on statistics in the file that are not compared, or not alike.
-        states: Settings of the server that the file states, by their names in Python.
+        latencies: Seconds, of ``ttft``, ``tpot``, ``itl`` and ``e2el`` if the file has them.
+        throughputs: Per second, by vLLM's names.
+        caveats: Sentences on statistics of the file that cannot be compared.
+        states: Settings of the server that the file states, by their Python names.
     """
 
     latencies: Mapping[str, Statistics]

@@ -92,10 +92,10 @@ def read(path: str | PathLike[str], reading: Reading = Reading()) -> Trace:
 
 
 def read_with_content(path: str | PathLike[str], reading: Reading = Reading(), longest: int | None = None) -> Trace:
-    """As ``read``, with the prompt contents, if the file has ``hash_ids`` or ``session_id``.
+    """As ``read``, together with the prompt contents if the file has ``hash_ids`` or ``session_id``.
 
     Args:
-        longest: Maximum tokens of a request; rows of longer requests are bad rows. None sets no limit.
+        longest: Most tokens of a request; a longer request is a bad row. None is no limit.
     """
     return _read(path, reading, content=True, **({} if longest is None else {"longest": longest}))
 

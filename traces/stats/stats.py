@@ -73,13 +73,14 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 def stats(trace: Trace) -> dict[str, Any]:
-    """Number of rows, lengths and arrivals of ``trace``, as plain numbers.
+    """Row count, lengths, arrivals and prefix reuse of ``trace`` as plain numbers.
 
-    ``prompt_tokens``, ``output_tokens`` and ``total_tokens`` contain mean, standard deviation, extremes
-    and percentiles (linear, as numpy's). ``request_rate`` is that of ``mean_rate``, and ``gap_cv`` is the
-    standard deviation of the gaps over their mean: 1 for a Poisson process. Both are None if there are no times, or if all
-    requests arrive at once. ``reuse`` is the prefix reuse of the prompts
-    (``traces.stats.stats``), None if the trace has no prompt contents.
+    Returns:
+        ``prompt_tokens``, ``output_tokens``, ``total_tokens``: mean, standard deviation, extremes and percentiles
+            (linear, as numpy's). ``request_rate``: see ``mean_rate``.
+        ``gap_cv``: coefficient of variation of the gaps between arrivals; 1 for a Poisson process. Both are None if
+            there are no times, or if all requests arrive at once.
+        ``reuse``: prefix reuse of the prompts (``traces.stats.stats``); None without prompt contents.
     """
     return {
         "name": trace.name,

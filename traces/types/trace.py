@@ -61,26 +61,26 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in order of arrival, else of the file, as columns; int64 [n], read-only.
+    """Requests as columns, in order of arrival (without times: of the file). Arrays are int64 [n] and read-only.
 
     Attributes:
-        name: The file's name without its suffixes, for titles.
-        prompt_tokens: At least 1.
-        output_tokens: At least 1: the true output length.
-        arrival_ticks: Not decreasing, of a file from 0 on; None if the file has no times.
-        max_tokens: The maximum output length that each request declares; None if the file has none.
-        rows: The line or row of each request in its file.
+        name: The file's name without suffixes, for titles.
+        prompt_tokens: Prompt lengths, at least 1.
+        output_tokens: True output lengths, at least 1.
+        arrival_ticks: Arrival times in ticks, not decreasing; a file's begin at 0. None without times.
+        max_tokens: Declared maximum output of each request; None if the file has none.
+        rows: Line or row of each request in its file.
         n: Sequences of each request; None if the file has none.
         dialogue: The request that each prompt continues; None if the file has none.
-        content: The tokens of the prompts; None if they were not read (``read_with_content`` reads them).
+        content: Prompt contents; None if they were not read (``read_with_content`` reads them).
         left_out: Rows of the file that are not in the trace.
         delay_ticks: The user's delay before each turn of a session, after the answer to the previous turn; None if the
             file has none.
         priority: Priority of each request, lower first; None if the file has none.
-        ignore_eos: 1 for a request that generates all of its ``max_tokens``, else 0; None if the file does not say so.
-        remarks: What the reader of an answer has to know of how the file was read, one sentence each.
-        start: When the first request arrives by the file's own clock; None if the file has no times.
-        max_concurrency: Requests in flight at most, by a summary that has no send times; None without such a limit.
+        ignore_eos: 1 for a request that generates all of its ``max_tokens``, else 0; None if the file does not say.
+        remarks: Sentences that a reader of results must know about how the file was read.
+        start: First arrival by the file's own clock; None if the file has no times.
+        max_concurrency: Most requests in flight, from a summary without send times; None without a limit.
     """
 
     name: str

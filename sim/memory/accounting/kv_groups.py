@@ -40,14 +40,14 @@ class GroupSize(NamedTuple):
 
 
 class GroupClass(NamedTuple):
-    """Groups with the same blocks: they take them, and give them back, at the same tokens.
+    """KV groups that allocate and free blocks at the same tokens.
 
     Attributes:
-        kind: Of the groups.
-        block_size: Tokens of a block.
-        window_tokens: Tokens that a token needs, itself included; 0 where blocks are given back at the end of the sequence alone.
-        most_prompt_blocks: Blocks that an admission asks for at the most in one group; None without a bound.
-        places: The groups, by their numbers.
+        kind: Kind of the groups.
+        block_size: Tokens per block.
+        window_tokens: Window in tokens, the current token included; 0 if blocks are freed only when the sequence ends.
+        most_prompt_blocks: Most blocks that an admission asks for in one group; None without a bound.
+        places: Indices of the groups.
     """
 
     kind: str
@@ -68,25 +68,27 @@ class GroupClass(NamedTuple):
 
 
 class PageGroups(NamedTuple):
-    """Groups of layers, each with block tables of its own, over one pool.
+    """KV cache groups, as in vLLM: sets of layers with their own block tables over one shared pool.
 
     Attributes:
-        kinds: Of each group, in the order of the model's first layers.
-        window_tokens: Tokens that a token attends to in sliding groups, itself included.
-        most_prompt_blocks: Blocks that an admission asks for in a sliding group at the most, however long the prompt.
-        states_by_block: Whether states at ends of blocks are kept for look-ups.
-        ahead: Whether a step is decided while the step before it runs; blocks are then released a step later.
-        exports_states: Whether a prefill's last chunk also keeps the state at the last end of a block before its end
+        kinds: Kind of each group (``FULL``, ``SLIDING``, ``STATE``, ``RING``), in the order of the model's first
+            layers.
+        window_tokens: Window of sliding groups in tokens, the current token included; the longest one if ``sizes``
+            differ.
+        most_prompt_blocks: Most blocks that an admission asks for in a sliding group, however long the prompt.
+        states_by_block: Whether states at block boundaries are kept for prefix look-ups.
+        ahead: Whether a step is decided while the step before it runs; blocks are then released one step later.
+        exports_states: Whether the last chunk of a prefill also keeps the state at its last block boundary
             (``num_prefill_checkpoint_blocks`` of vLLM's ``MambaSpec``).
-        sizes: Of each group, where their blocks, or their windows, are not all alike; ``window_tokens`` is then the longest window,
-            and the blocks of the pool have as many slots as the least common multiple of the sizes.
-        drafts: Drafts of a sequence and step, for each of which a group of states has a block besides
+        sizes: Block size and window of each group, if they differ; else empty. A pool block then has as many slots as
+            the least common multiple of the block sizes.
+        drafts: Draft tokens per sequence and step. State groups hold one more block for each
             (``num_speculative_blocks``).
-        drafter: The group of a drafter's layer, where it has one.
-        drops_block: Whether look-ups drop the last block that they find in the drafter's group: its KV depends on the token after
-            the block, which the hash covers only without a KV connector (``use_eagle_block_drop`` of vLLM).
-        connects: Whether there is a KV connector: a finished sequence then gives back what its windows have passed before its other
-            blocks (``_connector_finished`` of vLLM's scheduler).
+        drafter: Index of the group with the drafter's layer, if there is one.
+        drops_block: Whether look-ups drop the last block found in the drafter's group (``use_eagle_block_drop`` of
+            vLLM): its KV depends on the token after the block, which the hash covers only without a KV connector.
+        connects: Whether there is a KV connector. A finished sequence then frees the blocks before its windows first
+            (``_connector_finished`` of vLLM's scheduler).
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -103,7 +105,7 @@ class PageGroups(NamedTuple):
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:
-        """So many full groups, then so many sliding ones."""
+        """``full`` groups that keep every token, followed by ``sliding`` groups with a window."""
         return cls((FULL,) * full + (SLIDING,) * sliding, window_tokens, most_prompt_blocks)
 
     @property
@@ -112,34 +114,34 @@ class PageGroups(NamedTuple):
 
     @property
     def full(self) -> int:
-        """Groups that keep every token."""
+        """Number of groups that keep every token."""
         return self.kinds.count(FULL)
 
     @property
     def sliding(self) -> int:
-        """Groups that keep what a window needs."""
+        """Number of groups with a sliding window."""
         return self.kinds.count(SLIDING)
 
     @property
     def states(self) -> int:
-        """Groups with a fixed-size state."""
+        """Number of groups with a fixed-size state (Mamba, linear attention)."""
         return self.kinds.count(STATE)
 
     @property
     def rings(self) -> int:
-        """Groups with the buffer of an indexer."""
+        """Number of groups with the ring buffer of an indexer."""
         return self.kinds.count(RING)
 
     def windows(self) -> dict[str, int]:
-        """Window of each kind of group that gives blocks back while its sequences run."""
+        """Window in tokens of each kind of group that frees blocks while a sequence runs."""
         kinds = {SLIDING: self.window_tokens, STATE: STATE_WINDOW if self.states_by_block else 0}
         return {kind: tokens for kind, tokens in kinds.items() if tokens and kind in self.kinds}
 
     def classes(self, block_size: int) -> tuple[GroupClass, ...]:
-        """The classes of groups, by their first group.
+        """Groups with equal blocks and windows, merged into classes, in the order of each class's first group.
 
         Args:
-            block_size: Tokens of a block where all groups have the same.
+            block_size: Tokens per block, if ``sizes`` is empty.
         """
         found: dict[tuple[str, int, int, int | None], list[int]] = {}
         for place, kind in enumerate(self.kinds):
@@ -156,26 +158,29 @@ class PageGroups(NamedTuple):
         return tuple(GroupClass(*each, tuple(places)) for each, places in found.items())
 
     def hash_block_size(self, block_size: int) -> int:
-        """Tokens of a hash, which all sizes of blocks are multiples of."""
+        """Tokens per block hash: a divisor of the block sizes of all groups."""
         return gcd(*(size.block_size for size in self.sizes)) if self.sizes else block_size
 
     def exports(self, computed: int, tokens: int, prefill_end: int, block_size: int) -> bool:
-        """Whether a chunk from ``computed`` up to ``tokens`` tokens takes two blocks in a group of states.
+        """Whether a chunk from token ``computed`` to ``tokens`` takes two blocks in a state group.
 
-        The first one is for the state at the last end of a block before ``tokens``, which the kernel exports from within the
-        chunk; the second one for the state at its end. Source: ``is_mamba_prefill_checkpoint_valid`` of vLLM 0.33, with hashes
-        of whole blocks, and ``MambaManager._needs_internal_checkpoint``.
+        The first block is for the state at the last block boundary before ``tokens``, which the kernel exports from
+        within the chunk. The second is for the state at ``tokens``. Source: ``is_mamba_prefill_checkpoint_valid`` and
+        ``MambaManager._needs_internal_checkpoint`` of vLLM 0.33, with hashes of whole blocks.
 
         Args:
-            prefill_end: See ``Sequence``; no chunk before it exports.
+            prefill_end: See ``Sequence``; no chunk that ends before it exports.
         """
         if not self.exports_states or tokens < prefill_end or computed % block_size:
             return False
         return self.last_end(tokens, block_size) > computed // block_size
 
     def last_end(self, tokens: int, block_size: int) -> int:
-        """Blocks of the longest prefix of ``tokens`` that a look-up may find with its state: one that leaves a token, and what is dropped
-        (``get_mamba_prefill_checkpoint_position`` of vLLM)."""
+        """Blocks of the longest prefix of ``tokens`` that a look-up may find together with its state.
+
+        At least one token stays to be computed, and dropped blocks are left out
+        (``get_mamba_prefill_checkpoint_position`` of vLLM).
+        """
         return max(0, tokens // block_size - 1) if self.drops_block else (tokens - 1) // block_size
 
 
@@ -188,10 +193,10 @@ def skipped_blocks(tokens: int, window_tokens: int, block_size: int) -> int:
 def most_prompt_blocks(window_tokens: int, in_flight_tokens: int, max_model_len: int, block_size: int) -> int:
     """Most blocks that a sequence ever holds in a sliding group: the window before a chunk, and the chunk.
 
-    ``ceil(min(window - 1 + in_flight, max_model_len) / block_size) + 1``, the one more because a window may begin
-    within a block: ``SlidingWindowSpec.max_admission_blocks_per_request`` of vLLM 0.33.
+    ``ceil(min(window - 1 + in_flight, max_model_len) / block_size) + 1``. The extra block is for a window that begins
+    within a block. Source: ``SlidingWindowSpec.max_admission_blocks_per_request`` of vLLM 0.33.
 
     Args:
-        in_flight_tokens: Most tokens of a sequence that a step computes.
+        in_flight_tokens: Most tokens of a sequence that one step computes.
     """
     return -(-min(window_tokens - 1 + in_flight_tokens, max_model_len) // block_size) + 1

@@ -175,7 +175,7 @@ class ContiguousMemory(Memory):
         return [piece for piece in self.arena.free_pieces() if piece[1] < wanted]
 
     def record_copy(self, source: Grant, target: Grant, slots: int) -> None:
-        """The first slots of a piece are copied to another."""
+        """Record that the first ``slots`` of one piece are copied to another."""
         if self.moves is not None:
             self.moves.copies.append((self.first_slot(source), self.first_slot(target), slots))
 
@@ -186,7 +186,8 @@ class ContiguousMemory(Memory):
         return self.arena.free_blocks_below(blocked_blocks) * self.block_size
 
     def transaction(self, decode_step: int) -> ContiguousTransaction:
-        """The tentative reservations of ``decode_step``; one at a time. Beams that die continue as copies of others."""
+        """Open the reservations of ``decode_step`` and void the previous ones. Beams that died become copies of others
+        here."""
         if self._beams and decode_step != self._branched_step:
             self._branch(decode_step)
         self._transaction = ContiguousTransaction(self)
@@ -212,15 +213,17 @@ class ContiguousMemory(Memory):
         return slots
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
-        """Finds nothing: without parents every prompt is computed."""
+        """Find cached tokens of a waiting sequence: none, so that its whole prompt is computed."""
 
     def may_grow(self, sequence: Sequence, decode_step: int) -> bool:
-        """Whether a later step may find more tokens for a sequence: never here."""
+        """Whether a later step may find more cached tokens for a waiting sequence; always False here."""
         return False
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """Give the step's next reservations to a sequence that starts in ``decode_step``, and to its siblings: these are empty until
-        they fork."""
+        """Give the next reservations of the step to a sequence that starts in ``decode_step``, and to its siblings.
+
+        The pieces of the siblings stay empty until they fork.
+        """
         group = sequence.group
         if group is not None and sequence.kind == FORKED:
             self._fork(sequence, group, decode_step)
@@ -276,8 +279,10 @@ class ContiguousMemory(Memory):
         return self._largest_run * self.block_size
 
     def release(self, finished: Iterable[Sequence], decode_step: int) -> None:
-        """Free the slots of sequences that generated their last token before ``decode_step``; siblings with nothing to generate
-        leave with the leader."""
+        """Free the slots of sequences that generated their last token before ``decode_step``.
+
+        Siblings with nothing to generate leave with the leader.
+        """
         for sequence in finished:
             group, grant = sequence.group, sequence.grant
             if group is not None and sequence is group.leader:

@@ -124,7 +124,8 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
             self._promised.add(parent)
 
     def piece_to_take(self, sequence: Sequence) -> Grant | None:
-        """The kept piece of the parent that a sequence rolls back, if no other admission needs it."""
+        """The parent's kept piece, if the sequence rolls its parent back and no other admission needs the piece; else
+        None."""
         parent = self._parent[sequence.index]
         alone = self._rolls_back[sequence.index] and parent not in self._promised
         return self.kept.get(parent) if alone else None

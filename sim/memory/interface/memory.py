@@ -55,15 +55,15 @@ from ..prefix.host_tier import HostTier
 
 
 class Transaction(Protocol):
-    """Tentative grants of one step, made by a policy while it decides.
+    """Blocks or slots that a policy grants while it decides one step. Nothing is allocated until the executor runs.
 
-    A memory has one transaction, opened anew by ``Memory.transaction``. Dropping it changes nothing, except where
-    the kind says that a grant is made at once (in prefix caches the next look-up sees what the last grant took).
+    A memory has one transaction, which ``Memory.transaction`` opens anew. Dropping it changes nothing. Exception:
+    prefix caches allocate at once, so that the next look-up sees the blocks of the last grant.
     """
 
     @property
     def memory(self) -> Memory:
-        """The memory that the grants are of; a kind of transaction narrows the type."""
+        """The memory of this transaction; subclasses narrow the type."""
 
 
 class Placement(Protocol):
@@ -74,92 +74,107 @@ class Placement(Protocol):
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the memory itself places its pieces; False where it counts slots, wherever they lie."""
+        """Whether the memory places its pieces itself; False if it only counts slots."""
 
     def give_addresses(self, slots: int) -> None:
-        """Place pieces in an address space of so many slots where they are only counted; called before anything is admitted."""
+        """Give counted pieces addresses in a space of ``slots`` slots, for recordings; call it before the first
+        admission."""
 
     def first_slot(self, grant: Grant) -> int:
-        """The slot in which the piece of a reservation begins.
+        """First slot of the piece of a reservation.
 
         Raises:
             SimulationFault: Slots are only counted, without ``give_addresses``.
         """
 
     def kept_pieces(self) -> list[Grant]:
-        """Pieces of requests that are over, kept for requests that go on from them."""
+        """Pieces of finished requests that are kept for requests that continue them."""
 
     def stranded_pieces(self) -> list[tuple[int, int]]:
-        """Free pieces, (first block, blocks), too small for what the head of the queue was refused."""
+        """Free pieces ``(first block, blocks)`` that are too small for the request at the head of the queue."""
 
 
 class Allocation(Protocol):
-    """Which sequence gets slots, and gives them up: what a policy and the executor ask. Everything but ``transaction`` mutates.
+    """Allocation and release of slots: the calls of a policy and of the executor. All but ``transaction`` mutate.
 
-    What cannot happen under the policies of a kind raises SimulationFault.
+    A method whose default raises ``SimulationFault`` is never called under the policies of a memory that lacks it.
     """
 
     def transaction(self, decode_step: int) -> Transaction:
-        """Open the tentative grants of ``decode_step``; the last ones are void."""
+        """Open the tentative grants of ``decode_step``; earlier grants become void."""
 
     # --- The executor, for the plan of ``decode_step`` ---
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """Victims give up what they hold before ``decode_step``: computed again later, or moved to the host pool."""
+        """Take the slots of victims before ``decode_step``.
+
+        Args:
+            preempted: Their KV is dropped and computed again later.
+            swapped_out: Their KV moves to the host pool.
+            decode_step: The step that is about to run.
+        """
         raise _cannot(self, "preempt a sequence")
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
-        """A sequence comes back from the host pool and decodes in ``decode_step``."""
+        """Move the KV of a sequence back from the host; it decodes in ``decode_step``."""
         raise _cannot(self, "swap a sequence in")
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """A sequence takes what it needs for its ``start_tokens``, the last of which ``decode_step`` computes.
+        """Allocate the slots of a sequence's ``start_tokens``, the last of which is computed in ``decode_step``.
 
         Args:
-            padded_tokens: Length to which static batching pads the prompt; 0 where nothing is padded.
-            past: Whether ``decode_step`` is over already: the prefill goes alone while the running sequences pause.
+            padded_tokens: Length to which static batching pads the prompt; 0 without padding.
+            past: Whether ``decode_step`` is already over: the prefill ran alone while the running sequences paused.
         """
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
-        """A prefill that goes on takes what it needs for its ``computed_tokens``, those of ``decode_step`` included."""
+        """Allocate the slots of a chunked prefill up to ``computed_tokens``, the chunk of ``decode_step`` included."""
         raise _cannot(self, "prefill in chunks")
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
-        """A running sequence stops to grow before ``decode_step`` and keeps its blocks.
+        """A running sequence stops decoding before ``decode_step`` and keeps its blocks.
 
         Args:
-            finished: Whether it generated its last token, so that it only waits for ``release_finished``.
+            finished: Whether it has generated its last token and only waits for ``release_finished``.
         """
         raise _cannot(self, "stall a sequence")
 
     def pass_windows(self, sequence: Sequence) -> None:
-        """A stalled sequence that computes nothing more on this replica gives back what its windows have passed."""
+        """Free the blocks before the windows of a stalled sequence that computes nothing more on this replica."""
         raise _cannot(self, "keep a prompt that is sent elsewhere")
 
     def swapped_blocks(self, sequences: tuple[Sequence, ...]) -> int:
-        """Blocks that move between device and host when these go out, or come back. Changes nothing."""
+        """Blocks that a swap of these sequences, out or in, moves between device and host. Changes nothing."""
         raise _cannot(self, "swap")
 
     def copied_slots(self, decodes: bool) -> int:
-        """Slots that the coming step copies on the device before it writes; the copies noted so far are then made.
+        """Slots that the coming step copies on the device before it writes. The copies noted so far are made by this
+        call.
 
         Args:
-            decodes: Whether the running sequences compute in that step.
+            decodes: Whether the running sequences decode in that step.
         """
         return 0
 
     # --- Sequences that leave ---
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences give up what they hold before ``decode_step``: those that generated their last token, and on a replica that
-        only prefills those that were stalled, or prefilled in chunks."""
+        """Free the slots of sequences that leave before ``decode_step``.
+
+        These are sequences that generated their last token; on a prefill replica, also sequences that were stalled or
+        prefilled in chunks.
+        """
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """As ``release``, of sequences that generated their last token, after other sequences took what they need for ``decode_step``."""
+        """As ``release`` under asynchronous scheduling: finished sequences leave after others allocated for
+        ``decode_step``."""
         raise _cannot(self, "be scheduled ahead")
 
     def expect(self, children: np.ndarray) -> None:
-        """How many requests go on from each, int64 [requests]: it is kept for so many. Called before anything else."""
+        """State how many requests continue each request, int64 [requests]; called before anything else.
+
+        A request's KV is kept until that many requests have continued it.
+        """
         return
 
 
@@ -169,24 +184,25 @@ def _cannot(memory: object, what: str) -> SimulationFault:
 
 
 class Accounts(Protocol):
-    """How many slots there are, what they are used for, and for how long: what the engine, clusters and metrics ask.
+    """The size of the pool and the use of its slots: the calls of the engine, of clusters and of metrics.
 
     Attributes:
-        num_blocks: Blocks of the device pool that sequences can have.
-        block_size: Slots of a block.
-        host_blocks: Blocks of the swap space; 0 where there is none.
-        host_free: Free blocks of the swap space; below 0 where nothing may be swapped out.
+        num_blocks: Blocks of the device pool that sequences can hold.
+        block_size: Slots per block.
+        host_blocks: Blocks of the swap space; 0 without one.
+        host_free: Free blocks of the swap space; negative if nothing may be swapped out.
         groups: KV groups that share the pool; one group that keeps every token unless layers have windows.
-        meter: Names of what ``advance`` returns, of ``accounting.ledger.METER``.
-        reserves: Whether an admission takes all that the sequence may ever need (``Sequence.grant``), and not block by block.
-        leaves_together: Whether sequences hold their slots until the last one of their batch is done.
-        pinned_slots: Slots that are live whether anything runs or not.
-        cache_log: What admissions looked up and found; None where nothing is kept for others.
-        cached_level: When slots that no sequence holds became reclaimable with their contents, or their mapping, kept; the
-            ``cache_log`` where there is one, None where there are no such slots.
-        contents_kept: Which contents were cached from when to when, and who asked for them; None where that is not logged.
-        transfers: Copies between device and host that go on beside steps; None where every copy is part of a step.
-        speculation: Drafts that steps verify, and which are accepted; None without speculative decoding.
+        meter: Names of the values that ``advance`` returns, from ``accounting.ledger.METER``.
+        reserves: Whether an admission reserves everything that the sequence may ever need (``Sequence.grant``); False
+            allocates block by block.
+        leaves_together: Whether sequences hold their slots until the last sequence of their batch has finished.
+        pinned_slots: Slots that are always live, such as a pinned prefix.
+        cache_log: Prefix look-ups of admissions and their hits; None without a cache.
+        cached_level: Changes over time of the slots that no sequence holds and whose contents, or mapping, are kept
+            until reclaimed. The ``cache_log`` if there is one, else None without such slots.
+        contents_kept: Intervals in which each content was cached, and the requests for it; None if not logged.
+        transfers: Copies between device and host that run beside steps; None if every copy is part of a step.
+        speculation: Drafts that steps verify, and the accepted ones; None without speculative decoding.
     """
 
     num_blocks: int
@@ -211,66 +227,70 @@ class Accounts(Protocol):
 
     @property
     def evicted_blocks(self) -> int:
-        """Blocks so far that lost contents kept for others, because blocks ran out."""
+        """Cached blocks that have been reclaimed so far, and lost their contents, because free blocks ran out."""
         return 0
 
     def advance(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow by ``steps`` tokens each, from step ``state.decode_step`` on. A step that verified drafts
-        gives them those that are accepted, too (``State.accept``).
+        """Grow the running sequences by ``steps`` tokens each, beginning with step ``state.decode_step``.
+
+        Accepted drafts of a step that verified some are added (``State.accept``).
 
         Args:
-            steps: Decode steps of a leap; 0 ends a step that only prefills, or in which nothing runs.
+            steps: Decode steps of a leap; 0 ends a step without decodes.
 
         Returns:
-            ``meter``: levels in the first of those steps, in slots (and ``growing`` in sequences).
+            The values named by ``meter`` in the first of these steps, in slots; ``growing`` is in sequences.
 
         Raises:
-            SimulationFault: The pool has too few blocks; the policy must have seen to that.
+            SimulationFault: The pool has too few blocks, which the policy must prevent.
         """
 
     def room_after(self, state: State, steps: int) -> int:
-        """Slots that are free, or can be reclaimed, after so many decode steps more. Changes nothing."""
+        """Slots that are free or reclaimable after ``steps`` more decode steps. Changes nothing."""
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
-        """Slots that the decodes of the coming step read again: those of blocks that the tables of several decoding sequences
-        name, once for each table beyond the first. Changes nothing; the same in every step of a leap.
+        """Slots that the decodes of the coming step read more than once, because several block tables name their block.
 
-        Tables of sequences that prefill, or are stalled, do not count: nothing is said of what a prompt reads of its prefix. Of KV
-        groups one that keeps every token counts. 0 in memories that share without tables of blocks (llama.cpp's cells).
+        A block in k tables of decoding sequences counts k - 1 times. The value is the same in every step of a leap.
+        Changes nothing. Tables of prefilling or stalled sequences do not count. Of several KV groups, one that keeps
+        every token counts. Memories without block tables (llama.cpp's cells) return 0.
 
         Args:
-            admitted: Sequences that end their prefill in that step; asked after the executor admitted them.
+            admitted: Sequences that end their prefill in that step; the executor has admitted them already.
         """
         return 0
 
 
 class Inspection(Protocol):
-    """Which slots a sequence holds: what recordings ask.
+    """Which slots a sequence holds: the calls of recordings.
 
     Attributes:
-        tables: Block tables: read only, and brought up to date by ``settle``; None where blocks are only counted, and where each KV group has tables of its own.
+        tables: Block tables, read-only, brought up to date by ``settle``. None if blocks are only counted, or if each
+            KV group has tables of its own.
     """
 
     tables: BlockTables | None = None
 
     @property
     def placement(self) -> Placement | None:
-        """Where pieces lie; None where the pool is handed out in blocks."""
+        """Addresses of contiguous pieces; None for a pool of blocks."""
         return None
 
     def settle(self, state: State, steps: int) -> None:
-        """Bring ``tables`` to the end of so many steps of the leap that is about to run; counts do not change.
+        """Bring ``tables`` to the state after ``steps`` steps of the leap that is about to run. Counts do not change.
 
         Args:
-            steps: No more than the leap has; 0 for a step that only prefills.
+            steps: At most the steps of the leap; 0 for a step without decodes.
         """
         return
 
     def cached_block_ids(self) -> np.ndarray:
-        """Blocks that keep contents (or their mapping) for others, int64, some perhaps several times and some in
-        tables too. Changes nothing; empty where no ids are handed out."""
+        """Ids of the blocks whose contents, or mapping, are kept for later requests, int64. Changes nothing.
+
+        Ids may repeat, and may be in tables, too. Empty if blocks have no ids.
+        """
         return np.zeros(0, dtype=np.int64)
 
 
 class Memory(Allocation, Accounts, Inspection, Protocol):
-    """Which sequence holds which slots of a pool."""
+    """The KV memory of one replica: allocation, accounting and inspection of its slots."""

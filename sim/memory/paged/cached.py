@@ -219,22 +219,22 @@ class CachedTransaction(PagedTransaction):
 
 
 class CachedMemory(PagedMemory):
-    """As ``PagedMemory`` for one KV group, with a prefix cache.
+    """As ``PagedMemory`` with a prefix cache, for one KV group.
 
     Args:
         num_blocks: Blocks of the device pool, without vLLM's null block.
         block_size: Tokens per block.
-        chains: Hashes of the blocks of every request.
-        order: The order in which free blocks are taken.
+        chains: Block hashes of every request.
+        order: Class of the queue that orders free blocks.
         ahead: See ``CachedTables``.
 
     Attributes:
         pool: The blocks.
-        tables: Tables of the sequences on the device.
-        chains: Hashes of the blocks of every request.
-        unshared: For each request, whether no other request has a common prefix with it.
-        contents: What the pool did with the contents that it keeps; None where no two requests share any.
-        paths: Paths of the served requests, where they are known; else None.
+        tables: Block tables of the sequences on the device.
+        chains: Block hashes of every request.
+        unshared: For each request, whether no other request shares a prefix with it.
+        contents: Log of the contents that the pool keeps; None if no two requests share any.
+        paths: Paths of the served requests, if known; else None.
     """
 
     _transaction: CachedTransaction
@@ -289,7 +289,7 @@ class CachedMemory(PagedMemory):
     # --- Grants of a transaction ---
 
     def hashes(self, sequence: Sequence) -> Values[int]:
-        """Hashes of a sequence's blocks by place."""
+        """Block hashes of a sequence, by position in its block table."""
         if self.unshared[sequence.index]:
             return self.chains.own_names(sequence.index)
         known = self._hashes.get(sequence)
@@ -298,12 +298,12 @@ class CachedMemory(PagedMemory):
         return known
 
     def find(self, sequence: Sequence, hashes: Values[int], decode_step: int) -> list[int]:
-        """The blocks of the longest cached prefix of a waiting sequence's tokens without the last one."""
+        """Blocks of the longest cached prefix of a waiting sequence; its last token is always computed."""
         self.tables.grow_until(decode_step + 1)
         return self.pool.get_cached_blocks(hashes[: lookup_blocks(sequence.start_tokens, self.block_size)])
 
     def enter(self, sequence: Sequence, found: list[int], hashes: Values[int] | None, decode_step: int) -> None:
-        """Create a table with the found blocks of a waiting sequence."""
+        """Create the block table of a waiting sequence from the blocks that ``find`` returned."""
         self.tables.grow_until(decode_step + 1)
         shared = self.pool.num_shared
         self.tables.enter(sequence, found, hashes)

@@ -46,13 +46,13 @@ _NOTHING = Start([], None, None)
 
 
 class DialogueMemory(Parents[list[int]], PagedMemory):
-    """As ``PagedMemory``, for trees of requests; victims are computed again.
+    """As ``PagedMemory``, for requests that continue other requests at any token. Victims are recomputed.
 
     Attributes:
-        kept: Tables of parents that are done.
-        cached_blocks: Blocks that only those name.
-        cache_log: How many those were, and what admissions found.
-        evicted_blocks: Of those, the ones that were given up for want of blocks.
+        kept: Block tables of finished parents.
+        cached_blocks: Blocks that only kept tables name.
+        cache_log: Changes of ``cached_blocks``, and the tokens that admissions found.
+        evicted_blocks: Cached blocks that were reclaimed because free blocks ran out.
     """
 
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail", "saved")
@@ -87,17 +87,18 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         return super().transaction(decode_step)
 
     def reserve_decodes(self, need: int) -> None:
-        """The running sequences take so many blocks in the coming step, or all that are free before some give way."""
+        """Reserve blocks for the running sequences of the coming step: ``need``, or all free blocks if there are
+        fewer."""
         self._make_free(min(need, self.free))
 
     def look_up(self, sequence: Sequence, decode_step: int) -> None:
-        """Set how many tokens of a waiting sequence need not be computed: those of its parent, if they are there."""
+        """Set ``computed_tokens`` of a waiting sequence to the tokens of its parent that are in memory, or to 0."""
         parent, tokens = self._parent[sequence.index], self._parent_tokens[sequence.index]
         found = parent != NO_PARENT and self._has_place(sequence) and self._is_there(parent, tokens, decode_step)
         sequence.computed_tokens = tokens if found else 0
 
     def promise(self, sequence: Sequence) -> None:
-        """The sequence is admitted in this step: what it was found to begin with stays until then."""
+        """Protect the parent's blocks that an admitted sequence starts from, until the step begins."""
         self._joining = True
         parent, tokens = self._parent[sequence.index], sequence.computed_tokens
         if tokens and parent in self.kept:
@@ -139,8 +140,11 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         return Start(table[:full], table[full] if rest else None, parent if takes else None)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
-        """By how much an admission lessens what is free: blocks taken, cached ones that are named again and were
-        not in this step, and one that is copied, which must stay until it is."""
+        """Blocks by which an admission reduces the free count.
+
+        These are new blocks, cached blocks that become held again, and the source of a copy, which must stay until it
+        is made. Blocks that another admission of this step has claimed already count once.
+        """
         (sequence,) = members
         start, claimed = self._start(sequence), self._claimed
         again = sum(self._named.get(block) == 0 and block not in claimed for block in start.shared)

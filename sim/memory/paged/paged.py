@@ -30,12 +30,15 @@ from .transaction import PagedTransaction
 
 
 class PagedMemory(BlockCounts):
-    """Blocks held by running sequences, and by swapped ones in host memory. See ``BlockCounts`` for its arguments, and ``Memory``."""
+    """Blocks of the running sequences, and of swapped sequences on the host. See ``Memory``.
+
+    ``BlockCounts`` has the arguments.
+    """
 
     _transaction: PagedTransaction | None = None
 
     def transaction(self, decode_step: int) -> PagedTransaction:
-        """The tentative grants of ``decode_step``; one at a time."""
+        """Open the grants of ``decode_step`` and void the previous ones."""
         # A kind of memory with a kind of transaction has made it.
         transaction = self._transaction
         if transaction is None:
@@ -94,11 +97,10 @@ class PagedMemory(BlockCounts):
             self.group_tables.reach(sequence, before.known_tokens, computed, computed)
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """Blocks for the tokens that a sequence has after ``decode_step``, in which it starts; what its prefill held
-        becomes part of them.
+        """Allocate blocks for the tokens of a sequence after ``decode_step``, in which it starts to decode.
 
-        That step is yet to come, and in it the last token takes its slot as that of any running
-        sequence does; unless it is ``past``.
+        Blocks that a chunked prefill holds are kept. The last token gets its slot in ``decode_step``, as for a running
+        sequence, unless ``past`` is set.
         """
         before, size = sequence.start_tokens - 1, self.block_size
         if not self.is_plain:
@@ -209,7 +211,7 @@ class PagedMemory(BlockCounts):
         self._settle_cache(after_step(decode_step))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """Victims give up their blocks before ``decode_step``, those of a prefill that goes on, too."""
+        """Free the blocks of victims before ``decode_step``, including victims within a chunked prefill."""
         for sequence in swapped_out:
             held = sequence.held_tokens(decode_step)
             self.host_free -= self.pages_for(held)
@@ -222,7 +224,7 @@ class PagedMemory(BlockCounts):
         self.release(preempted + swapped_out, decode_step)
 
     def swap_in(self, sequence: Sequence, decode_step: int) -> None:
-        """As ``admit``, for a sequence with blocks that come back from the host."""
+        """As ``admit``, for a sequence whose blocks are copied back from the host."""
         # All but that of the token that its next step computes.
         tokens = sequence.start_tokens - 1
         self.host_free += self.pages_for(tokens)
@@ -234,7 +236,7 @@ class PagedMemory(BlockCounts):
         self.admit(sequence, decode_step)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences that leave before ``decode_step`` give back the blocks that they held."""
+        """Free the blocks of sequences that leave before ``decode_step``."""
         if self.partial:
             leaving = self._drop_partial(leaving, decode_step)
         if not self.is_plain:
@@ -283,12 +285,12 @@ class PagedMemory(BlockCounts):
         return [tables[sequence] for sequence in (*self.partial, *admitted) if sequence in tables]
 
     def advance(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow through the steps of a leap.
+        """Grow the running sequences through the steps of a leap.
 
         Returns:
-            What the ledger integrates: slots live and slots held in the first step, and block_tail of the prefills that go
-            on; of KV groups counts of a group that keeps every token, and the slots that a group of another kind has
-            released. What is taken after it follows from the residencies.
+            Live and held slots in the first step, and ``block_tail`` of the prefills in progress. With several KV
+                groups: the counts of a group that keeps every token, and the slots that each group with a window has
+                freed. The ledger derives later blocks from the residencies.
         """
         # Where no sequence decodes all is as after the last step.
         live, tail = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum, 0
@@ -307,7 +309,7 @@ class PagedMemory(BlockCounts):
         return live, (self.num_blocks - free + self.phases.counts[state.decode_step % size]) * size, tail
 
     def overdrawn(self) -> Overdrawn:
-        """The fault of a policy that granted more than is free."""
+        """The error of a policy that granted more blocks than are free."""
         return Overdrawn(f"{-self.free} blocks more than are free are taken")
 
     def _advance_groups(self, state: State, steps: int, tail: int) -> Meter:

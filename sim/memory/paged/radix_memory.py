@@ -66,14 +66,14 @@ class Known:
 
 
 class RadixTransaction:
-    """What a scheduler asks of a radix tree in one step.
+    """The calls of a scheduler to a radix tree within one step.
 
-    A look-up touches the tree, and a lock holds at once: what the next sequence finds, and what can be
-    evicted for it, follows from that. Retractions are tentative.
+    A look-up updates the order of eviction, and a lock takes effect at once, because both decide what the next
+    sequence finds. Retractions are tentative.
 
     Attributes:
-        room: Slots that are free or can be evicted.
-        longest_tokens: What a prompt and its output may be together at most, as SGLang has it.
+        room: Slots that are free or evictable.
+        longest_tokens: Longest prompt + output in tokens, as SGLang limits it.
     """
 
     __slots__ = ("_found", "_given_up", "longest_tokens", "memory", "room")
@@ -86,7 +86,7 @@ class RadixTransaction:
         self.longest_tokens = memory.num_blocks - 2
 
     def open(self) -> None:
-        """Begin anew with what there is."""
+        """Void earlier grants and read the current free and evictable slots."""
         self._given_up = {}
         self.room = self.memory.room
 
@@ -101,7 +101,7 @@ class RadixTransaction:
 
     @property
     def keeps(self) -> bool:
-        """Whether the tree keeps what no sequence locks."""
+        """Whether the tree keeps nodes that no sequence locks."""
         return self.memory.keeps
 
     def batch(self) -> list[Sequence]:
@@ -109,7 +109,7 @@ class RadixTransaction:
         return [*self.memory.holdings]
 
     def reorder(self, batch: Iterable[Sequence]) -> None:
-        """Those that are left by a retraction come in this order."""
+        """Set the order of the batch, for the sequences that a retraction left."""
         for sequence in batch:
             self.memory.holdings[sequence] = self.memory.holdings.pop(sequence)
 
@@ -118,36 +118,36 @@ class RadixTransaction:
         return self.memory.known(sequence)
 
     def match(self, sequence: Sequence) -> int:
-        """How many of them the tree holds."""
+        """Number of a sequence's known tokens that are in the tree."""
         known = self.memory.known_of(sequence)
         known.place = self.memory.tree.follow(known.string, known.place)
         return known.place.tokens
 
     def look_up(self, sequence: Sequence) -> int:
-        """How many of them it would not have to compute: the last one it has to."""
+        """Number of a sequence's known tokens that need not be computed; the last token always is."""
         known = self.memory.known_of(sequence)
         known.found = found = self.memory.tree.follow(known.before_last, known.found)
         self._found = Holding(found.node, found.tokens)
         return found.tokens
 
     def lock(self, sequence: Sequence) -> None:
-        """The sequence takes what was looked up last."""
+        """Lock the prefix that was looked up last for a sequence."""
         self.memory.holdings[sequence] = self._found
         self.memory.tree.lock(self._found.node)
         self.room = self.memory.room
 
     def enter(self, sequence: Sequence) -> None:
-        """What it has locked it need not compute."""
+        """Set ``computed_tokens`` of a sequence to its locked prefix."""
         sequence.computed_tokens = found = self._found.tokens
         self.memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
 
     def unlock(self, sequence: Sequence) -> None:
-        """It gives that back."""
+        """Undo ``lock``."""
         self.memory.tree.unlock(self.memory.holdings.pop(sequence).node)
         self.room = self.memory.room
 
     def retract(self, sequence: Sequence, decode_step: int) -> None:
-        """A running sequence would give up its own slots before ``decode_step``, and its locks."""
+        """Tentatively free a running sequence's own slots and its locks before ``decode_step``."""
         holding = self.memory.holdings[sequence]
         self.room += sequence.held_tokens(decode_step) - holding.tokens
         for node in self.memory.tree.path(holding.node):
@@ -158,22 +158,22 @@ class RadixTransaction:
 
 
 class RadixMemory(Memory):
-    """A pool of single slots, and the radix tree over it.
+    """A pool of single slots with a radix tree over it, as SGLang's.
 
     Args:
         num_slots: Slots of the pool.
-        runs: The tokens of every request; None where no request shares any.
-        keeps: Whether the tree keeps unlocked nodes.
+        runs: Tokens of every request; None if no two requests share any.
+        keeps: Whether the tree keeps nodes that no sequence locks.
 
     Attributes:
-        tree: What was computed, locked or not.
-        holdings: What the sequences that run or prefill have in the tree, in order of admission.
+        tree: Computed tokens, locked or evictable.
+        holdings: For each sequence that runs or prefills, its part of the tree; in order of admission.
         free: Slots that are neither in the tree nor held by one sequence.
-        departures: Sequences that finished so far.
-        keeps: Whether the tree keeps unlocked nodes.
-        log: What was looked up, and when slots were cached or not.
-        cache_log: The log, where anything is kept for others.
-        evicted_blocks: Slots that were evicted.
+        departures: Finished sequences so far.
+        keeps: Whether the tree keeps nodes that no sequence locks.
+        log: Look-ups, and changes of the cached slots.
+        cache_log: ``log`` if ``keeps``, else None.
+        evicted_blocks: Evicted slots.
     """
 
     meter = METER[:2]
@@ -199,11 +199,11 @@ class RadixMemory(Memory):
         return self.free + self.tree.evictable_tokens
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
-        """The tokens that a sequence's next prefill, or its last, begins with: its prompt, and what it generated."""
+        """The tokens that a sequence's next (or last) prefill covers: its prompt and the tokens it has generated."""
         return self.known_of(sequence).string
 
     def known_of(self, sequence: Sequence) -> Known:
-        """The same tokens, and where they were found."""
+        """As ``known``, with the place in the tree where they were found."""
         known, tokens = self._known.get(sequence), sequence.start_tokens
         if known is None or known.tokens != tokens:
             string, start = first_tokens(self._runs_of(sequence), tokens), self.tree.start
@@ -218,20 +218,20 @@ class RadixMemory(Memory):
         return (*runs.runs(index), *runs.output_runs(index))
 
     def transaction(self, decode_step: int) -> RadixTransaction:
-        """What is asked in ``decode_step``; one at a time."""
+        """Open the grants of ``decode_step`` and void the previous ones."""
         self._transaction.open()
         return self._transaction
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """A sequence that has locked what it found computes the rest of its known tokens."""
+        """Compute the tokens of a sequence beyond the prefix that it has locked."""
         self._batch.append((sequence, sequence.start_tokens))
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
-        """As ``admit``, up to the tokens of a chunk."""
+        """As ``admit``, up to the end of a chunk."""
         self._batch.append((sequence, sequence.computed_tokens))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """Victims give up their own slots and their locks before ``decode_step``; the tree keeps the rest."""
+        """Free the own slots and the locks of victims before ``decode_step``; the tree keeps the rest."""
         self._make_free(len(self.holdings))
         for sequence in preempted:
             holding = self.holdings.pop(sequence)
@@ -248,7 +248,7 @@ class RadixMemory(Memory):
             self.evicted_blocks += freed
 
     def room_after(self, state: State, steps: int) -> int:
-        """Slots that are free or can be evicted when the running sequences have grown through so many steps."""
+        """Slots that are free or evictable after the running sequences have grown by ``steps`` tokens each."""
         return self.room - state.batch_size * steps
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
@@ -256,10 +256,10 @@ class RadixMemory(Memory):
         return sum(holding.tokens for holding in self.holdings.values()) - self.tree.protected_tokens
 
     def advance(self, state: State, steps: int) -> Meter:
-        """Let the running sequences grow through the steps of a leap, or end a step that only prefills.
+        """Grow the running sequences through the steps of a leap, or end a step that only prefills.
 
         Returns:
-            What the ledger integrates: slots live and held in the first step.
+            Live and held slots in the first step.
         """
         held = self._begin_row(state, steps)
         if steps:
@@ -344,9 +344,9 @@ class RadixMemory(Memory):
             self.tree.match(first_tokens(self._runs_of(sequence), sequence.prompt_tokens))
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """Sequences that leave before ``decode_step``: the tree keeps what they computed.
+        """Sequences leave before ``decode_step``; the tree keeps their computed tokens.
 
-        A sequence that left with its prefill is in the tree already.
+        The tokens of a sequence that left at the end of its prefill are in the tree already.
         """
         decoded = [sequence for sequence in leaving if sequence in self.holdings]
         self.departures += len(decoded)

@@ -50,10 +50,10 @@ class SlotTree(RadixTree):
 
 
 class SlotRadixMemory(RadixMemory):
-    """As ``RadixMemory``, with slots handed out by their ids.
+    """As ``RadixMemory``, with slot ids.
 
     Attributes:
-        tables: Which slots each sequence's tokens are in.
+        tables: Slot ids of each sequence's tokens.
     """
 
     def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
@@ -83,9 +83,9 @@ class SlotRadixMemory(RadixMemory):
             self.tables.tables[sequence] = self.tree.along(self.holdings[sequence].node)
 
     def settle(self, state: State, steps: int) -> None:
-        """Hand out the slots of so many steps of the leap that is about to run, or of a step that only prefills (0).
+        """Assign slot ids for ``steps`` steps of the leap that is about to run; 0 for a step that only prefills.
 
-        They are not handed out again when it is over. No more steps may be asked for than the leap has.
+        The ids stay when the leap is over. ``steps`` is at most that of the leap.
         """
         if self._held is None:
             self._held, self._settled = self._begin_row(state, steps), min(steps, 1)

@@ -11,7 +11,10 @@ from ..prefix.block_tables import BlockTables
 
 
 class ReservedMemory(ContiguousMemory):
-    """Reservations in whole blocks, anywhere in the pool; past the last token asked for lies block_tail."""
+    """Reserves, at admission, all blocks that a sequence may ever need, anywhere in the pool.
+
+    Slots after the last token of the request are ``block_tail``.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, ids: bool) -> None:
         super().__init__(num_blocks, block_size)

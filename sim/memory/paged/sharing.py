@@ -27,7 +27,7 @@ from .transaction import PagedTransaction
 
 
 class SharingMemory(PagedMemory):
-    """As ``PagedMemory``, with references to blocks of others.
+    """As ``PagedMemory``, with blocks shared within a group of sequences (copy on write) and a pinned common prefix.
 
     Args:
         prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
@@ -48,7 +48,8 @@ class SharingMemory(PagedMemory):
         self._beams: dict[Group, int] = {}
 
     def shared_blocks(self, sequence: Sequence) -> int:
-        """Leading blocks of its table that it never holds of its own."""
+        """Blocks at the start of a sequence's table that are counted elsewhere: the pinned prefix, or a sibling's
+        prompt."""
         return self.prefix_blocks if leads(sequence) else sequence.prompt_tokens // self.block_size
 
     def held_blocks(self, sequence: Sequence, decode_step: int) -> int:
@@ -58,7 +59,7 @@ class SharingMemory(PagedMemory):
         return own - self._spared(sequence)
 
     def needed_blocks(self, members: Iterable[Sequence], tokens: int = 0) -> int:
-        """Blocks in which arriving, or returning, sequences put all but their last ``tokens`` known tokens."""
+        """New blocks of sequences that are admitted or return, for all their known tokens but the last ``tokens``."""
         size, own = self.block_size, 0
         for member in members:
             own += -(-(member.start_tokens - tokens) // size) - self.shared_blocks(member)
@@ -70,7 +71,7 @@ class SharingMemory(PagedMemory):
         return 0 if leader.group is None else leader.group.spared_blocks
 
     def copied_slots(self, decodes: bool) -> int:
-        """Slots that the copies of the coming step write, if it decodes: whole blocks."""
+        """Slots of the blocks that the coming step copies before it writes to them, if it decodes."""
         return self.due_copies * self.block_size if decodes else 0
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:

@@ -13,21 +13,21 @@ from .skipped import known_tokens
 
 
 class PagedTransaction:
-    """What is still free after the grants made so far, in blocks of all KV groups. See ``Transaction``.
+    """Blocks that are still free after the grants made so far, over all KV groups. See ``Transaction``.
 
-    With a prefix cache of KV groups grants take effect at once, because the next look-up depends on them.
+    With a prefix cache of KV groups, grants take effect at once because the next look-up depends on them.
 
     Attributes:
-        memory: The memory that the grants are of.
-        block_size: Tokens a block.
-        free: Blocks that are free before any running sequence gives back or takes blocks; a policy lessens it by what
-            it grants.
-        takes: Blocks that the running sequences take in the step, whatever they give back in it.
-        need: ``takes`` less the blocks that the running sequences give back in the step.
-        decode_step: The step.
-        groups: KV groups, each of which takes a block where a sequence needs one.
+        memory: The memory of this transaction.
+        block_size: Tokens per block.
+        free: Free blocks before any running sequence frees or takes blocks. A policy subtracts the blocks that it
+            grants.
+        takes: Blocks that the running sequences take in the step.
+        need: ``takes`` less the blocks that the running sequences free in the step.
+        decode_step: The step that is decided.
+        groups: KV groups that take a block whenever a sequence needs one.
         group_found: Result of the last look-up in a prefix cache of KV groups.
-        known: Computed tokens of the sequence that was looked up last, under drafts.
+        known: With drafts: computed tokens of the sequence that was looked up last.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class PagedTransaction:
         return self.memory.wanted_blocks(tokens)
 
     def chunk_blocks(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a prefill takes for its next ``tokens``, less those that it gives back for them."""
+        """Blocks that the next ``tokens`` of a chunked prefill take, less the blocks that its windows free."""
         memory, computed = self.memory, sequence.computed_tokens
         held = memory.partial[sequence]
         more = max(0, -(-(computed + tokens) // memory.unit_tokens) - held.blocks)
@@ -81,13 +81,13 @@ class PagedTransaction:
         return memory.pages(more, memory.skipped_in_prefill(sequence, held, computed, computed + tokens), held.blocks)
 
     def take_for_running(self) -> None:
-        """The running sequences take their blocks for the step."""
+        """Grant the running sequences their blocks of the step."""
         self._freed(-self.need)
 
     def look_up(self, sequence: Sequence) -> int | None:
-        """Tokens of a sequence that waits that need not be computed: where nothing is cached, those that came with it.
+        """Tokens of a waiting sequence that are computed already: cached ones, or those sent from a prefill replica.
 
-        None if it waits for a copy, and sequences behind it may be admitted.
+        None if the sequence waits for a copy from the host; sequences behind it may then be admitted.
         """
         cache = self.memory.cache
         if cache is None:
@@ -96,11 +96,12 @@ class PagedTransaction:
         return self.group_found.blocks * self.block_size
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that must be free to admit the sequence that was looked up last: the maximum of those for all its tokens
-        and of those for the tokens to compute now.
+        """Blocks that must be free to admit the sequence that was looked up last.
+
+        The larger of the blocks for all its tokens, and of the blocks for the tokens that it computes in this step.
 
         Args:
-            tokens: How many it would compute now.
+            tokens: Tokens that it would compute in this step.
         """
         memory, start = self.memory, sequence.start_tokens
         if memory.cache is None:
@@ -116,7 +117,7 @@ class PagedTransaction:
         return max(most, self._blocks_now(sequence, known + tokens)) + memory.cache.to_take(self.group_found)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
-        """Those of the blocks that ``lacking`` asks for that hold none of its first ``tokens``."""
+        """The part of ``lacking`` that its first ``tokens`` do not use: blocks that a later step may take."""
         memory = self.memory
         if memory.cache is None:
             return self.blocks_of(sequence.start_tokens) - memory.pages_of(tokens) - memory.fixed
@@ -147,10 +148,10 @@ class PagedTransaction:
         return groups.states * (1 + groups.exports(computed, tokens, sequence.prefill_end, self.block_size))
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """Grant the sequence that was looked up last the blocks to compute ``tokens``, after those that it found.
+        """Grant the sequence that was looked up last its cached blocks, and new blocks for the next ``tokens``.
 
         Args:
-            blocks: What it lacked.
+            blocks: The result of ``lacking``.
         """
         cache, tables = self.memory.cache, self.memory.group_tables
         if cache is None or tables is None:
@@ -171,7 +172,7 @@ class PagedTransaction:
         self.free = cache.pool.num_free
 
     def junction(self, sequence: Sequence) -> int:
-        """Tokens of the longer prefix of a sequence that only some KV groups had when it was looked up; 0 for none."""
+        """Tokens of the longer prefix that only some KV groups had cached at the look-up; 0 for none."""
         cache = self.memory.cache
         return cache.junction(sequence) * self.block_size if cache else 0
 
@@ -187,7 +188,7 @@ class PagedTransaction:
         return not sequence.held_tokens(decode_step) % self.memory.unit_tokens
 
     def exchange(self, sequence: Sequence, decode_step: int) -> tuple[int, int]:
-        """Blocks that a running sequence gives back in ``decode_step``, and those that it then takes."""
+        """Blocks that a running sequence frees in ``decode_step``, and blocks that it then takes."""
         held = sequence.held_tokens(decode_step)
         back = sum(
             kind.number * (kind.in_decode(sequence, decode_step) - kind.so_far(sequence, decode_step))
@@ -203,16 +204,17 @@ class PagedTransaction:
         """Bring block tables up to date.
 
         Args:
-            steps: 0 before the running sequences go one by one; 1 after they have all taken their blocks of the step, before
-                any other sequence takes blocks, or gives some up.
+            steps: 0 before the running sequences are granted blocks one by one. 1 after all of them were, and before
+                any other sequence takes or frees blocks.
         """
         tables = self.memory.tables or self.memory.group_tables
         if tables:
             tables.grow_until(self.decode_step + steps)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a running sequence, or one in a chunked prefill, takes for its next ``tokens``, once it has given
-        back what its windows have passed."""
+        """Blocks that a running or prefilling sequence takes for its next ``tokens``. Blocks before its windows are
+        freed
+        first."""
         if sequence.start_step == NOT_DECODING:
             return self.chunk_blocks(sequence, tokens)
         back, taken = self.exchange(sequence, self.decode_step)
@@ -224,7 +226,7 @@ class PagedTransaction:
         return taken
 
     def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """It takes those ``blocks``."""
+        """Grant a running or prefilling sequence the ``blocks`` that ``needed`` returned."""
         memory, prefills = self.memory, sequence.start_step == NOT_DECODING
         if memory.group_tables:
             until = tokens + (sequence.computed_tokens if prefills else sequence.held_tokens(self.decode_step))
@@ -236,18 +238,18 @@ class PagedTransaction:
         self._freed(-blocks)
 
     def is_in_flight(self, sequence: Sequence) -> bool:
-        """Whether the step that runs while this one is decided computes a part of a chunked prefill."""
+        """Whether the step now running computes a chunk of this prefill; asynchronous scheduling only."""
         held = self.memory.partial[sequence]
         return held.known_tokens < held.computed_tokens
 
     def pass_over(self, sequence: Sequence) -> None:
-        """A sequence in a chunked prefill computes nothing in this step."""
+        """Note that a chunked prefill computes nothing in this step."""
         held = self.memory.partial[sequence]
         # In the next decision none of its tokens is in flight.
         self.memory.partial[sequence] = held._replace(known_tokens=held.computed_tokens)
 
     def preempt(self, sequence: Sequence) -> None:
-        """A sequence gives up its blocks, which others may take in the same step; the plan has to name it."""
+        """Free the blocks of a victim for other sequences of the same step; the plan must list it in ``preempted``."""
         tables = self.memory.tables or self.memory.group_tables
         self.free += self._left_of(sequence)
         if tables:
@@ -256,7 +258,7 @@ class PagedTransaction:
         self._freed(0)
 
     def swap_out(self, sequence: Sequence) -> None:
-        """As ``preempt``, for a sequence that goes to the host."""
+        """As ``preempt``, for a sequence that moves to the host; the plan must list it in ``swapped_out``."""
         self.free += self._left_of(sequence)
         if self.memory.group_tables:
             self.memory.group_tables.swap_out(sequence, sequence.held_tokens(self.decode_step))
@@ -267,10 +269,10 @@ class PagedTransaction:
         return self.memory.held_blocks(sequence, self.decode_step) - (blocks if giver is sequence else 0)
 
     def end_of_running(self, any_left: bool) -> None:
-        """All running sequences have taken their blocks, or given up those that they had.
+        """Note that each running sequence has been granted its blocks or preempted.
 
         Args:
-            any_left: Whether any took its blocks: otherwise the tables grow through this step when others decode in it.
+            any_left: Whether any was granted blocks. Otherwise block tables are not advanced to this step.
         """
         self.need, self.gave = 0, (None, 0)
         tables = self.memory.tables or self.memory.group_tables
@@ -278,10 +280,10 @@ class PagedTransaction:
             tables.grown(self.decode_step)
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
-        """The step is decided: copies between GPU and host begin where blocks are offloaded.
+        """End the decision; with KV offloading, copies between GPU and host begin.
 
         Args:
-            computed: Sequences that compute a token in the step, which takes no time if there are none.
+            computed: Sequences that compute a token in the step; a step without any takes no time.
 
         Returns:
             Ticks that the step waits for copies.

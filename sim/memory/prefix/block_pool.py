@@ -185,22 +185,22 @@ FREE_QUEUES: dict[str, type[FreeKVCacheBlockQueue]] = {
 
 
 class BlockPool:
-    """Fixed-size blocks with ids. Every operation takes constant time for each block.
+    """Fixed-size blocks with ids, as vLLM's ``BlockPool``. Every operation takes constant time per block.
 
     Args:
         num_blocks: Usable blocks.
         order: Class of the free queue.
-        residency: Log of the lives of blocks, or None.
-        contents: Log of what is kept, or None.
+        residency: Log of block lifetimes, or None.
+        contents: Log of cached contents, or None.
 
     Attributes:
         free_block_queue: The free blocks.
-        ref_cnt: Table entries with each block that was ever taken.
+        ref_cnt: Reference count of each block that was ever allocated.
         block_hash: Hash of each of these blocks, ``UNSHARED``, or None.
-        num_cached: Free blocks with a hash, which can be reclaimed and keep their contents.
-        num_entries: Table entries.
-        evicted_blocks: Blocks that lost their hash as they were taken.
-        taken: Where blocks that are taken or hit are noted; None without need.
+        num_cached: Free blocks with a hash: their contents are kept until they are reclaimed.
+        num_entries: Entries of all block tables.
+        evicted_blocks: Blocks that lost their hash on allocation.
+        taken: Set to which allocated and hit blocks are added; None if nobody reads it.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class BlockPool:
 
     @property
     def num_shared(self) -> int:
-        """Table entries beyond the first of each block."""
+        """References of all blocks beyond the first of each block."""
         return self.num_entries - self.num_blocks + self.num_free
 
     @property
@@ -285,13 +285,13 @@ class BlockPool:
         return found
 
     def get_new_blocks(self, count: int, moments: Sequence[int] | None = None) -> list[int]:
-        """Take ``count`` blocks from the head of the free queue. They lose their hashes and have one reference.
+        """Allocate ``count`` blocks from the head of the free queue, with reference count 1 and without hashes.
 
         Args:
-            moments: When each of them is taken, ascending; None without ``residency``.
+            moments: Time at which each is allocated, ascending; None without ``residency``.
 
         Raises:
-            Overdrawn: Fewer blocks are free; the policy must prevent this.
+            Overdrawn: Fewer blocks are free, which the policy must prevent.
         """
         known = len(self.ref_cnt)
         blocks = self.free_block_queue.popleft_n(count)
@@ -347,10 +347,10 @@ class BlockPool:
         return True
 
     def touch(self, blocks: Sequence[int], moment: int = 0) -> None:
-        """Count one more reference to each of ``blocks``, as vLLM's ``touch``; free ones leave the queue. All were found by their hashes or are in tables.
+        """Increment the reference count of each of ``blocks``, as vLLM's ``touch``; free ones leave the queue.
 
         Raises:
-            SimulationFault: A block is free and has no hash: it was evicted after the look-up, or never had one.
+            SimulationFault: A block is free and has no hash: it was evicted after the look-up, or was never cached.
         """
         references = self.ref_cnt
         counts = self._references(blocks)
@@ -376,10 +376,11 @@ class BlockPool:
             self.taken.update(blocks)
 
     def cache_full_blocks(self, blocks: Iterable[int], names: Sequence[int]) -> None:
-        """Look-ups can find full blocks of a table by their hashes from now on, unless these are ``UNSHARED``.
+        """Give full blocks of a table their hashes, so that look-ups find them, except for hashes that are
+        ``UNSHARED``.
 
         Raises:
-            SimulationFault: A block is in no table, or it already has a hash.
+            SimulationFault: A block is in no table, or has a hash already.
         """
         references, hashes, cached = self.ref_cnt, self.block_hash, self._cached_block_hash_to_block
         for block, name in zip(blocks, names, strict=False):
@@ -392,13 +393,14 @@ class BlockPool:
             self.contents.on_named(names, self.num_free)
 
     def free_blocks(self, table: Sequence[int], moment: int = 0) -> None:
-        """One table less has each of ``table``. Blocks in no other table join the free queue, the last one of the table first.
+        """Decrement the reference counts of the blocks of ``table``. Blocks at 0 join the free queue, the last block
+        first.
 
         Args:
-            moment: When it is, for ``contents``.
+            moment: Time of the release, for ``contents``.
 
         Raises:
-            SimulationFault: A block is already free.
+            SimulationFault: A block is free already.
         """
         freed = self._drop_references(table[::-1])
         if len(set(freed)) < len(freed):
@@ -417,7 +419,7 @@ class BlockPool:
             self.contents.on_released((self.block_hash[block] or UNSHARED for block in table), self.num_free)
 
     def seal_contents(self) -> None:
-        """Complete the log of what is kept, when the run has ended."""
+        """Complete the log of cached contents at the end of the run."""
         if self.contents is not None:
             ids = [block for block in self.hashed_ids().tolist() if not self.ref_cnt[block]]
             self.contents.seal({block: self.block_hash[block] or UNSHARED for block in ids})
