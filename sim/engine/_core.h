@@ -176,8 +176,8 @@ struct cache {
 
 /* What a call ends with beside ``STATUSES``: an error of Python is set. */
 enum { FAILED = -1 };
-/* What a sequence in a slot does: the last two are those of ``State.finished`` and ``State.in_vain``. */
-enum progress { DECODES, PREFILLS, HAS_FINISHED, IN_VAIN };
+/* What a sequence in a slot does: the last two are those of ``State.finished`` and ``State.overrunning``. */
+enum progress { DECODES, PREFILLS, HAS_FINISHED, OVERRUNS };
 
 /* A sequence with blocks; the names are those of sequence.py. */
 struct sequence {

@@ -125,7 +125,7 @@ static int32_t last_kept(const struct replica *r)
 static int64_t give_way(struct replica *r, int32_t slot)
 {
     struct sequence *sequence = &r->slots[slot];
-    bool finished = sequence->progress == HAS_FINISHED, over = finished || sequence->progress == IN_VAIN;
+    bool finished = sequence->progress == HAS_FINISHED, over = finished || sequence->progress == OVERRUNS;
     int64_t before = r->free;
     if (sequence->progress == PREFILLS || finished)
         release_partial(r, slot, true);
@@ -339,7 +339,7 @@ static void hold_finished(struct replica *r)
         strike(r, slot);
         r->ended[r->num_ended++] = slot;
         if (r->ends_early[sequence->request]) {
-            sequence->progress = IN_VAIN;
+            sequence->progress = OVERRUNS;
             continue;
         }
         unlink_sequence(r, slot);
@@ -374,10 +374,10 @@ static void release_finished(struct replica *r)
 /* ``Engine._finish``: the decision is carried out; now the sequences leave that ended in the last step. */
 static bool finish(struct replica *r, struct step *step, bool *begins)
 {
-    bool any_in_vain = false;
+    bool any_overrun = false;
     for (int32_t at = 0; at < r->num_ended; at++)
-        any_in_vain = any_in_vain || (r->ended[at] != NONE && r->slots[r->ended[at]].progress == IN_VAIN);
-    if (!*begins && any_in_vain) {
+        any_overrun = any_overrun || (r->ended[at] != NONE && r->slots[r->ended[at]].progress == OVERRUNS);
+    if (!*begins && any_overrun) {
         int64_t context = r->batch_size * r->decode_step + r->lag_sum;
         *step = (struct step){.valid_until_horizon = true, .stops_at_arrival = true};
         *begins = true;
@@ -389,7 +389,7 @@ static bool finish(struct replica *r, struct step *step, bool *begins)
         int32_t slot = r->ended[at];
         if (slot == NONE)
             continue;
-        if (r->slots[slot].progress == IN_VAIN)
+        if (r->slots[slot].progress == OVERRUNS)
             unlink_sequence(r, slot);
         r->unused[r->num_unused++] = slot;
     }

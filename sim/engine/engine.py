@@ -215,10 +215,10 @@ class Engine:
         until, waiting = self.source.next_ticks, len(self.state.waiting)
         if until < NEVER and self._transfers is not None and self._transfers.loaded:
             # They hold blocks, so the ledger has a row.
-            self.state.rests += 1
+            self.state.idle_spans += 1
             return until - now, (now, 0, until - now, 0, 0, 0, 0, 0, waiting)
         if until < NEVER and (not waiting or self._transfers is not None):
-            self.state.rests += 1
+            self.state.idle_spans += 1
             return until - now, None
         return None
 
@@ -241,7 +241,7 @@ class Engine:
             ``first_step``, with the tokens that are computed in vain; no longer valid if a sequence waits for what was released.
         """
         state, decode_step = self.state, self.state.decode_step
-        if first_step is None and state.in_vain:
+        if first_step is None and state.overrunning:
             self._plan = plan
             context = state.batch_size * decode_step + state.lag_sum
             if self._effective is not None:
@@ -255,7 +255,7 @@ class Engine:
             leaving = [sequence for sequence in ended if sequence not in plan.preempted]
             lost = [sequence for sequence in ended if sequence in plan.preempted]
         for observer in self._observers:
-            observer.requests_finished(now, ended, tuple(state.in_vain))
+            observer.requests_finished(now, ended, tuple(state.overrunning))
         if self.source.hears_of_finishes:
             self._release_and_notify(leaving, decode_step, lost)
         else:

@@ -179,7 +179,7 @@ class Guard:
     def _check_members(self, plan: StepPlan, state: State) -> None:
         """Every sequence is in the queue that its field takes it from."""
         running, prefilling = state.running, state.prefilling
-        gone = (state.finished, state.in_vain)
+        gone = (state.finished, state.overrunning)
         self._require_in(state, "preempted", plan.preempted, running, prefilling, state.stalled, *gone)
         self._require_in(state, "swapped_out", plan.swapped_out, running)
         if plan.stalls:
@@ -204,7 +204,7 @@ class Guard:
 
     def _waiting(self, plan: StepPlan, state: State) -> deque[Sequence] | None:
         """The queue after the preemptions of a plan; None where siblings come back with them, in an order that is not known."""
-        back = [each for each in plan.preempted if each not in state.finished and each not in state.in_vain]
+        back = [each for each in plan.preempted if each not in state.finished and each not in state.overrunning]
         if not back:
             return state.waiting
         if state.shares:

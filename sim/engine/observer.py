@@ -132,7 +132,7 @@ class Observer:
             plan: The plan of the first step; ``CARRY_ON`` if the decision is unchanged.
         """
 
-    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
+    def requests_finished(self, now: int, finished: Iterable[Sequence], overrunning: Iterable[Sequence]) -> None:
         """Called when sequences have generated their last token and still hold their blocks; asynchronous scheduling
         only.
 
@@ -142,7 +142,7 @@ class Observer:
             now: Ticks.
             finished: Sequences whose last token was generated in the step that ended at ``now``, including sequences
                 that the plan of the next step preempted.
-            in_vain: The subset that the step starting at ``now`` computes once more; that token is discarded.
+            overrunning: The subset that the step starting at ``now`` computes once more; that token is discarded.
         """
 
     def idle_started(self, now: int, ticks: int) -> None:

@@ -82,7 +82,7 @@ class LimitedLoop(Observer):
                 self._done.add(sequence.index)
                 self._finishes.append(now)
 
-    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
+    def requests_finished(self, now: int, finished: Iterable[Sequence], overrunning: Iterable[Sequence]) -> None:
         """See ``Observer``: also those that the plan preempts. The run may be over, unless a request is still to come."""
         self.finish(finished, now)
         self._judge(now)

@@ -149,7 +149,7 @@ def _server(settings: Settings, caches: bool, grouped: bool) -> Server:
 
 def _refuse_beside(settings: Settings, grouped: bool, layout: HybridLayout | None) -> None:
     """Raise NotSimulated for an option beside what is not simulated with it."""
-    for option, others in settings.policy_options.not_beside(settings, grouped, layout).items():
+    for option, others in settings.policy_options.refused_combinations(settings, grouped, layout).items():
         for what, applies in others.items():
             if applies:
                 reason = f"is not simulated with {what}"

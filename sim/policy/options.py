@@ -162,7 +162,9 @@ class Options:
         """
         return known or 0
 
-    def not_beside(self, replica: Replica, grouped: bool, layout: HybridLayout | None) -> dict[str, dict[str, bool]]:
+    def refused_combinations(
+        self, replica: Replica, grouped: bool, layout: HybridLayout | None
+    ) -> dict[str, dict[str, bool]]:
         """Options in use that are not simulated together with some others, with the refused combinations of each.
 
         Args:
@@ -566,7 +568,9 @@ class VllmV1Options(VllmServeOptions):
             raise SettingError("kv_offloading_size", self.kv_offloading_size, "holds no block; give more GiB")
         return blocks
 
-    def not_beside(self, replica: Replica, grouped: bool, layout: HybridLayout | None) -> dict[str, dict[str, bool]]:
+    def refused_combinations(
+        self, replica: Replica, grouped: bool, layout: HybridLayout | None
+    ) -> dict[str, dict[str, bool]]:
         both = {
             "pipeline parallelism": replica.pipeline_parallel_size > 1,
             "requests that share memory": grouped,

@@ -69,7 +69,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._ratio = NewTokenRatio()
         # Departures at which the batch was found full; and times that nothing was to do, at the last decision.
         self._full_at: int | None = None
-        self._rests = 0
+        self._idle_spans = 0
         # Looks at a queue that was not sorted.
         self._unsorted = 0
 
@@ -87,8 +87,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def schedule(self, state: State, transaction: RadixTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes."""
-        if state.rests > self._rests:
-            self._rests = state.rests
+        if state.idle_spans > self._idle_spans:
+            self._idle_spans = state.idle_spans
             self._ratio.reset(state.decode_step)
         if not state.batch_size or self._full_at != transaction.departures:
             self._full_at = None

@@ -251,7 +251,7 @@ def _need(leader: Sequence, state: State, transaction: PagedTransaction) -> int:
         return opens
     if group in state.forking:
         return len(group.members) if opens else len(group.siblings)
-    return len(group.members) if opens else group.due_copies
+    return len(group.members) if opens else group.pending_copies
 
 
 def _need_on_return(leader: Sequence, memory: BlockCounts) -> int:
@@ -259,7 +259,7 @@ def _need_on_return(leader: Sequence, memory: BlockCounts) -> int:
     opens, group = not (leader.start_tokens - 1) % memory.block_size, leader.group
     if group is None or opens:
         return opens * num_seqs_of(leader)
-    return group.due_copies if group.forked else len(group.siblings)
+    return group.pending_copies if group.forked else len(group.siblings)
 
 
 def _prefill_tokens(members: tuple[Sequence, ...]) -> int:
@@ -282,4 +282,4 @@ def _or_carry_on(plan: StepPlan, state: State, transaction: PagedTransaction) ->
     """``CARRY_ON`` where a plan comes to it; beams and copies need a plan in every step."""
     idle = not (plan.admitted or plan.swapped_in or plan.forked or plan.preempted or state.waiting or state.swapped)
     memory = transaction.memory
-    return CARRY_ON if idle and not memory.searches and not memory.due_copies else plan
+    return CARRY_ON if idle and not memory.searches and not memory.pending_copies else plan

@@ -559,7 +559,7 @@ class _Cadence:
         decodes += len(resumed) - len(stalled)
         executed = self._executed(state)
         # Sequences that compute a token in vain leave before the step, which decode steps then do not count either.
-        stay = decodes - sum(each not in plan.preempted and each not in stalled for each in state.in_vain)
+        stay = decodes - sum(each not in plan.preempted and each not in stalled for each in state.overrunning)
         if not stay and (decodes or plan.prefill_tokens):
             self._uncounted += 1
         begun = [each for each in plan.admitted if each not in state.prefilling]

@@ -129,18 +129,18 @@ class Group:
         members: In order of ``index``. The first one is the leader, which prefills for all.
         ancestry: Draws which beams die; None for samples and after the end of a beam search.
         forked: Whether the siblings have started, or wait with the leader for recomputation.
-        spared_blocks: Blocks that sharing saves, beyond the full blocks of the prompt: table entries less distinct
+        saved_blocks: Blocks that sharing saves, beyond the full blocks of the prompt: table entries less distinct
             blocks.
-        due_copies: Shared blocks that are copied in their next step, because several sequences would write to them.
+        pending_copies: Shared blocks that are copied in their next step, because several sequences would write to them.
     """
 
-    __slots__ = ("ancestry", "due_copies", "forked", "members", "spared_blocks")
+    __slots__ = ("ancestry", "pending_copies", "forked", "members", "saved_blocks")
 
     def __init__(self, members: tuple[Sequence, ...], ancestry: Lineage | None = None) -> None:
         self.members = members
         self.ancestry = ancestry
         self.forked = False
-        self.spared_blocks = self.due_copies = 0
+        self.saved_blocks = self.pending_copies = 0
         for member in members:
             member.group = self
 

@@ -29,20 +29,20 @@ class State:
         calendar: Heap of (finish step, order, sequence) of the running sequences.
         finished: Asynchronous scheduling: sequences that finished in the previous step. They hold their blocks and
             batch places for one more decision, which was taken while that step ran.
-        in_vain: Asynchronous scheduling: finished sequences in ``running`` that compute one more token, which is
+        overrunning: Asynchronous scheduling: finished sequences in ``running`` that compute one more token, which is
             discarded, because their EOS was not known at the decision.
         swapped: Sequences in host memory, in the order of their return.
         batch_size: Sequences that a step computes. In static batching, finished sequences count until the batch ends.
         lag_sum: Sum of their lags; in a static batch, with padded prompts.
-        rests: Number of idle spans so far.
+        idle_spans: Number of idle spans so far.
         speculates: Whether steps verify drafts, so that a decision does not know the number of tokens of the step
             before it.
         forking: Groups whose siblings start in the next decoding step; empty without groups.
     """
 
     __slots__ = (
-        "_preempted_first", "batch_size", "calendar", "decode_step", "finished", "in_vain", "lag_sum", "prefilling",
-        "rests", "running", "speculates", "stalled", "swapped", "waiting",
+        "_preempted_first", "batch_size", "calendar", "decode_step", "finished", "overrunning", "lag_sum", "prefilling",
+        "idle_spans", "running", "speculates", "stalled", "swapped", "waiting",
     )  # fmt: skip
     forking: Iterable[Group] = ()
     #: Whether requests may have several sequences.
@@ -51,7 +51,7 @@ class State:
     def __init__(self, preempted_first: bool = False) -> None:
         self._preempted_first = preempted_first
         self.decode_step = self.batch_size = self.lag_sum = 0
-        self.rests = 0
+        self.idle_spans = 0
         self.speculates = False
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
@@ -59,7 +59,7 @@ class State:
         self.running: dict[Sequence, None] = {}
         self.stalled: dict[Sequence, None] = {}
         self.finished: dict[Sequence, None] = {}
-        self.in_vain: dict[Sequence, None] = {}
+        self.overrunning: dict[Sequence, None] = {}
         self.calendar: list[tuple[int, int, Sequence]] = []
 
     def prefill(self, sequence: Sequence, tokens: int) -> None:
@@ -166,7 +166,7 @@ class State:
         return finished
 
     def note_finished(self, max_model_len: int) -> list[Sequence]:
-        """As ``take_finished`` under asynchronous scheduling: the sequences become ``finished`` or ``in_vain``.
+        """As ``take_finished`` under asynchronous scheduling: the sequences become ``finished`` or ``overrunning``.
 
         A decision that does not know the last token expects a finish at ``max_tokens`` and at the model's length, but
         not at an EOS. With drafts it expects no finish at all.
@@ -178,7 +178,7 @@ class State:
             ended.append(sequence)
             expected = sequence.output_tokens == sequence.max_tokens or sequence.target_tokens >= max_model_len
             if self.speculates or not expected:
-                self.in_vain[sequence] = None
+                self.overrunning[sequence] = None
             else:
                 self._end(sequence)
                 self.finished[sequence] = None
@@ -191,20 +191,20 @@ class State:
         self.lag_sum -= sequence.lag
 
     def forget(self, sequence: Sequence) -> bool:
-        """Remove a sequence that is ``finished`` or ``in_vain``; returns False if it is neither."""
-        if sequence in self.in_vain:
-            del self.in_vain[sequence]
+        """Remove a sequence that is ``finished`` or ``overrunning``; returns False if it is neither."""
+        if sequence in self.overrunning:
+            del self.overrunning[sequence]
             self._end(sequence)
             return True
         return self.finished.pop(sequence, True) is None
 
     def forget_finished(self) -> None:
-        """Remove all sequences that are ``finished`` or ``in_vain``."""
-        for sequence in self.in_vain:
+        """Remove all sequences that are ``finished`` or ``overrunning``."""
+        for sequence in self.overrunning:
             del self.running[sequence]
             self.lag_sum -= sequence.lag
-        self.batch_size -= len(self.in_vain)
-        self.in_vain.clear()
+        self.batch_size -= len(self.overrunning)
+        self.overrunning.clear()
         self.finished.clear()
 
     def take_ended(self) -> list[Sequence]:

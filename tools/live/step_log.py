@@ -135,10 +135,10 @@ class StepLog(Observer):
         computed = [*decoded, *plan.chunks]
         self._note_finished(now)
         self._known, self._end = {sequence for sequence, _ in computed}, now + ticks
-        in_vain = [(sequence, 1 + drafts.get(sequence, 0)) for sequence in vain]
+        overrunning = [(sequence, 1 + drafts.get(sequence, 0)) for sequence in vain]
         # vLLM goes through them in order of admission.
         scheduled = [
-            (each.index, tokens) for each, tokens in sorted([*computed, *in_vain], key=lambda chunk: chunk[0].order)
+            (each.index, tokens) for each, tokens in sorted([*computed, *overrunning], key=lambda chunk: chunk[0].order)
         ]
         used = {block for _, *groups in tables for table in groups for block in table if block}
         if self._digests:
@@ -163,9 +163,9 @@ class StepLog(Observer):
         # A step that computes nothing is no step here.
         self._before = None
 
-    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
+    def requests_finished(self, now: int, finished: Iterable[Sequence], overrunning: Iterable[Sequence]) -> None:
         self._engine.memory.settle(self._engine.state, 1)
-        self._before = self._tables(), self._cached(), list(in_vain)
+        self._before = self._tables(), self._cached(), list(overrunning)
 
     def idle_started(self, now: int, ticks: int) -> None:
         self._note_finished(now)

@@ -98,7 +98,7 @@ class BlockCounts(Memory):
         cached_blocks: Blocks that count as free and keep contents, or a mapping, for others.
         searches: Whether beams run: each of their steps is a decision.
         prefix_blocks: Blocks of a prefix that every prompt begins with, pinned from the start.
-        due_copies: Shared blocks that running sequences copy in their next step.
+        pending_copies: Shared blocks that running sequences copy in their next step.
         tables: Block tables of one group, where there are ids.
         group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
         cache: The prefix cache of KV groups, or None.
@@ -107,7 +107,7 @@ class BlockCounts(Memory):
     #: What ``advance`` tells the ledger.
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
     searches = False
-    prefix_blocks = due_copies = 0
+    prefix_blocks = pending_copies = 0
 
     def __init__(
         self,

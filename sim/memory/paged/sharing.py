@@ -5,11 +5,11 @@ hold of its own is given back:
 
     leader of a group, or lone sequence       the blocks of the pinned prefix
     a sibling                                 the full blocks of its prompt
-    a group, besides                          ``spared_blocks``: a half-full last block after a fork,
+    a group, besides                          ``saved_blocks``: a half-full last block after a fork,
                                               and whatever beams have in common
 
 A shared block that is not full is copied before it is written: of the k tables that name it k - 1 take
-a copy in their next step (``due_copies``), and the last one writes in place.
+a copy in their next step (``pending_copies``), and the last one writes in place.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class SharingMemory(PagedMemory):
 
     @staticmethod
     def _spared(leader: Sequence) -> int:
-        return 0 if leader.group is None else leader.group.spared_blocks
+        return 0 if leader.group is None else leader.group.saved_blocks
 
     def copied_slots(self, decodes: bool) -> int:
         """Slots of the blocks that the coming step copies before it writes to them, if it decodes."""
-        return self.due_copies * self.block_size if decodes else 0
+        return self.pending_copies * self.block_size if decodes else 0
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
         """See ``Memory``; blocks that are copied before the step writes are read once, and the pinned prefix is named by every
         leader."""
-        blocks = self._saved_blocks - self.due_copies - self.prefix_blocks
+        blocks = self._saved_blocks - self.pending_copies - self.prefix_blocks
         # Of a prefill in chunks nothing is saved yet.
         for sequence in admitted:
             blocks -= self.shared_blocks(sequence) + (self._spared(sequence) if leads(sequence) else 0)
@@ -89,7 +89,7 @@ class SharingMemory(PagedMemory):
         if beams:
             self._branch(beams, decode_step)
         transaction = super().transaction(decode_step)
-        transaction.need += self.due_copies
+        transaction.need += self.pending_copies
         return transaction
 
     def _branch(self, groups: Iterable[Group], decode_step: int) -> None:
@@ -109,13 +109,13 @@ class SharingMemory(PagedMemory):
 
     def _share(self, group: Group, blocks: int) -> None:
         """So many table entries of a group name blocks that others of them name too."""
-        group.spared_blocks += blocks
+        group.saved_blocks += blocks
         self._saved_blocks += blocks
         self.free += blocks
 
     def _owe(self, group: Group, copies: int) -> None:
-        group.due_copies += copies
-        self.due_copies += copies
+        group.pending_copies += copies
+        self.pending_copies += copies
         if copies:
             self._due[group] = None
 
@@ -140,11 +140,11 @@ class SharingMemory(PagedMemory):
         super().swap_in(sequence, decode_step)
         group = sequence.group
         if group is not None and sequence is group.leader:
-            spared, due = group.spared_blocks, group.due_copies
+            spared, due = group.saved_blocks, group.pending_copies
             self.host_free -= spared
             self.free += spared
             self._saved_blocks += spared
-            group.due_copies = 0
+            group.pending_copies = 0
             self._owe(group, due)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
@@ -154,7 +154,7 @@ class SharingMemory(PagedMemory):
             self.host_free += self.shared_blocks(sequence) + (self._spared(sequence) if leads(sequence) else 0)
         for sequence in preempted:
             if sequence.group is not None:
-                sequence.group.spared_blocks = sequence.group.due_copies = 0
+                sequence.group.saved_blocks = sequence.group.pending_copies = 0
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``PagedMemory``; a group leaves as a whole."""
@@ -163,7 +163,7 @@ class SharingMemory(PagedMemory):
         for sequence in leaving:
             shared = self.shared_blocks(sequence)
             if sequence.group is not None and sequence is sequence.group.leader:
-                shared += sequence.group.spared_blocks
+                shared += sequence.group.saved_blocks
                 self._forget(sequence.group)
             self.free -= shared
             self._saved_blocks -= shared
@@ -173,26 +173,26 @@ class SharingMemory(PagedMemory):
         self.searches = bool(self._beams)
         if group in self._due:
             del self._due[group]
-            self.due_copies -= group.due_copies
+            self.pending_copies -= group.pending_copies
 
     def steps_with(self, state: State, blocks: int, limit: int) -> int:
         """See ``PagedMemory``; beams decide anew in every step."""
-        return 1 if self._beams else super().steps_with(state, blocks - self.due_copies, limit)
+        return 1 if self._beams else super().steps_with(state, blocks - self.pending_copies, limit)
 
     def advance(self, state: State, steps: int) -> Meter:
         """See ``PagedMemory``; in the first step sequences that owe a copy make it."""
         live, held, _ = super().advance(state, steps)
-        size, due = self.block_size, self.due_copies
+        size, due = self.block_size, self.pending_copies
         saved = self._saved_blocks * size
         live += self.pinned_slots - saved
         if not steps:
             slots, tail = self._owed(state.decode_step)
             return live + slots, held, -tail, saved
         for group in self._due:
-            group.spared_blocks -= group.due_copies
-            group.due_copies = 0
+            group.saved_blocks -= group.pending_copies
+            group.pending_copies = 0
         self._due.clear()
-        self.due_copies = 0
+        self.pending_copies = 0
         self._saved_blocks -= due
         self.free -= due
         if self.free < 0:
@@ -207,7 +207,7 @@ class SharingMemory(PagedMemory):
         size, slots, tail = self.block_size, 0, 0
         for group in self._due:
             tokens, target = group.leader.held_tokens(decode_step), group.leader.target_tokens
-            slots += group.due_copies * (-tokens % size)
+            slots += group.pending_copies * (-tokens % size)
             if tokens > (target - 1) // size * size:
-                tail += group.due_copies * (-target % size)
+                tail += group.pending_copies * (-target % size)
         return slots, tail

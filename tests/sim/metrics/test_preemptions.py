@@ -49,7 +49,7 @@ class Planned(Observer):
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         self.seen += [(now, each.index, False) for each in plan.preempted if leads(each)]
         self.seen += [(now, each.index, True) for each in plan.swapped_out if leads(each)]
-        self.complete += sum(each in self._state.finished or each in self._state.in_vain for each in plan.preempted)
+        self.complete += sum(each in self._state.finished or each in self._state.overrunning for each in plan.preempted)
 
 
 class Copying(LineCost):

@@ -40,19 +40,19 @@ class Steps(Observer):
 
     def __init__(self) -> None:
         self.log: list[tuple[int, list[int]]] = []
-        self._in_vain: list[int] = []
+        self._overrunning: list[int] = []
 
     def run_started(self, engine: Engine, refused: np.ndarray) -> None:
         self._state = engine.state
 
-    def requests_finished(self, now: int, finished: Iterable[Sequence], in_vain: Iterable[Sequence]) -> None:
-        self._in_vain = [-sequence.index for sequence in in_vain]
+    def requests_finished(self, now: int, finished: Iterable[Sequence], overrunning: Iterable[Sequence]) -> None:
+        self._overrunning = [-sequence.index for sequence in overrunning]
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         computed = [sequence.index for sequence in self._state.running]
         computed += [sequence.index for sequence, _ in plan.chunks]
-        self.log.append((now, sorted(computed + self._in_vain)))
-        self._in_vain = []
+        self.log.append((now, sorted(computed + self._overrunning)))
+        self._overrunning = []
 
 
 def served(requests: list[Asked], **others: Any) -> tuple[Run, list[tuple[int, list[int]]]]:
@@ -143,7 +143,7 @@ class Victims(Observer):
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         state = self._state
         self.finished += [
-            (now, each.index) for each in plan.preempted if each in state.finished or each in state.in_vain
+            (now, each.index) for each in plan.preempted if each in state.finished or each in state.overrunning
         ]
 
 
