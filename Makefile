@@ -83,6 +83,7 @@ servers: $(VENV)/.core
 	mkdir -p out
 	$(BIN)/fragmeter reproduce servers $(if $(RUNS),--runs $(RUNS)) --json out/servers.json
 	$(BIN)/python docs/servers.py out/servers.json
+	$(BIN)/python docs/facts.py
 
 test: $(VENV)/.test
 	$(PYTEST) -m 'not slow' tests
@@ -192,7 +193,7 @@ docs: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
 	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
-	$(BIN)/python docs/readme.py
+	$(BIN)/python docs/facts.py
 	$(BIN)/fragmeter explore --out out/waste.html
 
 screenshots: $(VENV)/.test

@@ -32,7 +32,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def front():
-    return loaded("readme")
+    return loaded("facts")
 
 
 def made_up(folder: Path, simulated: float) -> Path:
