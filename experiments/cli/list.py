@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ...reports.page.table import Column, Table
 from ...sim.metrics.registry import METRICS
 from ...sim.policy import policies
+from ...sim.policy.base import AnyPolicy, Policy, Source
 from ...sim.spec import gpu, model
 from ...sim.spec.gpu import GIB, gpu_names
 from ...sim.spec.model import model_names
@@ -32,7 +33,13 @@ def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
     if kind == "policies":
         report.print_line(_BY_GPU)
         report.print_line()
-    report.console.print(_table([row | _shortened(row) for row in rows]))
+    shown = [row | _shortened(row) for row in rows]
+    if kind == "policies":
+        limits = [{name: row[name] for name in row if name not in Source._fields} for row in rows]
+        shown = [{name: row[name] for name in ("policy", *Source._fields)} for row in rows]
+        report.console.print(_table(limits))
+        report.print_line()
+    report.console.print(_table(shown))
     if kind == "models":
         report.print_line(
             f"{len(stored_names())} repositories are known by their names, too: docs/models.md lists them."
@@ -54,9 +61,16 @@ def _policies() -> Sequence[dict[str, Any]]:
             "max_num_seqs": policy.default_max_num_seqs,
             "max_num_batched_tokens": policy.default_max_num_batched_tokens,
             "prefix_caching": policy.caches_prefixes,
+            **_source(policy)._asdict(),
         }
         for name, policy in policies().items()
     ]
+
+
+def _source(policy: type[AnyPolicy]) -> Source:
+    """Of a policy that declares one itself: what holds a base class does not hold the rules that differ from it."""
+    found: Source = vars(policy).get("source", Policy.source)
+    return found
 
 
 def _models() -> Sequence[dict[str, Any]]:
@@ -108,6 +122,7 @@ _HEADINGS = {
     "memory_gb_per_s": "memory\nGB/s",
     "fp16_tflops": "fp16\nTFLOP/s",
     "basis": "step times rest on",
+    "last_difference": "last difference\nfound",
 }
 _BY_GPU = (
     "vllm-v1 and vllm-real have vLLM's larger defaults on larger GPUs: 1,024 sequences and 8,192 tokens from 70 GiB on "
@@ -126,7 +141,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     columns = []
     for name in rows[0]:
         is_text = any(isinstance(row[name], str | bool) for row in rows)
-        wraps = name not in ("policy", "model", "gpu", "metric", "system", "story")
+        wraps = name not in ("policy", "model", "gpu", "metric", "system", "story", "rules_of", "held_by")
         columns.append(Column(_HEADINGS.get(name, name.replace("_", " ")), is_text, wraps))
     table = Table(*columns, gap=2)
     for row in rows:

@@ -6,7 +6,7 @@ including policies of other packages.
 
 from __future__ import annotations
 
-from typing import ClassVar, Generic, Never, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Never, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,21 @@ from .server import Limits, Pool, Server
 #: Kinds of memory and of transaction that a policy reads.
 MemoryT = TypeVar("MemoryT", bound=Memory, contravariant=True)
 TransactionT = TypeVar("TransactionT", bound=Transaction, contravariant=True)
+
+
+class Source(NamedTuple):
+    """What the rules of a policy are of, and how they are held to it.
+
+    Attributes:
+        rules_of: Release, commit or paper.
+        held_by: ``wheel`` or ``real server`` where tests run the unmodified system beside the policy; ``source`` or
+            ``paper`` where the rules were taken from it and nothing of the system runs.
+        last_difference: Date and subject of the last rule that was found to differ; empty where none is on record.
+    """
+
+    rules_of: str = "release not stated"
+    held_by: str = "not stated"
+    last_difference: str = ""
 
 
 class Policy(Generic[MemoryT, TransactionT]):
@@ -38,6 +53,8 @@ class Policy(Generic[MemoryT, TransactionT]):
     Attributes:
         name: Name on the command line.
         system: The simulated system, for lists.
+        source: What the rules are of, and how they are held to it; of the class that declares it, not of those derived from
+            it.
         options_type: Dataclass of the policy's options, with type, default, bounds and help of each.
         leaves_together: Whether the sequences of a batch release their memory together, when the last one has
             finished.
@@ -66,6 +83,7 @@ class Policy(Generic[MemoryT, TransactionT]):
 
     name: ClassVar[str]
     system: ClassVar[str] = ""
+    source: ClassVar[Source] = Source()
     options_type: ClassVar[type[Options]] = Options
     leaves_together: ClassVar[bool] = False
     preempted_first: ClassVar[bool] = False

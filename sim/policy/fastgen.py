@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
+from .base import Source
 from .options import Options
 from .token_budget import TokenBudget
 
@@ -21,6 +22,7 @@ class FastGen(TokenBudget):
     """
 
     name = "fastgen"
+    source = Source("release not stated", "source")
     system = "DeepSpeed-FastGen"
     options_type = Options
     default_max_num_seqs = 256

@@ -12,7 +12,7 @@ from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import blocks_of
+from .base import Source, blocks_of
 from .options import LightLLMOptions
 from .trtllm import TrtllmMaxUtil
 
@@ -34,6 +34,7 @@ class LightLLM(TrtllmMaxUtil):
     """
 
     name = "lightllm"
+    source = Source("release not stated", "source")
     system = "LightLLM"
     options_type = LightLLMOptions
     options: LightLLMOptions

@@ -16,7 +16,7 @@ from ..types.sequence import CARRY_ON, NOT_DECODING, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run, Tokens
 from ..workload.workload import Workload
-from .base import AnyPolicy, MemoryT, Policy, TransactionT, blocks_of
+from .base import AnyPolicy, MemoryT, Policy, Source, TransactionT, blocks_of
 from .options import LlamaCppOptions, Options
 from .server import Limits, Pool, Server
 
@@ -169,6 +169,9 @@ class LlamaCpp(LlamaServer[StreamMemory, StreamTransaction]):
     """
 
     system = "llama.cpp's server"
+    source = Source(
+        "llama.cpp 0c1e57098", "real server", "2026-11-25: order of waiting requests in the slots of one step"
+    )
     default_max_num_seqs = None
 
     @classmethod

@@ -13,7 +13,7 @@ from ..memory.contiguous.dialogue_copies import DialogueContiguousMemory
 from ..types.sequence import CARRY_ON, Sequence, StepPlan, num_seqs_of
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Policy, blocks_of
+from .base import Policy, Source, blocks_of
 from .options import ArenaOptions, BeamOptions, Options
 from .server import Pool
 
@@ -28,6 +28,7 @@ class OrcaPaper(Policy[ContiguousMemory, ContiguousTransaction]):
     """
 
     name = "orca"
+    source = Source("OSDI'22, Algorithm 1", "paper")
     system = "Orca, OSDI'22"
     options_type: ClassVar[type[Options]] = BeamOptions
     reads_max_tokens = True
@@ -112,6 +113,7 @@ class OrcaMax(OrcaPaper):
     """
 
     name = "orca-max"
+    source = Source("SOSP'23, its artifact", "paper, source")
     system = "Orca (Max), SOSP'23"
     options_type = ArenaOptions
     options: ArenaOptions
@@ -152,6 +154,7 @@ class OrcaPow2(OrcaMax):
     """Orca (Pow2): as Orca (Max), reserving for the next power of two of the true output."""
 
     name = "orca-pow2"
+    source = Source("SOSP'23, its artifact", "paper, source")
     system = "Orca (Pow2), SOSP'23"
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:
@@ -162,6 +165,7 @@ class OrcaOracle(OrcaMax):
     """Orca (Oracle): as Orca (Max), reserving for the true output, which no real server knows."""
 
     name = "orca-oracle"
+    source = Source("SOSP'23, its artifact", "paper, source")
     system = "Orca (Oracle), SOSP'23"
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..memory.paged.paged import PagedMemory
 from ..types.state import State
+from .base import Source
 from .options import WatermarkOptions
 from .server import Pool
 from .token_budget import TokenBudget
@@ -17,6 +18,7 @@ class Sarathi(TokenBudget):
     """
 
     name = "sarathi"
+    source = Source("OSDI'24", "paper")
     system = "Sarathi-Serve, OSDI'24"
     options_type = WatermarkOptions
     default_max_num_seqs = 128

@@ -16,7 +16,7 @@ from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
-from .base import Policy
+from .base import Policy, Source
 from .options import Options, SGLangOptions
 from .server import Limits, Pool, Server
 
@@ -55,6 +55,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
+    source = Source("SGLang 0.5.23", "wheel", "2026-11-29: five rules of 0.5.9")
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions

@@ -11,7 +11,7 @@ from ..memory.contiguous.contiguous import BatchMemory, ContiguousTransaction
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Policy, blocks_of
+from .base import Policy, Source, blocks_of
 from .server import Pool, Server
 
 _LET_IT_RUN = StepPlan(stops_at_arrival=False)
@@ -29,6 +29,7 @@ class StaticBatching(Policy[Memory, ContiguousTransaction]):
     """
 
     name = "static"
+    source = Source("naive generate", "definition")
     system = "naive static batches"
     leaves_together = True
     reads_max_tokens = True
@@ -88,6 +89,7 @@ class FasterTransformer(StaticBatching):
     """
 
     name = "fastertransformer"
+    source = Source("SOSP'23, section 6.1", "paper")
     system = "FasterTransformer, SOSP'23"
     max_batch_tokens = 2040
 

@@ -13,7 +13,7 @@ from ..memory.paged.reserved import ReservedMemory
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Policy, blocks_of
+from .base import Policy, Source, blocks_of
 from .options import TgiOptions
 from .server import Limits, Pool
 
@@ -28,6 +28,7 @@ class Tgi(Policy[Memory, ContiguousTransaction]):
     """
 
     name = "tgi"
+    source = Source("release not stated", "source")
     system = "Text Generation Inference"
     options_type = TgiOptions
     options: TgiOptions

@@ -9,7 +9,7 @@ from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
-from .base import Policy, blocks_of
+from .base import Policy, Source, blocks_of
 from .server import Pool
 
 
@@ -22,6 +22,7 @@ class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):
     """
 
     name = "trtllm-no-evict"
+    source = Source("release not stated", "source")
     system = "TensorRT-LLM"
     preempted_first = True
     reads_max_tokens = True
@@ -86,6 +87,7 @@ class TrtllmMaxUtil(TrtllmNoEvict):
     """
 
     name = "trtllm-max-util"
+    source = Source("release not stated", "source")
     reads_max_tokens = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:

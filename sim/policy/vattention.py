@@ -9,6 +9,7 @@ from ..memory.paged.paged import PagedMemory
 from ..spec import ModelSpec, dtype_bits, stages
 from ..types.errors import SettingError
 from ..types.state import State
+from .base import Source
 from .options import Options, VAttentionOptions
 from .server import Pool, Server
 from .vllm_v0 import VllmV0
@@ -68,6 +69,7 @@ class VAttention(VllmV0):
     """
 
     name = "vattention"
+    source = Source("ASPLOS'25, vattention.cu", "paper, source")
     system = "vAttention, ASPLOS'25"
     options_type = VAttentionOptions
     serves_kv_groups = False

@@ -10,6 +10,7 @@ from ..memory.accounting.kv_groups import FULL, RING, SLIDING, PageGroups
 from ..types.errors import MissingExtra, SettingError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
+from .base import Source
 from .options import Options, VllmServeOptions, VllmV1Options
 from .server import Limits, Pool
 from .vllm_v1 import VllmV1
@@ -31,6 +32,7 @@ class VllmReal(VllmV1):
     """
 
     name = "vllm-real"
+    source = Source("installed vLLM (0.33.0)", "wheel")
     system = "the installed vLLM"
     options_type: ClassVar[type[Options]] = VllmServeOptions
     disaggregates = serves_block_sizes = False

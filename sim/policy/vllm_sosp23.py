@@ -9,7 +9,7 @@ from ..memory.paged.paged import PagedMemory
 from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
-from .base import Policy
+from .base import Policy, Source
 from .options import Options, VllmV0Options
 from .server import Limits, Pool
 
@@ -39,6 +39,7 @@ class VllmSosp23(Policy[PagedMemory, PagedTransaction]):
     """
 
     name = "vllm-sosp23"
+    source = Source("SOSP'23, its artifact", "paper, source")
     system = "vLLM, SOSP'23"
     options_type: ClassVar[type[Options]] = VllmV0Options
     options: VllmV0Options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..memory.paged.transaction import PagedTransaction
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
+from .base import Source
 from .vllm_sosp23 import VllmSosp23
 
 
@@ -18,6 +19,7 @@ class VllmV0(VllmSosp23):
     """
 
     name = "vllm-v0"
+    source = Source("vLLM 0.2 to 0.6", "source")
     system = "vLLM 0.2 to 0.6"
     preempted_first = admits_first = True
     default_max_num_seqs = 256

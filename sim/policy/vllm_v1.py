@@ -26,6 +26,7 @@ from ..types.errors import SettingError
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
+from .base import Source
 from .options import Options, VllmServeOptions, VllmV1Options, minor_version
 from .server import Limits, Pool, Server
 from .token_budget import Chunk, TokenBudget
@@ -52,6 +53,7 @@ class VllmV1(TokenBudget):
     """
 
     name = "vllm-v1"
+    source = Source("vLLM 0.33.0", "wheel", "2026-11-29: order in which a finish beside a connector frees blocks")
     system = "vLLM 0.33, V1"
     pipelines = True
     options_type: ClassVar[type[Options]] = VllmV1Options

@@ -1,4 +1,4 @@
-"""CITATION.cff and the workflow of continuous integration, beside what they describe."""
+"""CITATION.cff and the workflows of continuous integration and of every week, beside what they describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fragmeter.sim.recording import blocks, plans
 from fragmeter.traces.synthesis import load
 from paths import ROOT
 
-WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+WORKFLOWS = ROOT / ".github" / "workflows"
+WORKFLOW = WORKFLOWS / "ci.yml"
 
 #: Python versions of setup.cfg's classifiers, as "3.11".
 SUPPORTED = re.findall(
@@ -29,8 +30,10 @@ def jobs() -> dict:
 
 
 @pytest.fixture(scope="module")
-def steps(jobs) -> list[dict]:
-    return [step for job in jobs.values() for step in job["steps"]]
+def steps() -> list[dict]:
+    """Those of all workflows."""
+    jobs = [job for path in WORKFLOWS.glob("*.yml") for job in yaml.safe_load(path.read_text())["jobs"].values()]
+    return [step for job in jobs for step in job["steps"]]
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +41,12 @@ def citation() -> dict:
     return yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
-def test_the_workflow_calls_make_targets_that_exist(steps):
+def test_workflows_call_make_targets_that_exist(steps):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     commands = [step["run"].split() for step in steps if "run" in step]
     assert all(program == "make" for program, *_ in commands)
     called = {target for _, *named in commands for target in named}
-    assert {"check", "test", "release-check"} <= called <= targets
+    assert {"check", "test", "release-check", "follow-vllm", "follow-sglang"} <= called <= targets
 
 
 def test_actions_are_pinned_to_a_major_version(steps):
@@ -59,8 +62,9 @@ def test_the_workflow_tests_every_supported_python(jobs):
     assert config["options"]["python_requires"] == f">={SUPPORTED[0]}"
 
 
-def test_the_workflow_only_reads_the_repository():
-    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
+def test_workflows_only_read_the_repository():
+    for path in WORKFLOWS.glob("*.yml"):
+        assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
 
 
 def test_the_citation_has_the_required_keys(citation):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.cli.list import _source
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.experiments.runs.points import key
 from fragmeter.sim import Workload, settings, simulate, summary
@@ -201,8 +202,28 @@ def test_an_installed_policy_is_found_by_its_name(monkeypatch):
 def test_every_policy_declares_what_lists_show():
     for name, kind in (POLICIES | OPTIONAL).items():
         assert issubclass(kind, Policy) and kind.name == name and kind.system
+        assert vars(kind)["source"].held_by != Policy.source.held_by
         for option in option_names(kind.options_type):
             assert help_of(kind.options_type, option).endswith("."), f"{option} of {name}"
     assert {option for kind in POLICIES.values() for option in option_names(kind.options_type)} <= set(
         options_by_policy()
     )
+
+
+def test_the_page_of_policies_has_the_declared_sources():
+    """Between the markers of docs/policies.md; the expected lines are what belongs there."""
+    page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- held -->\n")[2].partition("<!-- /held -->")[0]
+    sources = {name: kind.source for name, kind in (POLICIES | OPTIONAL).items()}
+    rows = [
+        f"| `{name}` | {each.rules_of} | {each.held_by} | {each.last_difference or '–'} |"
+        for name, each in sources.items()
+    ]
+    assert shown.splitlines()[2:] == rows
+
+
+def test_a_policy_of_another_package_has_no_source_but_its_own(own_module):
+    """``Derived`` is a ``vllm-sosp23`` with a name of its own, and could have other rules."""
+    kind = policy(f"{own_module.stem}:Derived")
+    assert issubclass(kind, POLICIES["vllm-sosp23"])
+    assert _source(kind) == Policy.source
