@@ -167,6 +167,21 @@ def effective_context(cost: StepCost) -> Callable[[int, int], int] | None:
     return found
 
 
+#: Resolution of the time of a repeated read over that of a first one.
+_READ_PARTS = 1000
+
+
+def context_of_reads(repeated_reads: float) -> Callable[[int, int], int] | None:
+    """``effective_context`` where a repeated read takes ``repeated_reads`` of the time of a first one; None where it takes as long.
+
+    Layers with a window are priced with the same context, though they may not reach the slots that are read again.
+    """
+    free = _READ_PARTS - round(repeated_reads * _READ_PARTS)
+    if not free:
+        return None
+    return lambda context, repeated: context - repeated * free // _READ_PARTS
+
+
 def saved_ticks(cost: StepCost) -> Callable[[int, int, int], int] | None:
     """The cost model's saving in mixed steps whose decodes share blocks, which a cache then holds; None if it has none.
 

@@ -26,7 +26,7 @@ from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from . import operations, shares
 from .backends import FLASH_ATTN_2, TWO_CALLS, Backend, MixedCalls, attention_backend, table_backend
-from .base import Peers, StepCost, StepParts, coefficient, prompt_blocks
+from .base import Peers, StepCost, StepParts, coefficient, context_of_reads, prompt_blocks
 from .calibration import Calibration
 from .curves import Curve, RisingCurve, Surface, ticks_of
 from .gemms import layer_gemms
@@ -279,19 +279,6 @@ def _operation_us(calibration: Calibration, name: OpName, *shape: float) -> Call
 
 #: Tokens of a step up to which its curve bends.
 MOST_TOKENS = 1 << 17
-#: Resolution of the time of a repeated read over that of a first one.
-_READ_PARTS = 1000
-
-
-def context_of_reads(repeated_reads: float) -> Callable[[int, int], int] | None:
-    """``effective_context`` where a repeated read takes ``repeated_reads`` of the time of a first one; None where it takes as long.
-
-    Layers with a window are priced with the same context, though they may not reach the slots that are read again.
-    """
-    free = _READ_PARTS - round(repeated_reads * _READ_PARTS)
-    if not free:
-        return None
-    return lambda context, repeated: context - repeated * free // _READ_PARTS
 
 
 class CalibratedCost:

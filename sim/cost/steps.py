@@ -1,8 +1,11 @@
 """Step times of one server, fitted to its recorded steps (``fragmeter calibrate --probe``).
 
-    step = base + tokens(n) + row * decodes + context * decode_context + chunk [prefill] + pair * prefill_pairs
+    step = base + tokens(n) + row * decodes + context * read + chunk [prefill] + pair * prefill_pairs
+    read = decode_context - (1 - repeated_reads) * repeated_slots
 
 ``tokens`` is a curve over the tokens of a step, of straight lines between powers of two. All coefficients are 0 or more.
+``repeated_slots`` are those of ``decode_context`` in blocks that the table of another decoding sequence names, too
+(``Memory.repeated_slots``): they come from a cache, in the share ``repeated_reads`` of the time of a first read.
 The fit holds for the model, the device and the settings of that server, and for nothing else.
 """
 
@@ -12,16 +15,16 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ..types import ticks
 from ..types.errors import SettingError, UserError
 from ..types.user_files import json_value
 from ..types.validation import complaint
-from .base import coefficient
+from .base import coefficient, context_of_reads
 
 SCHEMA_VERSION, KIND = 1, "steps"
 #: Ends of the lines of the curve over tokens: powers of two.
@@ -36,7 +39,7 @@ class StepCoefficients:
         base_us: Any step.
         token_us: Each token of a step beyond 0, 1, 2, 4, 8, ... tokens; the last value holds for all further ones.
         row_us: Each sequence that decodes.
-        context_us: Each token of context that decoding sequences attend to.
+        context_us: Each token of context that decoding sequences attend to, at its first read.
         chunk_us: A step that prefills.
         pair_us: Each causal (query, key) pair of its prefills.
     """
@@ -68,6 +71,7 @@ class _File:
     coefficients: StepCoefficients
     server: dict[str, Any] = field(default_factory=dict)
     outside_ms: float = 0.0
+    repeated_reads: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
 
 
 _FILE = TypeAdapter(_File)
@@ -81,14 +85,23 @@ class FittedSteps:
         about: Further entries of ``describe``.
         outside_ms: Milliseconds of a request outside the server's engine, from the client's measurements; the
             attribute ``outside_ticks`` has them in ticks.
+        repeated_reads: Time of a repeated read of KV over that of a first one.
+
+    Attributes:
+        effective_context: See ``base.effective_context``; None where repeated reads take as long.
     """
 
     name = "steps"
 
     def __init__(
-        self, coefficients: StepCoefficients, about: Mapping[str, object] = {}, outside_ms: float = 0.0
+        self,
+        coefficients: StepCoefficients,
+        about: Mapping[str, object] = {},
+        outside_ms: float = 0.0,
+        repeated_reads: float = 1.0,
     ) -> None:
         self.coefficients, self._about = coefficients, dict(about)
+        self.repeated_reads, self.effective_context = repeated_reads, context_of_reads(repeated_reads)
         self.outside_ticks = round(outside_ms * ticks.PER_MS)
         self._row, self._context, self._chunk, self._pair = (
             _ticks(us)
@@ -136,6 +149,8 @@ class FittedSteps:
             f"token_us[{place}]": us for place, us in enumerate(self.coefficients.token_us)
         }
         terms = {name: coefficient(us, "us", source) for name, us in found.items() if name != "token_us"}
+        if self.effective_context is not None:
+            terms["repeated_reads"] = coefficient(self.repeated_reads, "1", source)
         return {"name": self.name, **self._about, **terms}
 
 
@@ -160,7 +175,7 @@ def read_steps(text: bytes, name: str) -> FittedSteps:
         raise complaint(name, error) from None
     about: dict[str, object] = {"calibration": name, "sha256": hashlib.sha256(text).hexdigest()}
     about |= {"source": content.source, "server": content.server}
-    return FittedSteps(content.coefficients, about, content.outside_ms)
+    return FittedSteps(content.coefficients, about, content.outside_ms, content.repeated_reads)
 
 
 def _ticks(us: float) -> int:

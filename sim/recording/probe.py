@@ -39,6 +39,8 @@ SCHEMA_VERSION = 1
 _REMEDY = "record it anew with fragmeter.probe"
 #: Specs of layers that keep a state of fixed size, or the ring of an indexer, in place of tokens.
 STATE_SPECS = ("MambaSpec", "CircularBufferSpec")
+#: Specs of layers that keep the tokens of a window or a chunk alone.
+WINDOW_SPECS = ("SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec")
 #: Keys of the first line, and their types.
 _HEADER = {
     "vllm": str, "model": str, "num_gpu_blocks": int, "groups": list, "max_model_len": int, "max_num_seqs": int,
@@ -102,6 +104,8 @@ class ProbedStep(NamedTuple):
         begin_ns: When its computation can begin: asynchronous scheduling calls ``schedule`` while the step before runs.
         tokens: (request, tokens that it computes), in the order of the scheduler.
         decode_context: Sum of the context lengths of requests that decode, new tokens included.
+        repeated_slots: Slots that requests that decode read again: those of blocks that the tables of several of them name, once for each
+            table beyond the first. Of KV groups the first that keeps every token counts (``Memory.repeated_slots``).
         prefill_tokens: Tokens of requests that do not decode.
         prefill_pairs: Causal (query, key) pairs of these.
         sampled: Requests that yield a token.
@@ -119,6 +123,7 @@ class ProbedStep(NamedTuple):
     begin_ns: int
     tokens: tuple[tuple[int, int], ...]
     decode_context: int
+    repeated_slots: int
     prefill_tokens: int
     prefill_pairs: int
     sampled: int
@@ -330,6 +335,8 @@ class _Replay:
     ) -> None:
         self._path, self._number, self._outputs, self._digests, self._watch = path, 0, outputs, digests, watch
         self._is_state = [spec in STATE_SPECS for spec, _ in header["groups"]]
+        full = (place for place, (spec, _) in enumerate(header["groups"]) if spec not in (*STATE_SPECS, *WINDOW_SPECS))
+        self._full = next(full, None)
         self.block_size = next(size for spec, size in header["groups"] if spec not in STATE_SPECS)
         self._blocks = header["num_gpu_blocks"] - 1
         self._unix_less_monotonic_ns = header["unix_ns"] - header["monotonic_ns"]
@@ -378,10 +385,12 @@ class _Replay:
             self._count_computed(self._of(request, "computed"), computed)
         pairs = self._pairs(line, "tokens", None)
         context = prefill = attended = sampled = 0
+        decoding = []
         for request, tokens in pairs:
             live = self._of(request, "tokens")
             if live.decodes:
                 context += live.computed + tokens
+                decoding.append(live)
             else:
                 prefill += tokens
                 attended += tokens * live.computed + tokens * (tokens + 1) // 2
@@ -398,6 +407,7 @@ class _Replay:
                     begin_ns=begin,
                     tokens=tuple(pairs),
                     decode_context=context,
+                    repeated_slots=self._repeated_slots(decoding),
                     prefill_tokens=prefill,
                     prefill_pairs=attended,
                     sampled=sampled,
@@ -414,6 +424,13 @@ class _Replay:
             self._preempted.clear()
             self._hits.clear()
             self._show()
+
+    def _repeated_slots(self, decoding: Iterable[_Live]) -> int:
+        if not self._shared or self._full is None:
+            return 0
+        named = Counter(chain.from_iterable(live.tables[self._full] for live in decoding))
+        named.pop(0, None)
+        return self.block_size * (named.total() - len(named))
 
     def _show(self) -> None:
         if self._watch is not None and self.steps[-1].tokens:

@@ -18,6 +18,7 @@ from fragmeter.reports.figures.measured import simulated_against_measured
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.reports.style.labels import signed
 from fragmeter.sim.cost import StepCost
+from fragmeter.sim.cost.base import effective_context
 from fragmeter.sim.cost.steps import read_steps
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.recording.blocks import BlockMap
@@ -27,8 +28,8 @@ from fragmeter.sim.types.ticks import PER_SECOND
 from .decisions import compare_blocks
 from .figures import kv_use, measured_over_time, queue, simulated_over_time, waste_of_both
 from .loads import CALIBRATION, Session
-from .prediction import RecordedLoad, predict, recorded
-from .results import LIMITS, NULL_MODELS, mean_error, misses
+from .prediction import NULL_MODELS, RecordedLoad, predict, recorded
+from .results import LIMITS, mean_error, misses
 
 #: Loads with pictures, as SESSION/LOAD: a light one, a saturated one, one that preempts, and one of sessions.
 SHOWN = ("ample/random-light", "ample/random-saturated", "tight/random-saturated", "tight/sessions")
@@ -194,9 +195,9 @@ def _time(results: Mapping[str, Any]) -> Section:
     text = (
         f"On the loads that nothing was fitted on, {missed} of {count} judged metrics miss their limit: 3 % of throughput,"
         " 5 % of TPOT and of preemptions, 10 % of TTFT, or twice the noise if that is larger. The noise is the range of"
-        " the repetitions over their mean.\n\nTwo null models are fitted to the steps of the very run that is judged: a"
-        " constant step, and a line in the sequences that decode. The mean error of the prediction is smaller than that"
-        f" of both on {better} of {len(judged)} loads."
+        " the repetitions over their mean.\n\nNull models are fitted to the same steps as the prediction, those of the"
+        " calibration: one time, a line in the tokens of a step, and a plane in sequences, context and prompt tokens. The mean"
+        f" error of the prediction is smaller than that of all three on {better} of {len(judged)} loads."
     )
     return Section("Time", text, rows=rows)
 
@@ -281,8 +282,10 @@ def _scatter(loads: Mapping[str, LoadPictures], results: Mapping[str, Any]) -> I
 
 def _step_times(pictures: LoadPictures) -> pd.DataFrame:
     table = step_table(pictures.load.steps)
-    names = ("decodes", "decode_context", "prefill_tokens", "prefill_pairs")
-    steps = zip(*(table[name].tolist() for name in names), strict=True)
+    effective = effective_context(pictures.cost) or (lambda context, _: context)
+    read = map(effective, table["decode_context"].tolist(), table["repeated_slots"].tolist())
+    rest = (table[name].tolist() for name in ("prefill_tokens", "prefill_pairs"))
+    steps = zip(table["decodes"].tolist(), read, *rest, strict=True)
     fitted = np.array([pictures.cost.step_ticks(*step) for step in steps])
     return pd.DataFrame({"simulated_step_ms": fitted / PER_SECOND * 1e3, "measured_step_ms": table["ns"] / 1e6})
 

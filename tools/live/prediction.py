@@ -1,8 +1,8 @@
 """Predicts the runs of a real server from their loads, with step times that were calibrated on another run.
 
 Each run is simulated with the client's send times and lengths, and with the contents that requests share; its step times
-come from ``CALIBRATION`` alone. Two null models are simulated beside: a constant step, and a line in the number of
-sequences that decode, both fitted to the steps of the very run that is judged. The measured side is the mean of several
+come from ``CALIBRATION`` alone. Null models are simulated beside, fitted to the same steps of the same run in the same way, with fewer
+terms: one time, a line in the tokens of a step, and a plane in sequences, context and prompt tokens. The measured side is the mean of several
 repetitions of the run, each on a new server; the noise is the range of the repetitions over their mean.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from fragmeter.experiments.measured.replay import BenchmarkOfRequests, Replayed, compared
 from fragmeter.experiments.measured.start import benchmark
-from fragmeter.experiments.measured.step_fit import fitted, step_table
+from fragmeter.experiments.measured.step_fit import fitted, least_relative, step_table
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.cost import StepCost
 from fragmeter.sim.cost.steps import FittedSteps, StepCoefficients, read_steps
@@ -37,6 +37,9 @@ METRICS = (
     "num_preemptions",
     "prefix_cache_hit_rate",
 )
+
+#: Null models, and how many of these terms each has: one, tokens, sequences that decode, their context tokens.
+NULL_MODELS = {"constant": 1, "tokens": 2, "contexts": 4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,19 +144,21 @@ def calibrate(load: RecordedLoad, source: str) -> dict[str, Any]:
 
 
 def null_models(load: RecordedLoad, outside_ms: float) -> dict[str, FittedSteps]:
-    """Two step times that know the run that is judged: its mean, and a line in the sequences that decode.
+    """What one would fit to a run without a simulator: :data:`NULL_MODELS`.
 
     Args:
+        load: That on which step times are calibrated.
         outside_ms: Time of a request outside of the engine.
     """
     table = step_table(load.steps)
-    us, decodes = table["ns"] / 1e3, table["decodes"]
-    slope, base = np.polyfit(decodes, us, 1) if np.ptp(decodes) else (0.0, us.mean())
-    line = StepCoefficients(base_us=max(base, 1e-3), token_us=(0.0,), row_us=max(slope, 0.0))
-    return {
-        "constant": FittedSteps(StepCoefficients(base_us=float(us.mean()), token_us=(0.0,)), outside_ms=outside_ms),
-        "line": FittedSteps(line, outside_ms=outside_ms),
-    }
+    us, tokens = table["ns"] / 1e3, table["decodes"] + table["prefill_tokens"]
+    columns = np.stack([np.ones(len(us)), tokens, table["decodes"], table["decode_context"]], axis=1).astype(float)
+    found = {}
+    for name, terms in NULL_MODELS.items():
+        base_us, token_us, row_us, context_us = (*least_relative(columns[:, :terms], us).tolist(), 0.0, 0.0, 0.0)[:4]
+        steps = StepCoefficients(max(base_us, 1e-3), (token_us,), row_us, context_us)
+        found[name] = FittedSteps(steps, outside_ms=outside_ms)
+    return found
 
 
 def predict(load: RecordedLoad, cost: StepCost) -> Replayed:

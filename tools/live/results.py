@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.measured.step_fit import LEAST_STEPS, fit_steps, step_table
-from fragmeter.sim.cost.steps import read_steps
+from fragmeter.sim.cost.steps import FittedSteps, read_steps
 from fragmeter.sim.output.files import as_json, write_whole
 from fragmeter.sim.recording.probe import read_probe
 from fragmeter.sim.types.ticks import PER_MS
 
 from .decisions import compare_decisions
 from .loads import CALIBRATION, Session
-from .prediction import RecordedLoad, calibrate, judged, null_models, predict, recorded, settings_of
+from .prediction import NULL_MODELS, RecordedLoad, calibrate, judged, null_models, predict, recorded, settings_of
 
 SCHEMA_VERSION = 1
 #: Largest error of each metric that is judged; twice the noise is accepted, too.
@@ -29,7 +29,6 @@ LIMITS = {
     "median_ttft_ms": 0.10,
     "num_preemptions": 0.05,
 }
-NULL_MODELS = ("constant", "line")
 
 
 def results(out: Path, repetitions: int, sessions: Sequence[Session], model: Path | None) -> dict[str, Any]:
@@ -63,11 +62,12 @@ def results(out: Path, repetitions: int, sessions: Sequence[Session], model: Pat
     text = as_json(fitted)
     write_whole(out / "cost.json", text)
     cost = read_steps(text.encode(), "cost.json")
+    costs = {"simulated": cost, **null_models(first, cost.outside_ticks / PER_MS)}
     loads = {}
     for session in sessions:
         for load in session.loads:
             same = [served[repetition, session.name][load.name] for repetition in range(1, repetitions + 1)]
-            loads[f"{session.name}/{load.name}"] = _judged(same, cost)
+            loads[f"{session.name}/{load.name}"] = _judged(same, costs)
     return {
         "schema_version": SCHEMA_VERSION,
         "server": dict(first.header),
@@ -78,12 +78,16 @@ def results(out: Path, repetitions: int, sessions: Sequence[Session], model: Pat
     }
 
 
-def _judged(same: list[RecordedLoad], cost: Any) -> dict[str, Any]:
-    nulls = null_models(same[0], cost.outside_ticks / PER_MS)
-    replayed = {name: predict(same[0], each) for name, each in {"simulated": cost, **nulls}.items()}
+def _judged(same: list[RecordedLoad], costs: Mapping[str, FittedSteps]) -> dict[str, Any]:
+    replayed = {name: predict(same[0], cost) for name, cost in costs.items()}
     table = step_table(same[0].steps)
     own = fit_steps(table)["coefficients"]["context_us"] if len(table["ns"]) >= LEAST_STEPS else None
-    return {"steps": len(same[0].steps), "metrics": judged(same, replayed), "own_context_us": own}
+    return {
+        "steps": len(same[0].steps),
+        "metrics": judged(same, replayed),
+        "own_context_us": own,
+        "repeated_share": float(table["repeated_slots"].sum() / max(1, table["decode_context"].sum())),
+    }
 
 
 def misses(metrics: Mapping[str, Mapping[str, float | None]]) -> list[str]:
@@ -111,7 +115,7 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
         where = f"{each['session']} {each['repetition']}: {each['requests']} requests, {each['steps']} steps"
         counts = f"{each['preemptions']} preemptions, {each['evicted_blocks']} blocks evicted"
         yield f"{where}, {counts}: {each['difference'] or 'every decision equal'}"
-    yield f"{'':24}{'metric':18}{'measured':>10}{'noise':>8}{'simulated':>11}{'error':>8}  null: constant, line"
+    yield f"{'':24}{'metric':18}{'measured':>10}{'noise':>8}{'simulated':>11}{'error':>8}  null: {', '.join(NULL_MODELS)}"
     for name, load in found["loads"].items():
         missed = misses(load["metrics"])
         for metric in LIMITS:
@@ -120,9 +124,11 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
             errors = [_percent(row[f"{model}_error"]) for model in ("simulated", *NULL_MODELS)]
             mark = "  miss" if metric in missed else ""
             values = f"{row['measured']:10.1f}{_percent(row['noise']):>8}{row['simulated']:11.1f}{errors[0]:>8}"
-            yield f"{name:24}{metric:18}{values}  {errors[1]:>8}{errors[2]:>8}{mark}"
+            nulls = "".join(f"{error:>8}" for error in errors[1:])
+            yield f"{name:24}{metric:18}{values}  {nulls}{mark}"
         means = [f"{mean_error(load['metrics'], model):.1%}" for model in ("simulated", *NULL_MODELS)]
-        yield f"{name:24}{'mean error':18}{'':29}{means[0]:>8}  {means[1]:>8}{means[2]:>8}"
+        nulls = "".join(f"{error:>8}" for error in means[1:])
+        yield f"{name:24}{'mean error':18}{'':29}{means[0]:>8}  {nulls}"
 
 
 def _percent(share: float | None) -> str:

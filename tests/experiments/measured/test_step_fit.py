@@ -30,13 +30,16 @@ def drawn(count, seed=1, noise=0.0, most=200):
     context = decodes * random.integers(20, 900, count)
     pairs = prefill * random.integers(0, 300, count) + prefill * (prefill + 1) // 2
     table = {"decodes": decodes, "decode_context": context, "prefill_tokens": prefill, "prefill_pairs": pairs}
+    table["repeated_slots"] = np.zeros(count, np.int64)
     return table | {"ns": timed(TRUE, table) * random.lognormal(0, noise, count) if noise else timed(TRUE, table)}
 
 
-def timed(coefficients, table):
-    cost = FittedSteps(coefficients)
-    names = ("decodes", "decode_context", "prefill_tokens", "prefill_pairs")
+def timed(coefficients, table, repeated_reads=1.0):
+    cost = FittedSteps(coefficients, repeated_reads=repeated_reads)
+    read = cost.effective_context or (lambda context, _: context)
+    names = ("decodes", "decode_context", "repeated_slots", "prefill_tokens", "prefill_pairs")
     rows = zip(*(table[name].tolist() for name in names), strict=True)
+    rows = ((decodes, read(context, again), *prefill) for decodes, context, again, *prefill in rows)
     return np.array([cost.step_ticks(*row) / (ticks.PER_US // 1000) for row in rows])
 
 
@@ -64,6 +67,32 @@ def test_noise_leaves_the_sum_and_new_steps_unbiased():
     assert np.median(np.abs(table["ns"].mean() / other["ns"] - 1)) > 0.2
 
 
+def shared(count, reads, seed=1):
+    """The same steps, in half of which some of the context is read again."""
+    table, random = drawn(count, seed), np.random.default_rng(seed + 1)
+    share = np.where(random.random(count) < 0.5, random.uniform(0, 0.7, count), 0)
+    table["repeated_slots"] = (table["decode_context"] * share).astype(np.int64)
+    return table | {"ns": timed(TRUE, table, reads)}
+
+
+@pytest.mark.parametrize("reads", [0.0, 0.25, 1.0])
+def test_the_time_of_a_repeated_read_is_found_again(reads):
+    table = shared(3000, reads)
+    found = fit_steps(table)
+    assert found["repeated_reads"] == pytest.approx(reads, abs=1e-4)  # contexts are whole tokens
+    assert found["coefficients"]["context_us"] == pytest.approx(TRUE.context_us, rel=1e-4)
+    # The steps of another load, which shares nothing: one coefficient for all of the context would be too small.
+    other = drawn(500, seed=3)
+    assert np.abs(timed(found_in(table), other) / other["ns"] - 1).max() < 1e-4
+
+
+def test_repeated_reads_never_take_longer_than_first_ones():
+    table = shared(3000, 1.0)
+    again_ns = 2 * TRUE.context_us * 1000 * table["repeated_slots"]
+    assert fit_steps(table | {"ns": table["ns"] + again_ns})["repeated_reads"] == 1
+    assert fit_steps(drawn(3000))["repeated_reads"] == 1
+
+
 def test_a_term_that_costs_nothing_is_never_negative():
     table = drawn(300, noise=0.3)
     for value in vars(found_in(table)).values():
@@ -71,7 +100,16 @@ def test_a_term_that_costs_nothing_is_never_negative():
 
 
 def step(begin, end, tokens, **work):
-    rest = dict(decode_context=0, prefill_tokens=0, prefill_pairs=0, sampled=0, waiting=0, evicted=0, buckets={})
+    rest = dict(
+        decode_context=0,
+        repeated_slots=0,
+        prefill_tokens=0,
+        prefill_pairs=0,
+        sampled=0,
+        waiting=0,
+        evicted=0,
+        buckets={},
+    )
     return ProbedStep(
         start_ns=begin,
         end_ns=end,

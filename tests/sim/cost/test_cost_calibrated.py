@@ -26,8 +26,8 @@ from fragmeter.sim.cost import (
     profile,
     profile_names,
 )
-from fragmeter.sim.cost.base import among, effective_context
-from fragmeter.sim.cost.calibrated import AttentionCurves, context_of_reads, experts_model, gemm_model
+from fragmeter.sim.cost.base import among, context_of_reads, effective_context
+from fragmeter.sim.cost.calibrated import AttentionCurves, experts_model, gemm_model
 from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.operations import OPERATIONS, gemm, gemm_w4

@@ -87,3 +87,17 @@ def test_the_run_says_where_its_times_come_from(tmp_path):
     assert about["name"] == "steps" and about["source"] == "a test" and len(str(about["sha256"])) == 64
     assert about["row_us"] == {"value": 3.0, "unit": "us", "source": "a test"}
     assert about["token_us[3]"] == {"value": 1.0, "unit": "us", "source": "a test"}
+
+
+def test_slots_that_are_read_again_take_their_share(tmp_path):
+    found = read(written(tmp_path, repeated_reads=0.25))
+    assert found.effective_context(1000, 400) == 1000 - 400 * 3 // 4
+    assert found.describe()["repeated_reads"]["value"] == 0.25
+    # Files of before say nothing of them, and price all reads alike.
+    assert read(written(tmp_path)).effective_context is None
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, "all", float("nan")])
+def test_a_share_of_repeated_reads_is_refused_by_name(share, tmp_path):
+    with pytest.raises(UserError, match=r"steps.json: repeated_reads = "):
+        read(written(tmp_path, repeated_reads=share))
