@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,28 +15,21 @@ from ...sim.config.settings import setting_error
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Seed
-from ...sim.types.errors import SettingError, UserError
+from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
-from ...traces import Pacing, Reading, measured
-from ...traces import read as read_trace
-from ..diagnose.diagnosis import Diagnoser
-from ..diagnose.doors import opened, serve_line
-from ..diagnose.load import Sources, served_load
-from ..diagnose.measured import as_served, calibrated, seen_by_server
-from ..diagnose.server import server_of
-from ..diagnose.text import as_data, print_diagnosis
-from ..diagnose.window import lines, now_of
-from ..measured.scrapes import POLICIES, VLLM
-from ..measured.server_metrics import ServerMetrics
-from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe, of_sizes
+from ...traces import Pacing, Reading
+from ..diagnose.load import Sources
+from ..diagnose.look import Look, Question
+from ..diagnose.page import write_look
+from ..diagnose.text import print_told, told
+from ..diagnose.window import clock, measured_now
+from ..measured.get import is_address
 from ..runs.inputs import READING, named_files
-from ..runs.output import JsonTarget, Report
+from ..runs.output import RESULT_FILE, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.random_lengths import RandomLengths
 from ..runs.slo_check import Goal
 from ..runs.unread import refuse_unread_reading
-from ..vllm_serve.line import read_serve, version
-from ..vllm_serve.log import read_log
 from .sweep import WORKERS
 
 _SERVER = Group("Server", sort_key=-2)
@@ -113,6 +107,8 @@ def diagnose(
     reading: READING = Reading(),
     draws: DRAWS = Draws(),
     workers: WORKERS = Workers(),
+    watch: Annotated[float | None, _LINE] = None,
+    out: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
     """Say why a vLLM server preempts or is slow, what fills its KV cache, and what to change, now and at the next restart.
@@ -145,12 +141,14 @@ def diagnose(
         users: Number of users, with requests_per_user_hour or think_time, as for simulate.
         requests_per_user_hour: Requests of each of the users in an hour, at a rate.
         think_time: Mean seconds between an answer and a user's next request, in a closed loop.
+        watch: Seconds from one look at a running server to the next, until Ctrl-C; a look is printed in full where its answer differs from
+            the one before.
+        out: File for the page.
     """
-    report = Report(json)
-    goal = draws.goal()
+    report = Report(json, out=out)
     given = {"serve": serve, "model": model, "startup_log": startup_log, "bench": bench, "probe": probe, "trace": trace}
     doors = {"metrics": metrics, "prometheus": prometheus, "log": log}
-    require_apart({"json": json}, named_files(**given, **doors, cost=cost))
+    require_apart({"out": out, "json": json}, named_files(**given, **doors, cost=cost))
     pacing = _pacing(
         request_rate=request_rate, max_concurrency=max_concurrency, users=users, think_time=think_time,
         requests_per_user_hour=requests_per_user_hour,
@@ -159,59 +157,54 @@ def diagnose(
     refuse_unread_reading(reading, trace)
     if serve is None and not any(doors.values()):
         raise SettingError("serve", None, "is missing; give the server's line, or --metrics, --prometheus or --log")
-    shown = opened(metrics, prometheus, log, window)
-    seen = seen_by_server(None if shown is None else shown.readings, probe, sources.file is not None)
-    first, shown_first = {}, []
-    if shown is not None:
-        now = now_of(shown.readings, not_none(seen))
-        first, shown_first = {"now": asdict(now)}, lines(now)
-        startup_log = shown.about.log if startup_log is None else startup_log
-        if (lacking := _lacking(gpu, serve, not_none(seen))) is not None:
-            for text in (*shown_first, "", lacking):
-                report.print_line(text)
-            report.data(first | {"diagnosis": lacking, "state": "measured"})
-            return
-    if gpu is None:
-        raise SettingError("gpu", None, "is missing; give the server's GPU, which its step times depend on")
-    assumed: list[str] = []
-    if serve is None:
-        serve, assumed = serve_line(not_none(shown).about, not_none(seen))
-        vllm = vllm or not_none(shown).about.vllm
-    line = read_serve(serve, None if vllm is None else version(vllm))
-    start = None if startup_log is None else read_log(startup_log)
-    as_given = server_of(line, gpu, model, start, cost)
-    server = as_served(as_given, line, gpu, model, start, seen, has_metrics=shown is not None)
-    said = [*of_line(as_given.started), *([] if startup_log is None else of_log(startup_log))]
-    said += [] if start is None else of_sizes(as_given.started, start)
-    said += [] if shown is None else of_metrics(Path(shown.readings.source).name, not_none(seen))
-    said += [] if probe is None else of_probe(probe)
-    clients = None
-    if bench is not None:
-        said += of_benchmark(bench, measured(bench, read_trace(bench)), seen if shown is not None else None)
-    contradicted = contradictions(said)
-    for text in (*contradicted, *assumed, *shown_first, *([""] if shown_first else [])):
+    question = Question(
+        serve=serve, gpu=gpu, model=model, vllm=vllm, startup_log=startup_log, cost=cost, window=window, **doors, sources=sources,
+        goal=draws.goal(), seeds=range(draws.seed, draws.seed + draws.seeds), workers=workers,
+    )  # fmt: skip
+    if watch is not None and not 1 <= watch <= 86_400:
+        raise SettingError("watch", watch, "must be 1 to 86,400 seconds")
+    if watch is None:
+        _tell(question.look(lambda lines: _print_all(lines, report)), report, out)
+        return
+    if not any(is_address(each or "") for each in (metrics, prometheus)):
+        raise SettingError("watch", watch, "needs a server that runs; give its address as --metrics or --prometheus")
+    _watch(question, watch, report, out)
+
+
+def _watch(question: Question, period_s: float, report: Report, out: Path | None) -> None:
+    """Look again and again, until Ctrl-C, and tell a look in full only where its answer differs from the one before."""
+    before = None
+    while True:
+        look = question.look(lambda lines: None)
+        at = clock(time.time())
+        if look.answer == before:
+            report.print_line(f"{at} UTC: as before. {measured_now(not_none(look.now))}")
+            _keep(look, report, out)
+        else:
+            report.print_line(f"{at} UTC: {'the answer' if before is None else 'another answer'}")
+            _print_all(look.first, report)
+            _tell(look, report, out)
+        before = look.answer
+        time.sleep(period_s)
+
+
+def _print_all(lines: Sequence[str], report: Report) -> None:
+    for text in (*lines, *([""] if lines else [])):
         report.print_line(text)
-    if bench is not None:
-        server, clients = calibrated(server, bench, goal)
-    seeds = range(draws.seed, draws.seed + draws.seeds)
-    with pacing.names_as_given():
-        load = served_load(sources, seen, server.settings())
-        found = Diagnoser(server, load, seen, clients, goal, seeds, workers).diagnose()
-    print_diagnosis(found, goal, clients, report)
-    report.data(as_data(found, goal, clients) | {"contradictory_inputs": contradicted, "assumed": assumed} | first)
 
 
-def _lacking(gpu: str | None, serve: str | None, seen: ServerMetrics) -> str | None:
-    """What has to be given before the server can be simulated; None where it can be."""
-    if seen.server != VLLM and serve is None:
-        policy = POLICIES[seen.server]
-        remedy = f"compare it with a benchmark by validate --policy {policy} --against FILE --metrics FILE"
-        return f"Not simulated: the server is {seen.server}, and diagnose changes flags of vLLM; {remedy}."
-    if seen.server != VLLM:
-        remedy = (
-            f"leave --serve out, or give vLLM's own; validate --policy {POLICIES[seen.server]} simulates {seen.server}"
-        )
-        raise UserError(f"the readings are of {seen.server}, not of the vLLM server that --serve starts; {remedy}")
-    if gpu is None:
-        return "Not simulated: give the GPU (--gpu), on which step times depend, for what each change gains at the next restart."
-    return None
+def _tell(look: Look, report: Report, out: Path | None) -> None:
+    """Print what follows the first lines, and write page and data."""
+    if look.found is None:
+        report.print_line(look.lacking)
+    else:
+        print_told(told(look.found, look.goal, look.clients), report)
+    _keep(look, report, out)
+    if out is not None:
+        report.point_to("Page", out)
+
+
+def _keep(look: Look, report: Report, out: Path | None) -> None:
+    if out is not None:
+        write_look(out, look)
+    report.data(look.data())

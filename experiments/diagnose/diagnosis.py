@@ -147,7 +147,7 @@ class Diagnosis:
             "remedy", "limited" if its KV cache is too small and no change helps, "undecided" if a change may help, or "overloaded".
         remedies: Changes that were simulated on all seeds, the advised one first; those that do not help last.
         caching: Effect of prefix caching, on against off, if the contents of prompts are known.
-        seeds: Number of seeds.
+        seeds: Seeds of the draws.
         contradictions: What the server measures that contradicts a simulation in which nothing helps.
         reliefs: Measures without a restart, the best first.
     """
@@ -156,7 +156,7 @@ class Diagnosis:
     state: str
     remedies: tuple[Remedy, ...]
     caching: Gain | None
-    seeds: int
+    seeds: Sequence[int]
     contradictions: tuple[Contradiction, ...] = ()
     reliefs: tuple[Relief, ...] = ()
 
@@ -208,7 +208,7 @@ class Diagnoser:
             case = replace(case, would_hit=self._mean(on).hit_rate)
             caching = self._gain(off, on)
         if self._goal is not None and meets(case.seen, self._goal):
-            return self._confirmed(Diagnosis(case, "healthy", (), caching, len(self._seeds)))
+            return self._confirmed(Diagnosis(case, "healthy", (), caching, self._seeds))
         settled = "healthy" if self._goal is None else "misses"
         remedies = self._ranked(self._best(case))
         remedies = self._with_pair(case, remedies)
@@ -216,7 +216,7 @@ class Diagnoser:
         behind = case.seen.behind > _BEHIND and not (helps and remedies[0].seen.behind <= _BEHIND)
         state = "overloaded" if behind else "remedy" if helps else "limited" if pressure(case) else settled
         reliefs = tuple(self._reliefs(case))
-        found = Diagnosis(case, state, tuple(remedies), caching, len(self._seeds), reliefs=reliefs)
+        found = Diagnosis(case, state, tuple(remedies), caching, self._seeds, reliefs=reliefs)
         if state == settled and found.uncertain:
             return replace(found, state="undecided")
         return self._confirmed(found) if state == settled else found

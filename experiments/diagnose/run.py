@@ -92,7 +92,16 @@ def observe(
     Raises:
         UserError, SimulationFault: As ``simulate``.
     """
-    return key, observation(simulate(only_read(settings, work), work, step_cost(settings)), goal)
+    return key, observation(served(settings, work), goal)
+
+
+def served(settings: Settings, work: Workload) -> Run:
+    """The run of a server.
+
+    Raises:
+        UserError, SimulationFault: As ``simulate``.
+    """
+    return simulate(only_read(settings, work), work, step_cost(settings))
 
 
 def step_cost(settings: Settings) -> StepCost:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
@@ -33,30 +33,63 @@ _MOST_ROWS = 6
 _DIFFERS, _ONE_REQUEST, _ONE_POINT = 0.15, 1.0, 0.01
 
 
-def print_diagnosis(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None, report: Report) -> None:
-    """Print the answer, the reason, the changes, what was measured, and what it rests on."""
+@dataclass(frozen=True)
+class Told:
+    """A diagnosis in words, in the order in which a terminal and a page show it.
+
+    Attributes:
+        answer: The first sentence.
+        served: Latencies as served, with their intervals; empty where no interval is known.
+        advice: What to do, why, and what fills the KV cache.
+        changes: Effect of each change.
+        measured: Measurements beside simulated ones; None without any.
+        basis: Warnings, and what the diagnosis rests on.
+    """
+
+    answer: str
+    served: str
+    advice: Sequence[str]
+    changes: Table
+    measured: Table | None
+    basis: Sequence[str]
+
+
+def told(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None) -> Told:
+    """The diagnosis in words."""
     names = found.case.server.line.uncounted_names
     without = f"Without {', '.join(names)}, not counted: " if names else ""
-    report.print_line(f"{without}{headline(found, goal)}", style="bold")
-    if results := _evidence(found).headline():
-        report.print_line(f"As served: {results}.")
-    report.print_line()
-    for line in (
-        *_remedies(found, clients),
-        *_what_to_do(found, goal),
-        *_why(found),
-        _filling(found),
-        _caching(found, goal),
-    ):
-        report.print_line(line)
-    report.print_line()
-    report.console.print(_changes(found, goal))
+    results = _evidence(found).headline()
     rows = [*_measured_rows(found.case.seen, found.case.metrics, clients)]
-    if rows:
-        report.print_line()
-        report.console.print(_table(("measured beside simulated", "measured", "as served"), rows))
+    return Told(
+        answer=f"{without}{headline(found, goal)}",
+        served=f"As served: {results}." if results else "",
+        advice=(
+            *_remedies(found, clients),
+            *_what_to_do(found, goal),
+            *_why(found),
+            _filling(found),
+            _caching(found, goal),
+        ),
+        changes=_changes(found, goal),
+        measured=_table(("measured beside simulated", "measured", "as served"), rows) if rows else None,
+        basis=(*_warnings(found), *_basis(found)),
+    )
+
+
+def print_told(words: Told, report: Report) -> None:
+    """Print the answer, the reason, the changes, what was measured, and what it rests on."""
+    report.print_line(words.answer, style="bold")
+    if words.served:
+        report.print_line(words.served)
     report.print_line()
-    for line in (*_warnings(found), *_basis(found)):
+    for line in words.advice:
+        report.print_line(line)
+    for table in (words.changes, words.measured):
+        if table is not None:
+            report.print_line()
+            report.console.print(table)
+    report.print_line()
+    for line in words.basis:
         report.print_line(line)
 
 
@@ -159,7 +192,7 @@ def _chance(gain: Gain) -> str:
 
 
 def _in_draws(found: Diagnosis) -> str:
-    return "on this draw" if found.seeds == 1 else f"in the mean of {found.seeds} draws"
+    return "on this draw" if len(found.seeds) == 1 else f"in the mean of {len(found.seeds)} draws"
 
 
 def _uncertain(found: Diagnosis, goal: Goal | None) -> str:
@@ -168,7 +201,7 @@ def _uncertain(found: Diagnosis, goal: Goal | None) -> str:
     if change is None:
         return ""
     helps = f"{change.flags} helps with a probability of {_chance(change.gain)}"
-    return f"Not certain with {found.seeds} draws: {helps}; by how much is not known; add draws (--seeds)."
+    return f"Not certain with {len(found.seeds)} draws: {helps}; by how much is not known; add draws (--seeds)."
 
 
 def _advice(advised: Remedy, goal: Goal | None) -> str:
@@ -230,7 +263,7 @@ def _caching(found: Diagnosis, goal: Goal | None) -> str:
     hits = case.would_hit
     large = abs(gain.value) >= LEAST_GAIN
     if large and not gain.is_certain:
-        pays = f"may {'pay' if gain.value > 0 else 'do harm'} (not certain with {found.seeds} draws; add --seeds)"
+        pays = f"may {'pay' if gain.value > 0 else 'do harm'} (not certain with {len(found.seeds)} draws; add --seeds)"
     else:
         pays = "does not pay, and does no harm" if not large else "pays" if gain.value > 0 else "does harm"
     return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens; with it {_gain_text(gain, goal)}."
@@ -357,8 +390,8 @@ def _differs(measured: float, simulated: float, least: float) -> bool:
 
 def _basis(found: Diagnosis) -> Iterator[str]:
     case = found.case
-    several = found.seeds > 1
-    draws = f"{found.seeds} draws" if several else "one draw"
+    several = len(found.seeds) > 1
+    draws = f"{len(found.seeds)} draws" if several else "one draw"
     sure = f"intervals are of {CONFIDENCE:.0%} confidence" if several else "nothing is known of other draws"
     yield (
         f"Load: {case.load.origin}; {draws} of {case.load.num_prompts:,} requests, the same for every change; {sure}. The latency index is the geometric mean of p90 TTFT, p99 ITL and mean E2EL."
@@ -422,7 +455,7 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
             "num_prompts": case.load.num_prompts,
         },
         "goodput": None if goal is None else goal.objectives.limits,
-        "seeds": found.seeds,
+        "seeds": len(found.seeds),
         "settings": chosen.as_dict(),
         "step_scale": case.server.step_scale,
         "warnings": [*_warnings(found)],

@@ -226,10 +226,11 @@ def clock(at_s: float) -> str:
 
 def lines(now: Now) -> list[str]:
     """The first screen by the readings alone: what happens, since when, why, and what to do without a restart."""
-    return [line for line in (_what(now), _since(now), _why(now), _do(now)) if line]
+    return [line for line in (measured_now(now), _since(now), _why(now), _do(now)) if line]
 
 
-def _what(now: Now) -> str:
+def measured_now(now: Now) -> str:
+    """The requests, the KV cache and the preemptions, in a sentence."""
     of = "" if now.engine is None else f" (engine {now.engine}, the busiest of {now.num_engines})"
     parts = [f"{now.running:,.1f} requests run and {now.waiting:,.1f} wait"]
     if now.usage is not None:

@@ -19,6 +19,7 @@ from .plan import cost_bars, pareto, tornado
 from .rates import against_rate, throughput_pareto
 from .scale import scale_sensitivity
 from .seeds import seeds
+from .server import server_over_time
 from .serving import batch_over_time, throughput_over_time
 from .slots import slot_grid
 from .story import story
@@ -53,6 +54,7 @@ __all__ = [
     "request_timeline",
     "scale_sensitivity",
     "seeds",
+    "server_over_time",
     "simulated_against_measured",
     "slot_grid",
     "story",

@@ -89,7 +89,7 @@ def _points(family: _Family, labels: str, scrapes: list[float]) -> Iterator[str]
 
 def _families(run: Run, at: np.ndarray) -> list[_Family]:
     times = request_times(run)
-    running, waiting, usage = _gauges(run, at)
+    running, waiting, usage = gauges(run, at)
     work = run.workload
     declared = work.output_tokens if work.max_tokens is None else work.max_tokens
     at_length = (work.output_tokens >= declared)[times.index]
@@ -200,8 +200,8 @@ def _drafts(run: Run, at: np.ndarray) -> list[_Family]:
     return [*found, _Family(name, "counter", "Accepted tokens per draft position.", by_place)]
 
 
-def _gauges(run: Run, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Requests that run, requests that wait, and the share of the pool in use, at every scrape; 0 between two leaps."""
+def gauges(run: Run, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Requests that run, requests that wait, and the share of the pool in use, at each tick of ``at``; 0 between two leaps."""
     rows, capacity = run.log.rows, run.log.capacity_slots
     if not len(rows["start_ticks"]):
         nothing = np.zeros(len(at))
