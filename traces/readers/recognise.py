@@ -19,18 +19,15 @@ from ...sim.types.user_files import json_value
 from ..clients.known import benchmark_result
 from ..clients.summary import BenchmarkSummary
 from ..formats.agents import AGENTS
-from ..formats.azure import AZURE
 from ..formats.bailian import BAILIAN
 from ..formats.batches import BATCH_INPUT, BATCHES, BatchInputParser, is_batch_input
-from ..formats.burstgpt import BURSTGPT
 from ..formats.logs import LOG, LOGS, is_table_of_log
 from ..formats.mooncake import MOONCAKE, TITLES, timed
 from ..formats.named import named_form
 from ..formats.own import OWN
 from ..formats.ragpulse import RAGPULSE
 from ..formats.sharegpt import SHAREGPT, TURNS, ShareGptParser
-from ..formats.splitwise import SPLITWISE
-from ..formats.vidur import VIDUR
+from ..formats.tables import TABLES
 from ..parsing import arrow as pa
 from ..parsing.csv_format import CsvParser, header
 from ..parsing.files import TraceFile
@@ -49,8 +46,6 @@ from ..synthesis.load import LOAD
 from ..synthesis.rebuilt import rebuilt
 
 _PARQUET_MAGIC, _PICKLE_MAGIC = b"PAR1", b"\x80"
-#: Forms of CSV by their titles, other than our own.
-CSV_FORMS = {form.title: form for form in (AZURE, BURSTGPT, VIDUR, SPLITWISE)}
 #: Formats of JSON values that hold requests in structures of their own.
 NESTED = (AGENTS, BATCHES, LOGS)
 #: Number of rows from which the block size is inferred.
@@ -131,7 +126,7 @@ def recognise(file: TraceFile, title: str, reading: Reading, content: bool) -> S
         return _array(file, title, reading, content)
     if start == b"{" or ending in (*_TEXT_LINES, ".json"):
         return _jsonl(file, title, reading, content)
-    return _csv(file, content, CSV_FORMS.get(title))
+    return _csv(file, content, TABLES.get(title))
 
 
 def _form_of_columns(names: Sequence[str]) -> Form:
