@@ -91,11 +91,8 @@ struct cost {
 
 /* --- Blocks --- */
 
-/* The hash of a block without one, and the birth of one that was never taken. */
-#define NO_HASH INT64_MIN
-enum { NEVER = -1 };
 /* Lives that gather before Python reads them. */
-enum { MOST_LIVES = 1 << 15 };
+enum { MOST_LIVES = 1 << 17 };
 
 /* Records since the last ``logs``. */
 struct log {
@@ -103,8 +100,12 @@ struct log {
     int fields;
 };
 
+/* What a block keeps: nothing; tokens that no look-up asks for, known once it is free; or tokens with a hash, perhaps ``UNSHARED``. */
+enum content { EMPTY, UNASKED, HASHED };
+
+/* Of a block that is HASHED. */
 struct block {
-    int64_t hash, born;
+    int64_t hash;
     int32_t ref_cnt, place, next_in_chain; /* its place in the ring of free blocks; the next one with a hash like its own */
     int32_t touched;                       /* its touches, or NONE */
 };
@@ -115,9 +116,9 @@ struct touches {
     int32_t count, blocks; /* without blocks ``count`` is the next one that is unused */
 };
 
-/* The last lives that have ended and are not logged: blocks that lived for so many ticks. */
-struct lives {
-    int64_t ticks, blocks;
+/* The last record of the log of lives: where it is, the ticks, and how many more blocks lived as long. It has one field, or two. */
+struct last_life {
+    int64_t at, ticks, more;
 };
 
 struct pool {
@@ -126,6 +127,8 @@ struct pool {
     bool failed, overdrawn; /* whether no memory was left; whether a block was taken and none was free */
     int64_t block_size, num_blocks, num_touched, num_free, num_entries, num_cached, evicted;
     struct block *blocks;
+    int64_t *born;    /* of each block, apart: blocks that are not HASHED need no more, and are most of many loads */
+    uint8_t *content; /* of each block: an ``enum content`` */
     int64_t block_room;
     int32_t *front, *ring;
     int64_t num_front, front_room, first, end, ring_mask;
@@ -135,7 +138,7 @@ struct pool {
     struct touches *touches;
     int64_t num_touches, touch_room;
     int32_t unused_touches;
-    struct lives ended;
+    struct last_life last_life;
     struct log lives, hit_lives, gaps, changes, look_ups, stays, events;
     int64_t *since, num_look_ups; /* when each block with a hash came free; look-ups so far */
 };

@@ -440,7 +440,7 @@ bool rest(struct replica *r)
 /* Whether the buffers have room for all that one turn of the loop can write. */
 bool has_room(const struct replica *r)
 {
-    bool reads = r->cache == NULL || r->sent != NULL || r->cache->pool.lives.count < MOST_LIVES;
+    bool reads = r->cache == NULL || r->sent != NULL || r->cache->pool.last_life.at < MOST_LIVES;
     return reads && r->rows.end - r->rows.next >= ROW_FIELDS &&
            r->residencies.end - r->residencies.next >= r->max_num_seqs * RESIDENCY_FIELDS &&
            r->evictions.end - r->evictions.next >= r->max_num_seqs * EVICTION_FIELDS &&

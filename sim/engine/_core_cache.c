@@ -101,9 +101,13 @@ void cache_full_blocks(struct cache *c, struct table *table, int64_t full)
 }
 
 /* A decoding sequence with full blocks has taken one more: the tokens of the last full one are known. */
-static void cache_last_full(struct cache *c, struct table *table)
+static inline void cache_last_full(struct cache *c, struct table *table)
 {
-    cache_full_blocks(c, table, least(table->cached + 1, table->count - 1));
+    int64_t full = least(table->cached + 1, table->count - 1);
+    if (has_hashes(&table->path))
+        cache_full_blocks(c, table, full);
+    else if (c->keeps)
+        table->cached = most(table->cached, full);
 }
 
 /* ``CachedTables._take``. */
@@ -163,6 +167,8 @@ void drop_cache(struct cache *c, int64_t slots)
     free(c->taken);
     free(c->found);
     free(p->blocks);
+    free(p->born);
+    free(p->content);
     free(p->front);
     free(p->chains);
     free(p->ring);
@@ -185,6 +191,7 @@ struct cache *new_cache(int64_t num_blocks, int64_t block_size, int64_t slots, b
     c->pool.block_size = block_size;
     c->pool.num_blocks = c->pool.num_free = num_blocks;
     c->pool.unused_touches = NONE;
+    c->pool.last_life = (struct last_life){NONE, NONE, 0};
     c->pool.lives.fields = 1, c->pool.hit_lives.fields = HIT_LIFE_FIELDS, c->pool.gaps.fields = HIT_GAP_FIELDS;
     c->pool.changes.fields = CHANGE_FIELDS, c->pool.look_ups.fields = LOOK_UP_FIELDS;
     c->pool.stays.fields = STAY_FIELDS, c->pool.events.fields = EVENT_FIELDS;

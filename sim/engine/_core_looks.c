@@ -185,7 +185,7 @@ static struct census show_blocks(const struct replica *r, const struct look *loo
     int64_t free = 0, at = 0;
     for (int64_t block = 0; block < p->num_touched; block++) {
         const struct seen *seen = &l->seen[block];
-        int64_t bucket = p->blocks[block].hash == NO_HASH ? codes->free : codes->cached;
+        int64_t bucket = p->content[block] == EMPTY ? codes->free : codes->cached;
         if (seen->references) {
             bucket = bucket_of(codes, seen, r->block_size);
             census.in_tables++;

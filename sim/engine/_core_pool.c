@@ -3,8 +3,9 @@
 
     free queue    front (a stack) | never taken (a counter) | first ... end (a ring, with holes where blocks were hit)
 
-Arrays grow with the blocks that were ever taken, and the map of hashes with those that have one. What happens is logged as
-records, which Python reads.
+Arrays grow with the blocks that were ever taken, and the map of hashes with those that have one. Of a block that no look-up asks for
+only its birth and its content are read and written, each in an array of its own. What happens is logged as records, which Python
+reads.
 */
 
 #include "_core.h"
@@ -15,19 +16,6 @@ void log_change(struct pool *p, int64_t moment, int64_t blocks)
     struct change *record = blocks ? new_record(p, &p->changes, CHANGE_FIELDS) : NULL;
     if (record != NULL)
         *record = (struct change){.moment = moment, .slots = blocks * p->block_size};
-}
-
-/* Lives of so many blocks without a hit have ended: ticks, and if they are several, below 0 how many more there are. */
-static inline void log_lives(struct pool *p)
-{
-    struct lives *ended = &p->ended;
-    struct log *log = &p->lives;
-    if (ended->blocks && widen(p, (void **)&log->items, log->count + 1, &log->room, sizeof *log->items)) {
-        log->items[log->count++] = ended->ticks;
-        if (ended->blocks > 1)
-            log->items[log->count++] = 1 - ended->blocks;
-    }
-    ended->blocks = 0;
 }
 
 /* A life with hits has ended; blocks with the same one are counted. */
@@ -91,13 +79,12 @@ void log_look_up(struct pool *p, bool asks, int64_t found)
     p->num_look_ups++;
 }
 
-/* The stay of a free block with a hash is over at a moment. */
+/* The stay of a free block that is HASHED is over at a moment. */
 static void log_stay(struct pool *p, int32_t id, int64_t moment, bool hit)
 {
-    int64_t name = p->blocks[id].hash;
-    if (name == UNSHARED || !p->logs_contents)
+    int64_t name = p->blocks[id].hash, since = p->since[id];
+    if (name == UNSHARED)
         return;
-    int64_t since = p->since[id];
     struct stay *last = (struct stay *)p->stays.items + p->stays.count;
     if (p->stays.count) {
         struct stay *s = &last[-1];
@@ -118,10 +105,10 @@ void log_kept(struct pool *p)
 {
     p->stays.count = 0;
     for (int32_t id = 0; p->logs_contents && id < p->num_touched; id++) {
-        struct block *block = &p->blocks[id];
-        struct stay *record = block->ref_cnt || block->hash == NO_HASH ? NULL : new_record(p, &p->stays, STAY_FIELDS);
+        bool hashed = p->content[id] == HASHED, kept = hashed ? !p->blocks[id].ref_cnt : p->content[id] == UNASKED;
+        struct stay *record = kept ? new_record(p, &p->stays, STAY_FIELDS) : NULL;
         if (record != NULL)
-            *record = (struct stay){p->since[id], -1, false, p->num_look_ups, block->hash, 1};
+            *record = (struct stay){p->since[id], -1, false, p->num_look_ups, hashed ? p->blocks[id].hash : UNSHARED, 1};
     }
 }
 
@@ -204,11 +191,12 @@ int64_t cached_blocks(const struct pool *p, int64_t hash, int64_t most, int32_t 
     return count;
 }
 
-/* Full blocks of a table get their hashes: ``hash`` and those that follow it. */
+/* Full blocks of one table get their hashes: ``hash`` and those that follow it. */
 void cache_blocks(struct pool *p, const int32_t *blocks, int64_t count, int64_t hash)
 {
     for (int64_t place = 0; place < count && !p->failed; place++) {
-        p->blocks[blocks[place]].hash = hash == UNSHARED ? hash : hash + place;
+        p->content[blocks[place]] = HASHED;
+        p->blocks[blocks[place]] = (struct block){.hash = hash == UNSHARED ? hash : hash + place, .ref_cnt = 1, .touched = NONE};
         if (hash != UNSHARED)
             insert_hash(p, blocks[place]);
     }
@@ -241,28 +229,41 @@ static void drop_touches(struct pool *p, int32_t touched, int64_t blocks)
 }
 
 /* A life with hits has ended. */
-static void end_hit_life(struct pool *p, struct block *block, int64_t now)
+static void end_hit_life(struct pool *p, int32_t id, int64_t now)
 {
-    struct touches *found = &p->touches[block->touched];
-    log_hit_life(p, now - block->born, now - found->times[found->count - 1]);
+    struct touches *found = &p->touches[p->blocks[id].touched];
+    log_hit_life(p, now - p->born[id], now - found->times[found->count - 1]);
     found->taken++;
-    drop_touches(p, block->touched, 1);
-    block->touched = NONE;
+    drop_touches(p, p->blocks[id].touched, 1);
 }
 
-/* ``on_blocks_allocated``: a block is born, and its life before has ended. */
-static inline void begin_life(struct pool *p, struct block *block, int64_t now)
+/* Room for so many lives more. */
+static bool make_room_for_lives(struct pool *p, int64_t count)
 {
-    int64_t ticks = now - block->born;
-    if (block->touched != NONE) {
-        end_hit_life(p, block, now);
-    } else if (block->born != NEVER && p->logs_lives) {
-        if (ticks != p->ended.ticks)
-            log_lives(p);
-        p->ended.ticks = ticks;
-        p->ended.blocks++;
-    }
-    block->born = now;
+    struct log *log = &p->lives;
+    while (p->logs_lives && p->last_life.at + 2 * (count + 1) >= log->room)
+        if (!widen(p, (void **)&log->items, log->room, &log->room, sizeof *log->items))
+            return false;
+    return true;
+}
+
+/* A life without hits has ended, for which there is room. Without a branch: whether it is as long as the last one nobody foresees. */
+static inline void log_life(int64_t *items, struct last_life *last, int64_t ticks)
+{
+    bool same = ticks == last->ticks;
+    last->at += same ? 0 : 1 + (last->more != 0);
+    last->more = same ? last->more + 1 : 0;
+    last->ticks = ticks;
+    items[last->at] = ticks;
+    items[last->at + 1] = -last->more;
+}
+
+/* ``on_blocks_allocated``: a block without hits is born again, and its life before has ended. */
+static inline void begin_life(struct pool *p, struct last_life *last, int32_t id, int64_t now)
+{
+    if (p->logs_lives)
+        log_life(p->lives.items, last, now - p->born[id]);
+    p->born[id] = now;
 }
 
 /* Touches of one more hit, after those of ``before`` or none; NONE if no memory is left. */
@@ -288,7 +289,8 @@ static int32_t more_touches(struct pool *p, int32_t before, int64_t now)
 /* Bring the logs up to date. */
 void settle_logs(struct pool *p)
 {
-    log_lives(p);
+    p->lives.count = p->last_life.at + 1 + (p->last_life.more != 0);
+    p->last_life = (struct last_life){NONE, NONE, 0};
     for (int64_t at = 0; at < p->num_touches; at++)
         if (p->touches[at].blocks)
             log_gaps(p, &p->touches[at]);
@@ -298,26 +300,25 @@ void settle_logs(struct pool *p)
 
 enum { FIRST_RING = 64, PREFETCHED = 8 };
 
-/* Twice as much room for blocks. Aligned, none has parts in two cache lines: what is read of it is one wait for memory. */
+/* Twice as many items, or false: the pool has failed. */
+static bool resize(struct pool *p, void **items, int64_t room, size_t size)
+{
+    void *more = p->failed ? NULL : realloc(*items, (size_t)room * size);
+    p->failed = more == NULL;
+    *items = more == NULL ? *items : more;
+    return !p->failed;
+}
+
+/* Twice as much room for blocks. */
 static bool widen_blocks(struct pool *p)
 {
-    enum { FIRST_BLOCKS = 64, LINE = 64 };
+    enum { FIRST_BLOCKS = 64 };
     int64_t room = p->block_room ? 2 * p->block_room : FIRST_BLOCKS;
-    struct block *blocks = p->failed ? NULL : aligned_alloc(LINE, (size_t)room * sizeof *blocks);
-    if (blocks == NULL) {
-        p->failed = true;
-        return false;
-    }
-    if (p->num_touched)
-        memcpy(blocks, p->blocks, (size_t)p->num_touched * sizeof *blocks);
-    free(p->blocks);
-    p->blocks = blocks, p->block_room = room;
-    if (!p->logs_contents)
-        return true;
-    int64_t *since = realloc(p->since, (size_t)room * sizeof *since);
-    p->failed = since == NULL;
-    p->since = since == NULL ? p->since : since;
-    return !p->failed;
+    bool resized = resize(p, (void **)&p->blocks, room, sizeof *p->blocks) && resize(p, (void **)&p->born, room, sizeof *p->born) &&
+                   resize(p, (void **)&p->content, room, sizeof *p->content) &&
+                   (!p->logs_contents || resize(p, (void **)&p->since, room, sizeof *p->since));
+    p->block_room = resized ? room : p->block_room;
+    return resized;
 }
 
 /* A block that was never taken; NONE if no memory is left. */
@@ -325,33 +326,61 @@ static int32_t untouched(struct pool *p)
 {
     if (p->num_touched == p->block_room && !widen_blocks(p))
         return NONE;
-    p->blocks[p->num_touched] = (struct block){.hash = NO_HASH, .born = NEVER, .touched = NONE};
+    p->content[p->num_touched] = EMPTY;
     return (int32_t)p->num_touched++;
 }
 
-/* The oldest block of the ring, which begins at ``*first``. Those that follow it are far from one another in memory: one of them is
-   asked for in advance. */
-static inline int32_t pop_oldest(const struct pool *p, int64_t *first)
+/* A free block is taken that is not EMPTY. */
+static inline void evict(struct pool *p, struct last_life *last, int32_t id, int64_t moment, int64_t now)
 {
-    int32_t id, coming = p->ring[(*first + PREFETCHED) & p->ring_mask];
-    if (coming != NONE) {
-        __builtin_prefetch(&p->blocks[coming], 1);
-        if (p->logs_contents)
-            __builtin_prefetch(&p->since[coming]);
-    }
-    do
-        id = p->ring[(*first)++ & p->ring_mask];
-    while (id == NONE);
-    return id;
+    bool hashed = p->content[id] == HASHED, hit = hashed && p->blocks[id].touched != NONE;
+    p->content[id] = EMPTY;
+    if (hashed && p->logs_contents)
+        log_stay(p, id, moment, false);
+    if (hashed && p->blocks[id].hash != UNSHARED)
+        remove_hash(p, id);
+    if (hit)
+        end_hit_life(p, id, now), p->born[id] = now;
+    else
+        begin_life(p, last, id, now);
 }
 
-/* A ring without the places of blocks that were hit, and with room for as many blocks again. */
-static bool widen_ring(struct pool *p)
+/* Take the oldest blocks of the ring. Those that follow one another are far from one another in memory: one is asked for in advance.
+   Returns how many were not EMPTY. */
+static int64_t pop_oldest(struct pool *p, int32_t *blocks, int64_t count, int64_t moment, int64_t now)
+{
+    int64_t first = p->first, evicted = 0;
+    struct last_life last = p->last_life;
+    for (int64_t at = 0; at < count; at++) {
+        int32_t id, coming = p->ring[(first + PREFETCHED) & p->ring_mask];
+        if (coming != NONE && p->content[coming] == HASHED) {
+            __builtin_prefetch(&p->blocks[coming], 1);
+            __builtin_prefetch(&p->born[coming], 1);
+            if (p->logs_contents)
+                __builtin_prefetch(&p->since[coming]);
+        }
+        do
+            id = p->ring[first++ & p->ring_mask];
+        while (id == NONE);
+        blocks[at] = id;
+        if (p->content[id] == EMPTY) {
+            begin_life(p, &last, id, now);
+        } else {
+            evict(p, &last, id, moment, now);
+            evicted++;
+        }
+    }
+    p->first = first, p->last_life = last;
+    return evicted;
+}
+
+/* A ring without the places of blocks that were hit, and with room for as many blocks again and for ``more``. */
+static bool widen_ring(struct pool *p, int64_t more)
 {
     int64_t room = FIRST_RING, count = 0;
     for (int64_t at = p->first; at < p->end; at++)
         count += p->ring[at & p->ring_mask] != NONE;
-    while (room < 2 * count)
+    while (room < 2 * (count + more))
         room *= 2;
     int32_t *ring = p->failed ? NULL : malloc((size_t)room * sizeof *ring);
     if (ring == NULL) {
@@ -365,7 +394,8 @@ static bool widen_ring(struct pool *p)
         int32_t id = p->ring[at & p->ring_mask];
         if (id == NONE)
             continue;
-        p->blocks[id].place = (int32_t)count;
+        if (p->content[id] == HASHED)
+            p->blocks[id].place = (int32_t)count;
         ring[count++] = id;
     }
     free(p->ring);
@@ -373,41 +403,31 @@ static bool widen_ring(struct pool *p)
     return true;
 }
 
-static inline void append_free(struct pool *p, int32_t id)
+/* Room in the ring for so many blocks more; false if no memory is left. */
+static inline bool has_places(struct pool *p, int64_t count)
 {
-    if ((p->ring == NULL || p->end - p->first > p->ring_mask) && !widen_ring(p))
-        return;
-    p->blocks[id].place = (int32_t)(p->end & p->ring_mask);
-    p->ring[p->end++ & p->ring_mask] = id;
+    return (p->ring != NULL && p->end + count - p->first <= p->ring_mask) || widen_ring(p, count);
 }
 
-/* The first blocks of the queue, at a moment which is ``now``: they lose their hashes and have one reference. False if there are too few. */
+/* The first blocks of the queue, at a moment which is ``now``: they are EMPTY and born. False if there are too few. */
 bool get_new_blocks(struct pool *p, int32_t *blocks, int64_t count, int64_t moment, int64_t now)
 {
+    int64_t at = 0, evicted = 0;
     if (count > p->num_free || p->failed) {
         p->overdrawn = !p->failed;
         return false;
     }
-    int64_t first = p->first, evicted = 0;
-    for (int64_t at = 0; at < count; at++) {
-        int32_t id = p->num_front                      ? p->front[--p->num_front]
-                     : p->num_touched < p->num_blocks ? untouched(p)
-                                                       : pop_oldest(p, &first);
-        if (id == NONE)
+    if (!make_room_for_lives(p, count))
+        return false;
+    for (; at < count && p->num_front; at++)
+        begin_life(p, &p->last_life, blocks[at] = p->front[--p->num_front], now);
+    for (; at < count && p->num_touched < p->num_blocks; at++) {
+        blocks[at] = untouched(p);
+        if (blocks[at] == NONE)
             return false;
-        struct block *block = &p->blocks[id];
-        if (block->hash != NO_HASH) {
-            log_stay(p, id, moment, false);
-            if (block->hash != UNSHARED)
-                remove_hash(p, id);
-            block->hash = NO_HASH;
-            evicted++;
-        }
-        begin_life(p, block, now);
-        block->ref_cnt = 1;
-        blocks[at] = id;
+        p->born[blocks[at]] = now;
     }
-    p->first = first;
+    evicted = at < count ? pop_oldest(p, blocks + at, count - at, moment, now) : 0;
     p->num_cached -= evicted;
     p->evicted += evicted;
     p->num_free -= count;
@@ -431,43 +451,65 @@ bool set_order(struct pool *p, const char *name)
     return p->order < NUM_ORDERS;
 }
 
-/* Free the blocks of a table, its last one first: the first ``cached`` are full, with hashes unless they are ``unshared``, and no other
-   table has the others. */
-void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment)
+/* Blocks of a table go to the tail of the queue, the last one first: none has a hash, and no other table has them. */
+static void append_unhashed(struct pool *p, const int32_t *table, int64_t count, enum content content, int64_t moment)
 {
-    int64_t came_free = 0, events = p->events.count;
-    struct event released = {.kind = RELEASED};
-    for (int64_t place = cached; p->order == UNHASHED_FIRST && place < count; place++)
-        if (widen(p, (void **)&p->front, p->num_front, &p->front_room, sizeof *p->front))
-            p->front[p->num_front++] = table[place];
-    for (int64_t place = count - 1; place >= cached; place--) {
-        p->blocks[table[place]].ref_cnt = 0;
-        if (p->order == LEAST_RECENTLY_USED)
-            append_free(p, table[place]);
+    if (!has_places(p, count))
+        return;
+    for (int64_t place = count - 1; place >= 0; place--) {
+        p->ring[p->end++ & p->ring_mask] = table[place];
+        p->content[table[place]] = (uint8_t)content;
+        if (p->logs_contents)
+            p->since[table[place]] = moment;
     }
-    p->num_free += count - cached;
-    for (int64_t place = cached - 1; place >= 0; place--) {
+}
+
+/* As ``append_unhashed``, of blocks that are HASHED, which other tables may have. Returns how many came free. */
+static int64_t append_hashed(struct pool *p, const int32_t *table, int64_t count, struct event *released, int64_t moment)
+{
+    int64_t came_free = 0;
+    if (!has_places(p, count))
+        return 0;
+    for (int64_t place = count - 1; place >= 0; place--) {
         struct block *block = &p->blocks[table[place]];
         if (place >= PREFETCHED) {
             __builtin_prefetch(&p->blocks[table[place - PREFETCHED]], 1);
             if (p->logs_contents)
                 __builtin_prefetch(&p->since[table[place - PREFETCHED]], 1);
         }
-        if (p->logs_contents && !unshared && block->hash + 1 != released.name) {
-            log_released(p, &released);
-            released.blocks = 0;
+        if (p->logs_contents && block->hash + 1 != released->name) {
+            log_released(p, released);
+            released->blocks = 0;
         }
-        if (p->logs_contents && !unshared)
-            released.name = block->hash, released.blocks++;
-        if (unshared)
-            block->hash = UNSHARED, block->ref_cnt = 0;
-        else if (--block->ref_cnt)
+        if (p->logs_contents)
+            released->name = block->hash, released->blocks++;
+        if (--block->ref_cnt)
             continue;
-        append_free(p, table[place]);
+        block->place = (int32_t)(p->end & p->ring_mask);
+        p->ring[p->end++ & p->ring_mask] = table[place];
         if (p->logs_contents)
             p->since[table[place]] = moment;
         came_free++;
     }
+    return came_free;
+}
+
+/* Free the blocks of a table, its last one first: the first ``cached`` are full, and HASHED unless they are ``unshared``, and no other
+   table has the others. */
+void free_blocks(struct pool *p, const int32_t *table, int64_t count, int64_t cached, bool unshared, int64_t moment)
+{
+    int64_t came_free = cached, events = p->events.count;
+    struct event released = {.kind = RELEASED};
+    for (int64_t place = cached; p->order == UNHASHED_FIRST && place < count; place++)
+        if (widen(p, (void **)&p->front, p->num_front, &p->front_room, sizeof *p->front))
+            p->front[p->num_front++] = table[place];
+    if (p->order == LEAST_RECENTLY_USED)
+        append_unhashed(p, table + cached, count - cached, EMPTY, moment);
+    p->num_free += count - cached;
+    if (unshared)
+        append_unhashed(p, table, cached, UNASKED, moment);
+    else
+        came_free = append_hashed(p, table, cached, &released, moment);
     p->num_free += came_free;
     p->num_cached += came_free;
     p->num_entries -= count;
@@ -490,7 +532,8 @@ void touch(struct pool *p, const int32_t *found, int64_t count, int64_t moment, 
                 break;
             block->touched = more;
             if (!block->ref_cnt++) {
-                log_stay(p, found[end], moment, true);
+                if (p->logs_contents)
+                    log_stay(p, found[end], moment, true);
                 p->ring[block->place] = NONE;
                 p->num_free--;
                 p->num_cached--;
