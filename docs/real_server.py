@@ -11,6 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fragmeter.reports.page.table import markdown
+from fragmeter.sim.metrics.registry import METRICS
 from tools.live.prediction import NULL_MODELS
 from tools.live.results import LIMITS, mean_error, misses
 
@@ -93,14 +94,7 @@ it in with an issue. `cost.json` is an argument of `--cost`: it has the step tim
 """
 #: Ends of the names of loads in which the server is full.
 FULL = ("-saturated", "-closed")
-_NAMES = {
-    "output_throughput": "output tokens/s",
-    "mean_tpot_ms": "mean TPOT, ms",
-    "median_tpot_ms": "median TPOT, ms",
-    "mean_ttft_ms": "mean TTFT, ms",
-    "median_ttft_ms": "median TTFT, ms",
-    "num_preemptions": "preemptions",
-}
+_NAMES = {path: METRICS[path].heading if path in METRICS else "preemptions" for path in LIMITS}
 
 
 def page(found: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from ...reports.figures.waste_bars import WasteBars
 from ...sim import Run, Settings, Workload
 from ...sim.cluster import Cluster, ClusterRun, cluster_table_of
 from ...sim.config.settings import default_of, setting_error
+from ...sim.metrics.registry import METRICS, OF_REQUESTS, key, metric_text
 from ...sim.metrics.result import table_of
 from ...sim.metrics.views import PAPER_VIEW, WASTE, amount, nine_buckets
 from ...sim.output import frames as pd
@@ -337,10 +338,11 @@ class Simulation:
         refused = f", {found['refused']:,} refused" if found["refused"] else ""
         if found.get("rejected"):
             refused += f", {found['rejected']:,} rejected"
-        throughput = f"{found['request_throughput']:,.2f} requests/s, {found['output_throughput']:,.1f} output tokens/s"
+        rates = ("request_throughput", "output_throughput")
+        throughput = ", ".join(f"{metric_text(path, found[path])} {METRICS[path].label}" for path in rates)
         latencies = "; ".join(
-            f"{name.upper()} p50 {found[f'median_{name}_ms']:,.1f} ms, p99 {found[f'p99_{name}_ms']:,.1f} ms"
-            for name in ("ttft", "tpot")
+            f"{name.upper()} p50 {metric_text(path, found[path])} ms, p99 {metric_text(tail, found[tail])} ms"
+            for name, path, tail in ((name, key("median", name), key("p99", name)) for name in OF_REQUESTS[:2])
         )
         return (
             f"{settings.policy}: {settings.model} on {gpus} x {gpu(settings.gpu).name}, {len(self.run.workload):,} requests{refused}\n"

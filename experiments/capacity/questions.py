@@ -20,6 +20,7 @@ from ...reports.page.table import Table
 from ...sim import Settings, Workload, simulate, summary
 from ...sim.config.unread import only_read
 from ...sim.engine.replica import build
+from ...sim.metrics.registry import metric_text
 from ...sim.runs.replica import Replica
 from ...sim.spec.startup.capacity import capacity
 from ...sim.types.errors import SettingError
@@ -37,7 +38,7 @@ from . import samples as plan_samples
 SAMPLES = 4
 #: Metrics reported of every run.
 METRICS = ("request_throughput", "mean_ttft_ms", "mean_e2el_ms")
-_SERVING = ("requests\n/s", "mean\nTTFT, s", "mean\nE2EL, s")
+_SERVING = ("requests\n/s", "mean\nTTFT, ms", "mean\nE2EL, ms")
 #: Break-even lengths listed in the text, at most.
 _MOST_TURNS = 3
 Data = dict[str, Any]
@@ -285,8 +286,7 @@ def _answer_samples(subject: Subject, report: Report) -> Data:
 
 def _serving(row: Data) -> Iterator[str]:
     """The cells of ``_SERVING``."""
-    yield f"{row['request_throughput']:,.2f}"
-    yield from (f"{row[name] / 1e3:,.2f}" for name in ("mean_ttft_ms", "mean_e2el_ms"))
+    return (metric_text(path, row[path]) for path in METRICS)
 
 
 ANSWERS: dict[str, Callable[[Subject, Report], Data]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...reports.page.table import Column, Table
 from ...sim.cluster import Cluster
+from ...sim.metrics.registry import metric_text
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
 from ..measured.servers_like import Served
@@ -273,7 +274,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
             else [depends_text(chance, uncertainty(answer.candidate))]
         ),
         f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
-        f" median TTFT is {at['median_ttft_ms']:,.0f} ms and the median TPOT {at['median_tpot_ms']:,.1f} ms.",
+        f" median TTFT is {metric_text('median_ttft_ms', at['median_ttft_ms'])} ms and the median TPOT {metric_text('median_tpot_ms', at['median_tpot_ms'])} ms.",
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
         *_neighbour(ranks, wanted, currency),
@@ -507,8 +508,8 @@ def candidates_table(
             range_text(answer, bill),
             *([] if counted else [hourly_text(answer, bill, "-\n")]),
             tokens_text(answer, bill, bound=">"),
-            f"{at['p90_ttft_ms']:,.0f}",
-            f"{at['p90_tpot_ms']:,.1f}",
+            metric_text("p90_ttft_ms", at["p90_ttft_ms"]),
+            metric_text("p90_tpot_ms", at["p90_tpot_ms"]),
             f"{at['kv_cache_pct']:.0f}%",
             _limit_in_short(limit),
         )

@@ -13,7 +13,7 @@ from ...reports.data.results import read_documents
 from ...reports.page.table import Table
 from ...sim.config.settings import Settings
 from ...sim.engine.replica import build
-from ...sim.metrics.registry import headings
+from ...sim.metrics.registry import headings, metric_text, share
 from ...sim.metrics.views import PAPER_VIEW, definition_lines
 from ...sim.output.files import require_apart
 from ...sim.policy.options import option_names
@@ -24,7 +24,7 @@ from ...traces import Pacing, Reading
 from ..measured.evidence import evidence_lines, recorded_text
 from ..runs.grid import Point, changed, known_name, listed
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
-from ..runs.near_saturation import CHANGE, METRICS, LatencyRange
+from ..runs.near_saturation import CHANGE, RANGED, LatencyRange
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..runs.points import flat
@@ -39,7 +39,6 @@ from .sweep import WORKERS
 
 COMPARISON = Group("Comparison", sort_key=-1)
 DEFAULT_SEEDS, DEFAULT_CONFIDENCE = 5, 0.95
-_TOKEN_STATES = "waste.mean_over_time_pct.paper_view.token_states"
 #: What a pool is computed from beside options of policies, and the limits of a step.
 _OF_A_POOL = (
     "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "quantization",
@@ -63,7 +62,8 @@ _SHOWN = headings(
     "refused",
     "speculative_decoding.spec_decode_acceptance_length",
     "speculative_decoding.spec_decode_acceptance_rate",
-) | {_TOKEN_STATES: f"{PAPER_VIEW.categories['token_states'].label}, %"}
+    share("token_states"),
+)
 
 
 @dataclass(frozen=True)
@@ -352,15 +352,17 @@ def _table(base: Side, other: Side, moved: Sequence[Difference], confidence: flo
 def _end(near: LatencyRange | None, end: str, metric: str) -> str:
     """One end of a range, if it is wide."""
     return (
-        "" if near is None or metric not in METRICS or not near.is_wide(metric) else _short(getattr(near, end)[metric])
+        ""
+        if near is None or metric not in RANGED or not near.is_wide(metric)
+        else metric_text(metric, getattr(near, end)[metric])
     )
 
 
 def _cells(moved: Difference) -> tuple[str, ...]:
     interval = moved.interval
     return (
-        _short(moved.base),
-        _short(moved.other),
+        metric_text(moved.metric, moved.base),
+        metric_text(moved.metric, moved.other),
         f"{_short(moved.difference)}{'*' if moved.is_sure else ''}",
         "" if moved.percent is None else f"{moved.percent:+.1f}",
         "" if interval is None else f"{_short(interval[0])} to {_short(interval[1])}",
@@ -368,7 +370,7 @@ def _cells(moved: Difference) -> tuple[str, ...]:
 
 
 def _short(value: float) -> str:
-    """About three digits; whole for large numbers."""
+    """A difference, which may be small beside what differs: about three digits; whole for large numbers."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

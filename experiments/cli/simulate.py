@@ -20,7 +20,7 @@ from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
-from ...sim.metrics.registry import LATENCIES, STATISTICS, key
+from ...sim.metrics.registry import LATENCIES, METRICS, STATISTICS, key, metric_text
 from ...sim.metrics.result import check_target
 from ...sim.metrics.views import (
     PAPER_VIEW,
@@ -146,10 +146,10 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     if "rejected" in content:
         table.add_row("rejected", f"{content['rejected']:,}", "by the API server's limits")
     arriving = content["request_throughput_while_arriving"]
-    beside = "" if arriving is None else f"{arriving:,.2f} while requests arrive"
-    table.add_row("requests/s", f"{content['request_throughput']:,.2f}", beside)
-    table.add_row("output tokens/s", f"{content['output_throughput']:,.1f}", "")
-    table.add_row("mean batch", f"{content['mean_batch']:,.2f}", f"over {content['waste']['num_steps']:,} steps")
+    beside = "" if arriving is None else f"{metric_text('request_throughput', arriving)} while requests arrive"
+    steps = f"over {content['waste']['num_steps']:,} steps"
+    for path, more in (("request_throughput", beside), ("output_throughput", ""), ("mean_batch", steps)):
+        table.add_row(METRICS[path].label, metric_text(path, content[path]), more)
     preemptions = content["preemptions"]
     table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
     table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
@@ -179,9 +179,10 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     drafted = content.get("speculative_decoding")
     if drafted is not None:
         tokens = f"of {drafted['spec_decode_draft_tokens']:,} draft tokens"
-        table.add_row("acceptance rate", f"{drafted['spec_decode_acceptance_rate']:.1f} %", tokens)
+        rate, length = (f"spec_decode_acceptance_{name}" for name in ("rate", "length"))
+        table.add_row("acceptance rate", f"{metric_text(f'speculative_decoding.{rate}', drafted[rate])} %", tokens)
         steps = f"tokens a draft, of {drafted['spec_decode_num_drafts']:,} drafts"
-        table.add_row("acceptance length", f"{drafted['spec_decode_acceptance_length']:.2f}", steps)
+        table.add_row("acceptance length", metric_text(f"speculative_decoding.{length}", drafted[length]), steps)
     return table
 
 
@@ -201,7 +202,7 @@ def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             f"{replica['replica']}" if replica["role"] == "both" else f"{replica['replica']} {replica['role']}",
             *counts,
-            f"{replica['mean_batch']:,.2f}",
+            metric_text("mean_batch", replica["mean_batch"]),
             f"{replica['kv_usage_pct']:.1f} %",
             "-" if hits is None else f"{hits:.1%}",
             f"{busy:.1%}",
@@ -212,12 +213,10 @@ def _replicas(content: Sequence[Mapping[str, Any]]) -> Table:
 def _latency(content: Mapping[str, Any]) -> Table:
     table = Table("latency, ms", *STATISTICS)
     for name, latency in LATENCIES.items():
-        table.add_row(latency.meaning, *(_ms(content[key(statistic, name)]) for statistic in STATISTICS))
+        table.add_row(
+            latency.meaning, *(metric_text(path, content[path]) for path in (key(each, name) for each in STATISTICS))
+        )
     return table
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.1f}" if value < 10_000 else f"{value:,.0f}"
 
 
 def _waste(content: Mapping[str, Any], view: View) -> Table:

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from ...reports.page.table import Column, Table
 from ...sim.metrics.objectives import objectives
-from ...sim.metrics.registry import METRICS, headings
+from ...sim.metrics.registry import METRICS, headings, metric_text
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import UserError
@@ -164,7 +164,9 @@ def _best_table(wanted: Wanted, found: Sequence[Swept], best: Sequence[int]) -> 
     for place in best[:_BEST_SHOWN]:
         each = found[place]
         results = dict(flat(each.outcome.summary))
-        table.add_row(str(place), *each.point.axis_values.values(), *(f"{results[name]:,.3f}" for name in shown))
+        table.add_row(
+            str(place), *each.point.axis_values.values(), *(metric_text(name, results[name]) for name in shown)
+        )
     return table
 
 
@@ -188,7 +190,7 @@ def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
     table = Table(*axes, *(Column(label.replace(" ", "\n", 1)) for label in _SHOWN.values()), *near)
     for each, ends in zip(shown, ranges, strict=True):
         results = each.outcome.summary
-        cells = (f"{results[name]:,.2f}" if results else "-" for name in _SHOWN)
+        cells = (metric_text(name, results[name]) if results else "-" for name in _SHOWN)
         table.add_row(
             *each.point.axis_values.values(), *cells, *[ends.ends("mean_ttft_ms") if ends else ""] * len(near)
         )

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from ...sim.metrics.registry import metric_text
 from ...sim.spec.startup.capacity import capture_blocks, users
 from ..measured.server_metrics import ServerMetrics
 from .load import ServedLoad
@@ -219,7 +220,7 @@ def _stalls(case: Case) -> str | None:
     stalls = times > STALL_STEPS or (times > _SOME_STEPS and seen.p99_itl_ms > STALL_MS)
     if not stalls and not (times > STRICT_STEPS and _is_above_default(case.server)):
         return None
-    return f"prompts stall the other requests: p99 ITL is {seen.p99_itl_ms:,.0f} ms, {times:.0f} decode steps"
+    return f"prompts stall the other requests: p99 ITL is {metric_text('p99_itl_ms', seen.p99_itl_ms)} ms, {times:.0f} decode steps"
 
 
 def _is_above_default(server: Server) -> bool:

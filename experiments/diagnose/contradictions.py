@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 
+from ...sim.metrics.registry import METRICS
 from ..measured.server_metrics import Histogram, ServerMetrics
 from ..runs.slo_check import Goal
 from .causes import Case
@@ -142,22 +143,21 @@ def _surely_meets(metrics: ServerMetrics | None, clients: ClientLatencies | None
 
 def _of_latencies(case: Case, clients: ClientLatencies | None) -> Iterator[Contradiction]:
     seen, metrics = case.seen, case.metrics
-    rows = [("mean_e2el_ms", "mean E2EL", None if clients is None else clients.mean_e2el_ms, _E2EL_TIMES, 0.0)]
+    rows = [("mean_e2el_ms", None if clients is None else clients.mean_e2el_ms, _E2EL_TIMES, 0.0)]
     if metrics is not None:
         rows += [
-            (name, f"mean {label}", None if histogram is None else 1e3 * histogram.mean, times, least)
-            for name, label, histogram, times, least in (
-                ("mean_tpot_ms", "TPOT", metrics.tpots, _TPOT_TIMES, 0.0),
-                ("mean_ttft_ms", "TTFT", metrics.ttfts, _TTFT_TIMES, _TTFT_MS),
-                ("mean_e2el_ms", "E2EL", metrics.e2els, _E2EL_TIMES, 0.0),
+            (name, None if histogram is None else 1e3 * histogram.mean, times, least)
+            for name, histogram, times, least in (
+                ("mean_tpot_ms", metrics.tpots, _TPOT_TIMES, 0.0),
+                ("mean_ttft_ms", metrics.ttfts, _TTFT_TIMES, _TTFT_MS),
+                ("mean_e2el_ms", metrics.e2els, _E2EL_TIMES, 0.0),
             )
         ]
-    for name, label, measured, times, least in rows:
-        simulated = getattr(seen, name)
+    for name, measured, times, least in rows:
+        simulated, metric = getattr(seen, name), METRICS[name]
         if measured is not None and measured > times * simulated and measured - simulated >= least:
-            yield Contradiction(
-                name, measured, simulated, f"{label} is {measured:,.0f} ms in place of {simulated:,.0f}"
-            )
+            text = f"{metric.label} is {metric.text(measured)} ms in place of {metric.text(simulated)}"
+            yield Contradiction(name, measured, simulated, text)
 
 
 def _of_requests(case: Case, metrics: ServerMetrics) -> Iterator[Contradiction]:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ...reports.page.table import Column, Table
-from ...sim.metrics.registry import headings
+from ...sim.metrics.registry import headings, metric_text
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
 from ..measured.server_class import Client
@@ -26,6 +26,8 @@ from .relief import costs_of
 from .run import Observation
 from .server import POOL_ORIGINS
 
+#: Latencies that are shown: those of the index of ``diagnosis``.
+_LATENCIES = ("p90_ttft_ms", "p99_itl_ms", "mean_e2el_ms")
 #: Changes in the table, at most.
 _MOST_ROWS = 6
 #: Difference of a simulated mean from a measured one that is remarked, relative to the measured one; and the least in requests
@@ -290,7 +292,7 @@ def _effect(gain: Gain, goal: Goal | None) -> str:
 
 
 def _cells(seen: Observation) -> tuple[str, ...]:
-    latencies = (f"{value:,.0f}" for value in (seen.p90_ttft_ms, seen.p99_itl_ms, seen.mean_e2el_ms))
+    latencies = (metric_text(path, getattr(seen, path)) for path in _LATENCIES)
     return (*latencies, f"{seen.preemptions:.0f}")
 
 
@@ -313,9 +315,9 @@ def _measured_rows(
                 yield f"while requests arrive: {name}, mean", f"{value:.1f}", f"{getattr(seen, f'arriving_{name}'):.1f}"
         if metrics.hit_rate is not None:
             yield "prefix cache hits", f"{metrics.hit_rate:.0%}", f"{seen.hit_rate:.0%}"
-    for name, label in headings("p90_ttft_ms", "p99_itl_ms", "mean_e2el_ms").items():
+    for name, label in headings(*_LATENCIES).items():
         if clients is not None and (value := getattr(clients, name)) is not None:
-            yield label, f"{value:,.0f}", f"{getattr(seen, name):,.0f}"
+            yield label, metric_text(name, value), metric_text(name, getattr(seen, name))
 
 
 def _warnings(found: Diagnosis) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from ...reports.page.table import Table
 from ...sim import Settings
 from ...sim.cost import ServerConstants
-from ...sim.metrics.registry import LATENCIES, STATISTICS, key
+from ...sim.metrics.registry import METRICS
 from ...sim.output import frames as pd
 from ...sim.output.files import as_json, write_whole
 from ...sim.output.folders import FolderKind, OutputFolder
@@ -49,9 +49,6 @@ _COMPARED = {
     "hit_rate": "hits of the prefix cache", "ttft_s": "TTFT", "itl_s": "ITL",
 }  # fmt: skip
 _LABELS = {
-    "request_throughput": "requests/s",
-    "output_throughput": "output tokens/s",
-    "total_token_throughput": "tokens/s",
     "num_gpu_blocks": "KV blocks",
     "mean_kv_cache_usage": "KV cache usage, mean",
     "max_kv_cache_usage": "KV cache usage, max",
@@ -59,9 +56,8 @@ _LABELS = {
     "mean_num_requests_waiting": "waiting, mean",
     "num_preemptions": "preemptions",
     "prefix_cache_hit_rate": "prefix cache hit rate",
-    "server_mean_ttft_ms": "TTFT by the server, mean, ms",
-    "server_mean_itl_ms": "ITL by the server, mean, ms",
-} | {key(which, name): f"{latency.label}, {which}, ms" for name, latency in LATENCIES.items() for which in STATISTICS}
+    **{f"server_{path}": f"{METRICS[path].heading}, by the server" for path in ("mean_ttft_ms", "mean_itl_ms")},
+}
 _KNOBS = {
     "step_scale": "--step-scale",
     "num_gpu_blocks": "--num-gpu-blocks-override",
@@ -135,15 +131,21 @@ def _rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         # Adding zero turns -0.0 into 0.0.
         error = "-" if row["error"] is None else f"{round(row['error'], 3) + 0.0:+.1%}"
-        table.add_row(_LABELS[row["metric"]], *(_value(row, side) for side in ("simulated", "measured")), error)
+        table.add_row(_label(row["metric"]), *(_value(row, side) for side in ("simulated", "measured")), error)
     return table
 
 
+def _label(path: str) -> str:
+    return METRICS[path].heading if path in METRICS else _LABELS[path]
+
+
 def _value(row: Mapping[str, Any], side: str) -> str:
-    name, value = row["metric"], row[side]
-    if name.endswith(("usage", "hit_rate")):
+    path, value = row["metric"].removeprefix("server_"), row[side]
+    if path in METRICS:
+        return METRICS[path].text(value)
+    if path.endswith(("usage", "hit_rate")):
         return f"{value:.1%}"
-    return f"{value:,.0f}" if name.startswith("num_") else f"{value:,.2f}"
+    return f"{value:,.0f}" if path.startswith("num_") else f"{value:,.2f}"
 
 
 def _knobs_table(error: float, knobs: list[Knob]) -> Table:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ...sim import Run, Settings, Workload
 from ...sim.cluster import ClusterRun, cluster_times
+from ...sim.metrics.registry import METRICS
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types.bounds import LEAST_SCALE, MOST_SCALE
 from ...sim.types.ticks import PER_MS
@@ -38,7 +39,7 @@ _OF_E2EL, _OF_TTFT, _STEPS = 0.1, 0.5, 2
 MANY_PLACES, LONG_MS = 0.8, 5_000
 #: Most requests of a load that is served again.
 MOST_REQUESTS = 5_000
-METRICS = {"mean_ttft_ms": "mean TTFT", "mean_tpot_ms": "mean TPOT", "mean_e2el_ms": "mean end-to-end latency"}
+RANGED = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class LatencyRange:
     """Latencies with steps that are 5 % shorter, and 5 % longer, in ms.
 
     Attributes:
-        shorter, longer: By the names of ``METRICS``.
+        shorter, longer: By the paths of ``RANGED``.
     """
 
     shorter: Mapping[str, float]
@@ -58,11 +59,11 @@ class LatencyRange:
         if not any("near_saturation" in each for each in summaries):
             return None
         ends = [[each.get("near_saturation", {}).get(end, each) for each in summaries] for end in ("shorter", "longer")]
-        return cls(*({name: fmean(each[name] for each in of_runs) for name in METRICS} for of_runs in ends))
+        return cls(*({name: fmean(each[name] for each in of_runs) for name in RANGED} for of_runs in ends))
 
     def ends(self, metric: str) -> str:
         """Both ends of a metric as text, without the unit."""
-        return " to ".join(f"{end[metric]:,.{0 if end[metric] >= 100 else 1}f}" for end in (self.shorter, self.longer))
+        return " to ".join(METRICS[metric].text(end[metric]) for end in (self.shorter, self.longer))
 
     def is_wide(self, metric: str) -> bool:
         """Whether the ends of a metric differ by more than half of their mean."""
@@ -71,7 +72,7 @@ class LatencyRange:
 
     def text(self) -> str:
         """One line."""
-        ranges = ", ".join(f"{label} {self.ends(name)} ms" for name, label in METRICS.items())
+        ranges = ", ".join(f"{METRICS[path].label} {self.ends(path)} ms" for path in RANGED)
         return f"Near saturation: with steps {CHANGE:.0%} shorter and longer, {ranges}."
 
     def as_dict(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def _range(settings: Settings, served: ServedLoad, again: Callable[[Settings], R
     if None in changed:
         return None
     shorter, longer = (_means(again(each)) for each in changed if each)
-    if all(abs(longer[name] - shorter[name]) <= _MOVED * found[name] for name in METRICS):
+    if all(abs(longer[name] - shorter[name]) <= _MOVED * found[name] for name in RANGED):
         return None
     return LatencyRange(shorter, longer)
 

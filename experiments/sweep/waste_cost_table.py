@@ -39,6 +39,7 @@ from ...reports.page.table import Table
 from ...reports.style.labels import metric_label
 from ...sim import Run, Settings, Workload, simulate
 from ...sim.config.unread import only_read
+from ...sim.metrics.registry import METRICS
 from ...sim.metrics.requests import request_times
 from ...sim.metrics.views import SLOTS_VIEW
 from ...sim.metrics.views import WASTE as _WASTE
@@ -284,8 +285,8 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
     The tables show the gain in requests/s without the bucket, its share, and with a price the cost of a million tokens
     without it.
     """
-    rate = "request_throughput"
-    yield _table(rows, "requests/s", lambda row: f"{row[rate]:.3f}", lambda row: f"x {row['gain']:.2f}")
+    rate = METRICS["request_throughput"]
+    yield _table(rows, rate.heading, lambda row: rate.text(row[rate.path]), lambda row: f"x {row['gain']:.2f}")
     if any(row["without"] != AS_IT_IS for row in rows):
         yield _table(rows, "% of the pool", None, lambda row: f"{row['share_pct']:.1f}")
     if rows[0]["cost_per_million_output_tokens"] is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ...sim.metrics.registry import WHOLE_FROM, metric_text
 from ...sim.metrics.views import UNUSED, WASTE, amount, nine_buckets
 
 
@@ -68,7 +69,7 @@ def sentence(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     if not summary["completed"]:
         return f"{who} serves none of the requests."
     return (
-        f"{who} serves {found.served:,.2f} requests/s, median TTFT {duration(found.ttft_ms)} and TPOT"
+        f"{who} serves {metric_text('request_throughput', found.served)} requests/s, median TTFT {duration(found.ttft_ms)} and TPOT"
         f" {duration(found.tpot_ms)}, with {counted(found.preemptions, 'preemption')}; {found.waste_pct:.1f} % of the KV"
         f" cache is waste and {found.idle_pct:.1f} % idle."
     )
@@ -104,11 +105,11 @@ def question(runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]], l
 
 def key_numbers(summary: Mapping[str, Any]) -> list[KeyNumber]:
     """The five numbers of a run."""
-    found = answer_of(summary)
+    found, outputs = answer_of(summary), metric_text("output_throughput", summary["output_throughput"])
     return [
         KeyNumber("Median TTFT", duration(found.ttft_ms), f"p99 {duration(summary['p99_ttft_ms'])}"),
         KeyNumber("Median TPOT", duration(found.tpot_ms), f"p99 {duration(summary['p99_tpot_ms'])}"),
-        KeyNumber("Requests/s", f"{found.served:,.2f}", f"{summary['output_throughput']:,.0f} output tokens/s"),
+        KeyNumber("Requests/s", metric_text("request_throughput", found.served), f"{outputs} output tokens/s"),
         KeyNumber("Preemptions", f"{found.preemptions:,}", f"of {counted(summary['completed'], 'request')}"),
         KeyNumber("Waste of the KV cache", f"{found.waste_pct:.1f} %", f"{found.idle_pct:.1f} % idle"),
     ]
@@ -116,7 +117,9 @@ def key_numbers(summary: Mapping[str, Any]) -> list[KeyNumber]:
 
 def duration(milliseconds: float) -> str:
     """A latency with its unit."""
-    return f"{milliseconds:,.1f} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
+    if milliseconds < WHOLE_FROM:
+        return f"{metric_text('mean_e2el_ms', milliseconds)} ms"
+    return f"{milliseconds / 1000:,.1f} s"
 
 
 def counted(number: int, what: str) -> str:

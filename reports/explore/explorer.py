@@ -30,15 +30,18 @@ from .questions import questions
 
 #: Decimals of the numbers that the page has, by their paths in ``summary.json``.
 DECIMALS = {
-    "output_throughput": 1,
-    "mean_ttft_ms": 1,
-    "p99_ttft_ms": 1,
-    "mean_tpot_ms": 2,
-    "request_throughput": 3,
-    "mean_batch": 2,
-    "preemptions.recompute": 0,
-    "preemptions.swap": 0,
-    "refused": 0,
+    path: METRICS[path].decimals
+    for path in (
+        "output_throughput",
+        "mean_ttft_ms",
+        "p99_ttft_ms",
+        "mean_tpot_ms",
+        "request_throughput",
+        "mean_batch",
+        "preemptions.recompute",
+        "preemptions.swap",
+        "refused",
+    )
 }
 #: Shares of the bars are stored in thousandths of a percent, so that sums of them round as the exact ones.
 _PER_PERCENT = 1000

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 
 from ...sim.memory.accounting.worths import WORTHS
 from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import SLOTS_VIEW, USAGE_VIEW, VIEWS, moved_text
 from ...sim.recording.blocks import BlockMap
 from ...sim.types.ticks import PER_SECOND
@@ -137,11 +138,11 @@ def _summary_row(result: Result) -> dict[str, Any]:
         "Model": settings["model"],
         "GPU": settings["gpu"],
         "Replicas": result.num_replicas if result.num_replicas > 1 else None,
-        "Median TTFT (ms)": round(found.ttft_ms, 1),
-        "Median TPOT (ms)": round(found.tpot_ms, 1),
-        "Requests/s": round(found.served, 2),
-        "Output tokens/s": round(summary["output_throughput"]),
-        "Requests in a batch": round(summary["mean_batch"], 1),
+        "Median TTFT (ms)": METRICS["median_ttft_ms"].rounded(found.ttft_ms),
+        "Median TPOT (ms)": METRICS["median_tpot_ms"].rounded(found.tpot_ms),
+        "Requests/s": METRICS["request_throughput"].rounded(found.served),
+        "Output tokens/s": METRICS["output_throughput"].rounded(summary["output_throughput"]),
+        "Requests in a batch": METRICS["mean_batch"].rounded(summary["mean_batch"]),
         "Preemptions": found.preemptions,
         "Waste of the KV cache (%)": round(found.waste_pct, 1),
         "Idle (%)": round(found.idle_pct, 1),

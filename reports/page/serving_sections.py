@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.objectives import Objectives
-from ...sim.metrics.registry import LATENCIES, OF_REQUESTS
+from ...sim.metrics.registry import LATENCIES, METRICS, OF_REQUESTS
 from ...sim.metrics.requests import RequestTimes
 from ...sim.metrics.result import served_times
 from ...sim.output import frames as pd
@@ -56,9 +56,10 @@ def _met_pct(goal: Objectives, times: RequestTimes) -> dict[str, float]:
 def _goal_text(results: Sequence[Result], goal: Objectives | None, met: Mapping[str, Mapping[str, float]]) -> str:
     if goal is None:
         return "No objectives were given; fragmeter report --goodput ttft:500 tpot:50 draws them."
+    goodput = METRICS["request_goodput"]
     sentences = [
         f"{result.name}: {met[result.name]['all']:.1f} % of the requests meet {goal} (ms), a goodput of"
-        f" {result.summary['request_throughput'] * met[result.name]['all'] / 100:,.3g} requests/s."
+        f" {goodput.text(result.summary['request_throughput'] * met[result.name]['all'] / 100)} requests/s."
         for result in results
         if result.name in met
     ]

@@ -1,4 +1,4 @@
-"""The metrics of a run, each declared once. Whatever computes, prints, draws or exports one takes its name, label and unit here.
+"""The metrics of a run, each declared once. Whatever computes, prints, draws or exports one takes name, label, unit and format here.
 
     LATENCIES x STATISTICS   the keys of vllm bench serve, such as ``p99_ttft_ms``, with labels such as "p99 TTFT"
     METRICS                  these and every other metric with a line in a table, by its path in ``summary.json``
@@ -10,6 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from .views import PAPER_VIEW
+
+Direction = Literal["more", "less", ""]
+#: Values from which a metric is shown without decimals.
+WHOLE_FROM = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,14 @@ class Metric:
         label: In words, without its unit.
         unit: Empty if the label says it, or for a count.
         better: Whether more of it is better, or less; empty where that depends.
+        decimals: In text, below ``WHOLE_FROM``; 0 for a count.
     """
 
     path: str
     label: str
     unit: str = ""
-    better: Literal["more", "less", ""] = ""
+    better: Direction = ""
+    decimals: int = 1
 
     @property
     def heading(self) -> str:
@@ -60,6 +68,19 @@ class Metric:
     def title(self) -> str:
         """Label and unit, as a page has them."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    def text(self, value: float) -> str:
+        """A value as every table, sentence and page shows it, without the unit."""
+        return f"{value:,.{self._places(value)}f}"
+
+    def rounded(self, value: float) -> float:
+        """A value with the decimals of ``text``, for tables that sort numbers."""
+        return round(value, self._places(value) or None)
+
+    def _places(self, value: float) -> int:
+        # The mean of a count over several runs.
+        decimals = self.decimals or int(value % 1 != 0)
+        return decimals if abs(value) < WHOLE_FROM else 0
 
 
 LATENCIES = {
@@ -90,32 +111,48 @@ STATISTICS: dict[str, int | None] = {"mean": None, "median": 50, **{f"p{rank}": 
 COMPARED = {which: STATISTICS[which] for which in ("mean", "median", "p99")}
 
 
+def share(category: str) -> str:
+    """The path of the mean share of the pool, over time, of a category of the paper's view of waste."""
+    return f"waste.mean_over_time_pct.paper_view.{category}"
+
+
 def key(statistic: str, latency: str) -> str:
     """The path of a statistic of a latency, in ms."""
     return f"{statistic}_{latency}_ms"
 
 
+_OF_SHARES: dict[str, Direction] = {"token_states": "more", "external_and_others": ""}
 METRICS = {
     each.path: each
     for each in (
-        Metric("request_throughput", "requests/s", better="more"),
+        Metric("request_throughput", "requests/s", better="more", decimals=2),
         Metric("output_throughput", "output tokens/s", better="more"),
         Metric("total_token_throughput", "tokens/s", better="more"),
-        Metric("request_goodput", "goodput, requests/s", better="more"),
+        Metric("request_goodput", "goodput, requests/s", better="more", decimals=2),
         *(
             Metric(key(statistic, name), f"{statistic} {latency.label}", "ms", "less")
             for name, latency in LATENCIES.items()
             for statistic in STATISTICS
         ),
-        Metric("mean_normalized_latency_s", "latency/token", "s", "less"),
-        Metric("mean_batch", "mean batch"),
-        Metric("preemptions.recompute", "recomputed", better="less"),
-        Metric("preemptions.swap", "swapped", better="less"),
-        Metric("refused", "refused", better="less"),
-        Metric("speculative_decoding.spec_decode_acceptance_length", "acceptance length", better="more"),
+        Metric("mean_normalized_latency_s", "latency/token", "s", "less", decimals=4),
+        Metric("mean_batch", "mean batch", decimals=2),
+        # Of external & others a pool that is not full has more.
+        *(
+            Metric(share(name), each.label, "%", _OF_SHARES.get(name, "less"))
+            for name, each in PAPER_VIEW.categories.items()
+        ),
+        Metric("preemptions.recompute", "recomputed", better="less", decimals=0),
+        Metric("preemptions.swap", "swapped", better="less", decimals=0),
+        Metric("refused", "refused", better="less", decimals=0),
+        Metric("speculative_decoding.spec_decode_acceptance_length", "acceptance length", better="more", decimals=2),
         Metric("speculative_decoding.spec_decode_acceptance_rate", "acceptance", "%", "more"),
     )
 }
+
+
+def metric_text(path: str, value: float) -> str:
+    """The value of a metric as text, without the unit; a number of a summary that is no metric has four digits."""
+    return METRICS[path].text(value) if path in METRICS else f"{value:,.4g}"
 
 
 def headings(*paths: str) -> dict[str, str]:

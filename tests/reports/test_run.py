@@ -326,8 +326,8 @@ def test_the_summary_has_a_row_a_run_and_columns_for_what_happened(results):
     rows = SECTIONS[0](PageInputs(shown)).rows
     assert [row["Run"] for row in rows] == ["orca-max", "vllm-sosp23"]
     for row, result in zip(rows, shown, strict=True):
-        assert row["Output tokens/s"] == round(result.summary["output_throughput"])
-        assert row["Requests in a batch"] == round(result.summary["mean_batch"], 1)
+        assert row["Output tokens/s"] == round(result.summary["output_throughput"], 1)
+        assert row["Requests in a batch"] == round(result.summary["mean_batch"], 2)
     assert "Refused (pool too small)" not in rows[0] and "Replicas" not in rows[0]
     summary = shown[0].summary | {"refused": 3, "sharing": {"saved_pct": 27.08, "mean_saved_blocks": 1.0}}
     [row] = SECTIONS[0](PageInputs([replace(shown[0], summary=summary)])).rows

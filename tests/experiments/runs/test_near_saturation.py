@@ -45,7 +45,7 @@ def test_its_ends_are_runs_with_other_step_times(cost, rate, tmp_path, capsys):
         scale = f"{factor * (1.125 if cost == 'paper' else 1):.6g}"
         assert status(["simulate", *BUSY, rate, "--cost", cost, "--step-scale", scale, "--json", str(target)]) == DONE
         summary = json.loads(target.read_text())
-        assert found[end] == {name: pytest.approx(summary[name]) for name in near_saturation.METRICS}
+        assert found[end] == {name: pytest.approx(summary[name]) for name in near_saturation.RANGED}
     assert found["shorter"]["mean_ttft_ms"] < found["longer"]["mean_ttft_ms"]
 
 
@@ -155,7 +155,7 @@ def test_a_sweep_has_the_ranges_of_its_points(tmp_path, capsys):
     found = simulated(2.4, tmp_path / "one.json")
     assert found["evidence"]["load"] == near["load"] == "busy" and light["load"] == "light"
     for end in ("shorter", "longer"):
-        for name in near_saturation.METRICS:
+        for name in near_saturation.RANGED:
             assert near[f"near_saturation.{end}.{name}"] == found["near_saturation"][end][name]
             assert np.isnan(light[f"near_saturation.{end}.{name}"])
     ends = LatencyRange(*(found["near_saturation"][end] for end in ("shorter", "longer"))).ends("mean_ttft_ms")

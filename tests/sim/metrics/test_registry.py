@@ -5,10 +5,21 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 
 from fragmeter.sim import Workload, settings, simulate, summary
-from fragmeter.sim.metrics.registry import COMPARED, LATENCIES, METRICS, OF_REQUESTS, PERCENTILES, STATISTICS, key
+from fragmeter.sim.metrics.registry import (
+    COMPARED,
+    LATENCIES,
+    METRICS,
+    OF_REQUESTS,
+    PERCENTILES,
+    STATISTICS,
+    key,
+    metric_text,
+)
 from fragmeter.sim.metrics.requests import request_times
+from paths import ROOT
 
 #: Metrics that only some runs have.
 SOME = {"request_goodput"} | {path for path in METRICS if path.startswith("speculative_decoding.")}
@@ -51,3 +62,36 @@ def test_a_statistic_is_the_percentile_that_it_declares():
 def test_percentiles_are_generated_once():
     assert [rank for rank in STATISTICS.values() if rank not in (None, 50)] == list(PERCENTILES)
     assert COMPARED.items() <= STATISTICS.items()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("p99_ttft_ms", 9999.94, "9,999.9"),
+        ("p99_ttft_ms", 10_000.4, "10,000"),
+        ("request_throughput", 0.126, "0.13"),
+        ("mean_normalized_latency_s", 0.02134, "0.0213"),
+        ("refused", 3, "3"),
+        ("refused", 0.4, "0.4"),
+        ("refused", 12_345, "12,345"),
+        ("waste.free", 12.3456, "12.35"),
+    ],
+)
+def test_a_value_has_the_decimals_of_its_metric_and_none_from_ten_thousand(path, value, expected):
+    assert metric_text(path, value) == expected
+    if path in METRICS:
+        assert f"{METRICS[path].rounded(value):,}" == expected
+
+
+def test_no_other_module_formats_a_metric():
+    """Its digits would be other ones than those of the next table. Texts in which a number is rounded are none of a table."""
+    names = "|".join(path for path in METRICS if "." not in path)
+    formatted = re.compile(rf"\{{[^{{}}]*\b({names})\b[^{{}}]*:[,.+]*\d*[fg]\}}")
+    found = [
+        (path.relative_to(ROOT).as_posix(), line.strip())
+        for folder in ("sim", "traces", "gpu", "reports", "experiments")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if formatted.search(line)
+    ]
+    assert found == []
