@@ -23,7 +23,7 @@ from fragmeter.gpu.model.batch import Batch, Stager
 from fragmeter.gpu.model.calls import StepCalls
 from fragmeter.gpu.ops import cache, launching, paged_attention, prefill
 from fragmeter.gpu.ops.cuda_kernels import CudaKernels
-from fragmeter.gpu.ops.prepared import Operation
+from fragmeter.gpu.ops.prepared import Call, Operation
 
 SAMPLES, SAMPLE_MS = 15, 20.0
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 32, 8, 128, 16
@@ -109,7 +109,7 @@ class Step:
             arguments = self.arguments()
             cache.reshape_and_cache(*arguments["reshape_and_cache"])
             paged_attention.paged_attention_cuda_forward(*arguments["decode_attention"])
-            prefill.forward_into(*arguments["prefill_attention"])
+            prefill.prepare(*arguments["prefill_attention"]).launch()
 
     def prepared(self) -> None:
         """All layers as a skeleton's step launches them."""
@@ -126,9 +126,9 @@ def main() -> None:
     step = Step()
     print(f"{'us of host time':<20}{'single call':>14}{'preparation':>14}{'launch':>10}")
     for operation, arguments in step.arguments().items():
-        call, device = step.device.prepared(operation, *arguments), step.device
-        single = us(lambda: getattr(device, operation)(*arguments))  # noqa: B023
-        once = us(lambda: device.prepared(operation, *arguments))  # noqa: B023
+        device, asked = step.device, Call(operation, arguments[:4], arguments[4:])
+        call, single = device.prepared(asked), us(lambda: device.run(asked))  # noqa: B023
+        once = us(lambda: device.prepared(asked))  # noqa: B023
         print(f"{operation:<20}{single:>14.1f}{once:>14.1f}{us(lambda: call(*arguments[:4])):>10.1f}")  # noqa: B023
     alone, prepared = us(step.every_call_alone) / 1e3, us(step.prepared) / 1e3
     print(f"\nmixed step of {LAYERS} layers: {alone:.2f} ms with single calls, {prepared:.2f} ms prepared")

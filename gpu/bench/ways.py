@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..devices.devices import Device
 from ..devices.timing import Work
+from ..ops.prepared import Call
 from .shapes import BLOCK_SIZE, Caches
 
 WORKSPACE_BYTES = 256 * 2**20
@@ -28,16 +29,17 @@ def ours(device: Device, caches: Caches) -> Work:
     shape, sizes = caches.shape, (caches.context_lens, BLOCK_SIZE, caches.shape.context)
     layer: tuple[torch.Tensor, ...]
     if shape.latent_dim is None:
-        layer = torch.empty_like(caches.query), caches.query, caches.keys, caches.values
-        scales = dict(zip(("k_scale", "v_scale"), caches.scales, strict=False))
+        layer, scales = (torch.empty_like(caches.query), caches.query, caches.keys, caches.values), tuple(caches.scales)
         calls = [
-            device.prepared("decode_attention", *layer, tables, *sizes, **scales) for tables in caches.block_tables
+            device.prepared(Call("decode_attention", layer, (tables, *sizes), scales)) for tables in caches.block_tables
         ]
-        layer = *layer, *caches.scales
+        layer = *layer, *scales
     else:
         out, scale = caches.query.new_empty(shape.batch, shape.heads, shape.latent_dim), shape.head_dim**-0.5
         layer = out, caches.query, caches.keys.squeeze(2)
-        calls = [device.prepared("latent_attention", *layer, tables, *sizes, scale) for tables in caches.block_tables]
+        calls = [
+            device.prepared(Call("latent_attention", layer, (tables, *sizes, scale))) for tables in caches.block_tables
+        ]
 
     def work(number: int) -> torch.Tensor:
         calls[number % caches.sets](*layer)

@@ -25,8 +25,8 @@ from ..model.batch import Batch, Rows
 from ..model.calls import Attention
 from ..model.graphs import captured_size
 from ..model.layers import Matrix, multiply
-from ..model.pool import SCALES
 from ..model.skeleton import DTYPES, Skeleton
+from ..ops.prepared import Call
 from . import points
 from .grid import Grid
 from .points import Point
@@ -183,8 +183,8 @@ class Probes:
         def work(number: int) -> None:
             self._pass(self._between, key, value)
             keys, values, *scales = _turn(layers, number)
-            of_layer = dict(zip(SCALES, scales, strict=False))
-            self._device.reshape_and_cache(key, value, keys, values, _turn(slots, number), **of_layer)
+            tensors = (key, value, keys, values)
+            self._device.run(Call("reshape_and_cache", tensors, (_turn(slots, number),), tuple(scales)))
 
         return Probe(points.kv_write(self._model, tokens, self._kv_cache_dtype), work)
 

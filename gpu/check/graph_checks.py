@@ -19,7 +19,8 @@ from ..devices.devices import Device
 from ..model import graphs as skeleton_graphs
 from ..model.batch import Batch
 from ..model.skeleton import Skeleton
-from .cases import OnDevice, case, error
+from ..ops.prepared import Call
+from .cases import Case, OnDevice, case, error
 
 MODEL, DTYPE, BLOCKS, BLOCK_SIZE = "toy-llama", "fp16", 64, 16
 #: Tolerance of logits: the GEMMs of a padded batch may round differently.
@@ -62,7 +63,7 @@ def kernel(device: Device, dtype: str = "float16") -> Check:
     out, wanted = torch.full_like(first.query, torch.nan), torch.full_like(first.query, torch.nan)
 
     def attend() -> torch.Tensor:
-        device.decode_attention(out, **vars(first))
+        device.run(_call(out, first))
         return out
 
     replay, captured = skeleton_graphs.capture(attend)
@@ -70,8 +71,13 @@ def kernel(device: Device, dtype: str = "float16") -> Check:
         if isinstance(held, torch.Tensor):
             held.copy_(getattr(other, name))
     replay()
-    device.decode_attention(wanted, **vars(other))
+    device.run(_call(wanted, other))
     return Check("decode_attention", error(captured, wanted.double()), 0.0)
+
+
+def _call(out: torch.Tensor, given: Case) -> Call:
+    step = (given.block_tables, given.context_lens, given.block_size, given.max_context_len)
+    return Call("decode_attention", (out, given.query, given.key_cache, given.value_cache), step)
 
 
 def skeleton(device: Device, dtype: str = DTYPE, paged: bool = True) -> Check:

@@ -99,7 +99,7 @@ def decoded_latent(point: Point, make: Make) -> float:
     block_size, blocks = point.block_size, point.num_blocks
     given = latent_case(point.dtype, point.heads[0], block_size, point.contexts, num_blocks=blocks, make=make)
     out = make.full((*given.given.query.shape[:-1], LATENT_DIM), np.nan, point.dtype)
-    latent_attention.forward_into(out, **given.arguments())
+    latent_attention.prepare(out, **given.arguments()).launch()
     return error(out, given.expected())
 
 
@@ -109,7 +109,7 @@ def prefilled(point: Point, make: Make) -> float:
     given = case(*point.shape, point.contexts, query_lens=new, num_blocks=point.num_blocks, make=make)
     out = make.full(given.query.shape, np.nan, point.dtype)
     starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
-    prefill.forward_into(out, **vars(given), query_start_loc=starts, max_query_len=max(new))
+    prefill.prepare(out, **vars(given), query_start_loc=starts, max_query_len=max(new)).launch()
     return error(out, expected(given, new))
 
 
@@ -119,7 +119,7 @@ def prefilled_fp8(point: Point, make: Make) -> float:
     given = fp8_case(*point.shape, point.contexts, make=make, query_lens=new)
     out = make.full(given.given.query.shape, np.nan, point.dtype)
     starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
-    prefill.forward_into(out, **given.arguments(), query_start_loc=starts, max_query_len=max(new))
+    prefill.prepare(out, **given.arguments(), query_start_loc=starts, max_query_len=max(new)).launch()
     return error(out, given.expected(new))
 
 
@@ -149,7 +149,9 @@ def _attend_contiguously(out: Any, given: Case, **scales: Any) -> None:
     starts = library_of(out).asarray(given.block_tables[:, 0], dtype=library_of(out).int64) * given.block_size
     # An empty sequence has no first slot.
     starts[given.context_lens == 0] = -1
-    contiguous.forward_into(out, given.query, keys, values, starts, given.context_lens, given.max_context_len, **scales)
+    contiguous.prepare(
+        out, given.query, keys, values, starts, given.context_lens, given.max_context_len, **scales
+    ).launch()
 
 
 def written(point: Point, make: Make) -> float:

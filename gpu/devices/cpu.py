@@ -6,14 +6,15 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 
-from ..ops.prepared import LayerCall, Operation
+from ..ops.prepared import Call, LayerCall
 from . import fp8
 
 #: Options of glibc's ``malloc.h``: minimum size of separately mapped arrays, and amount of free memory to give back.
@@ -59,123 +60,65 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Does nothing: CPU calls are complete when they return."""
 
-    def decode_attention(
-        self,
-        out: Any,
-        query: Any,
-        key_cache: Any,
-        value_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        block_size: int,
-        max_context_len: int,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """One sequence after the other, so that the time is proportional to the number of tokens."""
-        caches = (key_cache, k_scale), (value_cache, v_scale)
+    def run(self, call: Call) -> None:
+        """Attention of one sequence after the other, so that the time is proportional to the number of tokens."""
+        compute: Callable[[Call], None] = getattr(self, f"_{call.operation}")
+        compute(call)
+
+    def prepared(self, call: Call) -> LayerCall:
+        """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
+        count = len(call.layer)
+        return lambda *tensors: self.run(replace(call, layer=tensors[:count], scales=tensors[count:]))
+
+    def _decode_attention(self, call: Call) -> None:
+        (out, query, *_), (block_tables, context_lens, block_size, _) = call.layer, call.step
         for sequence, context in enumerate(context_lens.tolist()):
             table = block_tables[sequence, : -(-context // block_size)]
-            held = (fp8.numbers(_gathered(cache, table, context), scale) for cache, scale in caches)
+            held = (fp8.numbers(_gathered(cache, table, context), scale) for cache, scale in call.caches())
             out[sequence] = self._decoded(query[sequence], *held)
 
-    def prefill_attention(
-        self,
-        out: Any,
-        query: Any,
-        key_cache: Any,
-        value_cache: Any,
-        block_tables: Any,
-        query_start_loc: Any,
-        context_lens: Any,
-        block_size: int,
-        max_query_len: int,
-        max_context_len: int,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """One sequence after the other."""
-        torch, starts = self._torch, query_start_loc.tolist()
-        caches = (key_cache, k_scale), (value_cache, v_scale)
+    def _prefill_attention(self, call: Call) -> None:
+        torch, (out, query, *_) = self._torch, call.layer
+        block_tables, query_start_loc, context_lens, block_size, *_ = call.step
+        starts = query_start_loc.tolist()
         for sequence, context in enumerate(context_lens.tolist()):
             rows = slice(starts[sequence], starts[sequence + 1])
             queries = rows.stop - rows.start
             if not queries:
                 continue
             table = block_tables[sequence, : -(-context // block_size)]
-            held = [fp8.numbers(_gathered(cache, table, context), scale) for cache, scale in caches]
+            held = [fp8.numbers(_gathered(cache, table, context), scale) for cache, scale in call.caches()]
             # Query i of q attends to context - q + i + 1 tokens.
             seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
             heads = [one.float().transpose(0, 1)[None] for one in (query[rows], *held)]
             found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True)
             out[rows] = found[0].transpose(0, 1).to(out.dtype)
 
-    def contiguous_attention(
-        self,
-        out: Any,
-        query: Any,
-        key_cache: Any,
-        value_cache: Any,
-        slot_starts: Any,
-        context_lens: Any,
-        max_context_len: int,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """One sequence after the other; contiguous tokens need no gather."""
-        caches = (key_cache, k_scale), (value_cache, v_scale)
+    def _contiguous_attention(self, call: Call) -> None:
+        """Contiguous tokens need no gather."""
+        (out, query, *_), (slot_starts, context_lens, _) = call.layer, call.step
         for sequence, (start, context) in enumerate(zip(slot_starts.tolist(), context_lens.tolist(), strict=True)):
-            held = (fp8.numbers(cache[start : start + context], scale) for cache, scale in caches)
+            held = (fp8.numbers(cache[start : start + context], scale) for cache, scale in call.caches())
             out[sequence] = self._decoded(query[sequence], *held)
 
-    def latent_attention(
-        self,
-        out: Any,
-        query: Any,
-        kv_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        block_size: int,
-        max_context_len: int,
-        softmax_scale: float,
-    ) -> None:
-        """One sequence after the other; vectors of any size, of which the value is as long as a row of ``out``."""
+    def _latent_attention(self, call: Call) -> None:
+        """Vectors of any size, of which the value is as long as a row of ``out``."""
+        (out, query, kv_cache), (block_tables, context_lens, block_size, _, softmax_scale) = call.layer, call.step
         for sequence, context in enumerate(context_lens.tolist()):
             vectors = _gathered(kv_cache, block_tables[sequence, : -(-context // block_size)], context).float()
             weights = (query[sequence].float() @ vectors.T * softmax_scale).softmax(-1)
             out[sequence] = weights @ vectors[:, : out.shape[-1]]
 
-    def reshape_and_cache(
-        self,
-        key: Any,
-        value: Any,
-        key_cache: Any,
-        value_cache: Any,
-        slot_mapping: Any,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
+    def _reshape_and_cache(self, call: Call) -> None:
         """Write new keys and values into their slots; -1 is skipped."""
+        (slot_mapping,) = call.step
         kept = slot_mapping >= 0
-        if not bool(kept.all()):
-            key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
-        for new, scale, cache in ((key, k_scale, key_cache), (value, v_scale, value_cache)):
+        pads = not bool(kept.all())
+        slots = slot_mapping[kept] if pads else slot_mapping
+        for given, (cache, scale) in zip(call.layer[:2], call.caches(), strict=True):
+            new = given[kept] if pads else given
             held = new if scale is None else fp8.rounded(new, scale, cache.dtype)
-            fp8.indexed(cache).view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, fp8.indexed(held))
-
-    def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
-        """As :meth:`devices.Device.prepared`: torch checks every call anyway."""
-        call, count = getattr(self, operation), 3 if operation == "latent_attention" else 4
-
-        def launch(*tensors: Any) -> None:
-            of_layer = dict(zip(scales, tensors[count:], strict=True))
-            call(*tensors[:count], *arguments[count:], **of_layer)
-
-        return launch
+            fp8.indexed(cache).view(-1, *cache.shape[2:]).index_copy_(0, slots, fp8.indexed(held))
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
         """Copy whole blocks within each cache."""

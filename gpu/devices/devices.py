@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ...sim.types.errors import MissingExtra, SettingError, UserError, install
 from ..ops import cache, contiguous, latent_attention, paged_attention, prefill
-from ..ops.prepared import LayerCall, Operation
+from ..ops.prepared import Call, LayerCall, Operation, Prepared
 from .cpu import CpuDevice
 from .probe import probe
 
@@ -31,7 +31,7 @@ _LIMITS = {
 }
 
 
-_PREPARE: dict[Operation, Callable[..., LayerCall]] = {
+_PREPARE: dict[Operation, Callable[..., Prepared]] = {
     "decode_attention": paged_attention.prepare,
     "prefill_attention": prefill.prepare,
     "contiguous_attention": contiguous.prepare,
@@ -43,17 +43,16 @@ _PREPARE: dict[Operation, Callable[..., LayerCall]] = {
 class _KernelDevice:
     """The calls that run kernels; the location of the tensors selects the build."""
 
-    decode_attention = staticmethod(paged_attention.paged_attention_cuda_forward)
-    prefill_attention = staticmethod(prefill.forward_into)
-    contiguous_attention = staticmethod(contiguous.forward_into)
-    latent_attention = staticmethod(latent_attention.forward_into)
-    reshape_and_cache = staticmethod(cache.reshape_and_cache)
     copy_blocks = staticmethod(cache.copy_blocks)
     swap_blocks = staticmethod(cache.swap_blocks)
 
-    def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
+    def run(self, call: Call) -> None:
+        """As :meth:`Device.run`."""
+        self.prepared(call).launch()
+
+    def prepared(self, call: Call) -> Prepared:
         """As :meth:`Device.prepared`."""
-        return _PREPARE[operation](*arguments, **scales)
+        return _PREPARE[call.operation](*call.layer, *call.step, **call.named_scales)
 
 
 class ShimDevice(_KernelDevice, CpuDevice):
@@ -140,87 +139,13 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Wait until all submitted work is complete."""
 
-    def decode_attention(
-        self,
-        out: Any,
-        query: Any,
-        key_cache: Any,
-        value_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        block_size: int,
-        max_context_len: int,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """:func:`paged_attention.forward` into ``out``."""
+    def run(self, call: Call) -> None:
+        """Compute into ``out`` of the call, or into the caches."""
 
-    def prefill_attention(
-        self,
-        out: Any,
-        query: Any,
-        key_cache: Any,
-        value_cache: Any,
-        block_tables: Any,
-        query_start_loc: Any,
-        context_lens: Any,
-        block_size: int,
-        max_query_len: int,
-        max_context_len: int,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """:func:`prefill.forward` into ``out``."""
+    def prepared(self, call: Call) -> LayerCall:
+        """A call that is checked once for all layers of a step.
 
-    def contiguous_attention(
-        self,
-        out: Any,
-        query: Any,
-        key_cache: Any,
-        value_cache: Any,
-        slot_starts: Any,
-        context_lens: Any,
-        max_context_len: int,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """:func:`contiguous.forward` into ``out``."""
-
-    def latent_attention(
-        self,
-        out: Any,
-        query: Any,
-        kv_cache: Any,
-        block_tables: Any,
-        context_lens: Any,
-        block_size: int,
-        max_context_len: int,
-        softmax_scale: float,
-    ) -> None:
-        """:func:`latent_attention.forward` into ``out``."""
-
-    def reshape_and_cache(
-        self,
-        key: Any,
-        value: Any,
-        key_cache: Any,
-        value_cache: Any,
-        slot_mapping: Any,
-        *,
-        k_scale: Any = None,
-        v_scale: Any = None,
-    ) -> None:
-        """:func:`cache.reshape_and_cache`."""
-
-    def prepared(self, operation: Operation, *arguments: Any, **scales: Any) -> LayerCall:
-        """A call of an operation with its positional arguments, checked once for all layers of a step.
-
-        ``scales`` are those of caches of fp8, ``k_scale`` and ``v_scale``. The result takes the
-        first arguments, the tensors of a layer: ``out``, ``query`` and the caches, or ``key``,
-        ``value`` and the caches; and after them the scales. The others are its own, so it is valid for one step.
+        The result takes the tensors of a layer, and after them the scales. The rest is the call's, so it is valid for one step.
         """
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:

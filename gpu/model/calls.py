@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ..devices.devices import Device
-from ..ops.prepared import LayerCall, Operation
+from ..ops.prepared import Call, LayerCall, Operation
 from .batch import Inputs, Rows
-from .pool import SCALES
 
 #: Tensors of a layer, without scales.
 OF_LAYER = 4
@@ -35,8 +34,8 @@ class EveryLayer:
             SettingError: An argument does not fit, or a tensor is unlike that of the first layer.
         """
         if self._prepared is None:
-            scales = dict(zip(SCALES, tensors[OF_LAYER:], strict=False))
-            self._prepared = self._device.prepared(self._operation, *tensors[:OF_LAYER], *self._rest, **scales)
+            call = Call(self._operation, tensors[:OF_LAYER], self._rest, tensors[OF_LAYER:])
+            self._prepared = self._device.prepared(call)
         self._prepared(*tensors)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Number formats of a KV cache, as vLLM's ``--kv-cache-dtype`` names them: that of queries and weights, or fp8 (e4m3).
 KV_CACHE_DTYPES = ("auto", "fp8")
-#: The names of the scales of fp8, in the order in which calls take them.
-SCALES = ("k_scale", "v_scale")
 
 
 def cache_dtype(kv_cache_dtype: str, dtype: torch.dtype, model: ModelSpec, device: Device) -> torch.dtype:
@@ -89,7 +87,7 @@ class KvPool:
 
         self.keys, self.values = on_device(), on_device()
         self.host_keys, self.host_values = on_host(), on_host()
-        heads = (len(SCALES), model.num_kv_heads)
+        heads = (2, model.num_kv_heads)
         of_layer = (tuple(0.5 + torch.rand(heads, device=device.torch_device)) for _ in layers)
         self.scales: list[tuple[Tensor, ...]] = list(of_layer) if dtype.itemsize == 1 else [() for _ in layers]
 

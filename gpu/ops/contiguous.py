@@ -55,27 +55,8 @@ def forward(
     (like,) = views(query=query)
     out = empty("out", like.shape, like.dtype, like)
     arguments = query, key_cache, value_cache, slot_starts, context_lens, max_context_len
-    forward_into(out.owner, *arguments, k_scale=k_scale, v_scale=v_scale, check_ids=check_ids)
+    prepare(out.owner, *arguments, k_scale=k_scale, v_scale=v_scale, check_ids=check_ids).launch()
     return out.owner
-
-
-def forward_into(
-    out: Any,
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    slot_starts: Any,
-    context_lens: Any,
-    max_context_len: int,
-    *,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    check_ids: bool = False,
-) -> None:
-    """:func:`forward` into ``out``, an array like ``query``."""
-    rest = (slot_starts, context_lens, max_context_len)
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
-    prepare(out, query, key_cache, value_cache, *rest, **scales, check_ids=check_ids).launch()
 
 
 def prepare(
@@ -94,7 +75,7 @@ def prepare(
     """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer, and over
     caches of fp8 ``k_scale`` and ``v_scale`` after them.
 
-    Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
+    Args and errors are those of :func:`forward`, with ``out`` before them, an array like ``query``.
     """
     given = checks.given_scales(k_scale, v_scale)
     query, out, key_cache, value_cache, slot_starts, context_lens, *scales = views(

@@ -61,25 +61,8 @@ def forward(
     (like,) = views(query=query)
     out = empty("out", (*like.shape[:-1], source.LATENT_DIM), like.dtype, like)
     rest = (block_tables, context_lens, block_size, max_context_len, softmax_scale)
-    forward_into(out.owner, query, kv_cache, *rest, check_ids=check_ids)
+    prepare(out.owner, query, kv_cache, *rest, check_ids=check_ids).launch()
     return out.owner
-
-
-def forward_into(
-    out: Any,
-    query: Any,
-    kv_cache: Any,
-    block_tables: Any,
-    context_lens: Any,
-    block_size: int,
-    max_context_len: int,
-    softmax_scale: float,
-    *,
-    check_ids: bool = False,
-) -> None:
-    """:func:`forward` into ``out``, ``[batch, num_heads, 512]``."""
-    rest = (block_tables, context_lens, block_size, max_context_len, softmax_scale)
-    prepare(out, query, kv_cache, *rest, check_ids=check_ids).launch()
 
 
 def prepare(
@@ -96,7 +79,7 @@ def prepare(
 ) -> Prepared:
     """The checked call, without its launch; it takes ``out``, ``query`` and ``kv_cache`` of any layer.
 
-    Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
+    Args and errors are those of :func:`forward`, with ``out`` before them, ``[batch, num_heads, 512]``.
     """
     query, out, kv_cache, block_tables, context_lens = views(
         "out", query=query, out=out, kv_cache=kv_cache, block_tables=block_tables, context_lens=context_lens

@@ -72,30 +72,8 @@ def forward(
     caches, lengths = (key_cache, value_cache, block_tables), (query_start_loc, context_lens)
     sizes = block_size, max_query_len, max_context_len
     scales = {"k_scale": k_scale, "v_scale": v_scale}
-    forward_into(out.owner, query, *caches, *lengths, *sizes, **scales, check_ids=check_ids)
+    prepare(out.owner, query, *caches, *lengths, *sizes, **scales, check_ids=check_ids).launch()
     return out.owner
-
-
-def forward_into(
-    out: Any,
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    block_tables: Any,
-    query_start_loc: Any,
-    context_lens: Any,
-    block_size: int,
-    max_query_len: int,
-    max_context_len: int,
-    *,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    check_ids: bool = False,
-) -> None:
-    """:func:`forward` into ``out``, an array like ``query``."""
-    rest = (block_tables, query_start_loc, context_lens, block_size, max_query_len, max_context_len)
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
-    prepare(out, query, key_cache, value_cache, *rest, **scales, check_ids=check_ids).launch()
 
 
 def prepare(
@@ -117,7 +95,7 @@ def prepare(
     """The checked call, without its launch; it takes ``out``, ``query``, ``key_cache`` and ``value_cache`` of any layer, and over
     caches of fp8 ``k_scale`` and ``v_scale`` after them.
 
-    Args and errors are those of :func:`forward`, with ``out`` as in :func:`forward_into`.
+    Args and errors are those of :func:`forward`, with ``out`` before them, an array like ``query``.
     """
     given = checks.given_scales(k_scale, v_scale)
     query, out, key_cache, value_cache, block_tables, query_start_loc, context_lens, *scales = views(

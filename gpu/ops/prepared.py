@@ -8,7 +8,8 @@ those that were checked, and writes their addresses into the kernels' arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...sim.types.errors import SettingError
@@ -19,10 +20,37 @@ from .launching import Launch
 Operation = Literal[
     "decode_attention", "prefill_attention", "contiguous_attention", "latent_attention", "reshape_and_cache"
 ]
-#: A checked call of an operation, which takes the first four arguments of any layer, or three of latent attention.
+#: A checked call of an operation, which takes the tensors of any layer, and over caches of fp8 their scales after them.
 LayerCall = Callable[..., None]
 #: Bytes of the kernels' loads; the address of each of the first tensors of a layer is a multiple. Scales may follow them.
 ALIGNMENT, LOADED_TENSORS = 16, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation.
+
+    Attributes:
+        operation: Its function is that of :mod:`paged_attention`, :mod:`prefill`, :mod:`contiguous`, :mod:`latent_attention` or
+            :mod:`cache`; shapes and dtypes are its.
+        layer: The tensors of a layer: ``out``, ``query`` and the caches, or ``key``, ``value`` and the caches.
+        step: The arguments of the function that follow them, in its order; all layers of a step have the same.
+        scales: ``k_scale`` and ``v_scale`` of caches of fp8; none without.
+    """
+
+    operation: Operation
+    layer: tuple[Any, ...]
+    step: tuple[Any, ...]
+    scales: tuple[Any, ...] = ()
+
+    @property
+    def named_scales(self) -> dict[str, Any]:
+        """The scales by name."""
+        return dict(zip(("k_scale", "v_scale"), self.scales, strict=False))
+
+    def caches(self) -> Iterator[tuple[Any, Any]]:
+        """The caches of keys and values, each with its scale, None without."""
+        return zip(self.layer[2:], self.scales or (None, None), strict=True)
 
 
 class Prepared:

@@ -18,6 +18,7 @@ from fragmeter.gpu.bench.shapes import BLOCK_SIZE, Caches, Shape, lacking, sets_
 from fragmeter.gpu.bench.table import line, shares
 from fragmeter.gpu.bench.ways import WAYS, Unable
 from fragmeter.gpu.devices import devices
+from fragmeter.gpu.ops.prepared import Call
 
 SHAPE = Shape(2, 64, 4, 2, 64, torch.float32)
 CPU = devices.open("cpu")
@@ -58,7 +59,7 @@ def flashinfer(factor: float):
 
         def run(self, query, caches):
             out, lens = torch.empty_like(query), torch.tensor([64, 64], dtype=torch.int32)
-            CPU.decode_attention(out, query, *caches, self.tables, lens, 16, 64)
+            CPU.run(Call("decode_attention", (out, query, *caches), (self.tables, lens, 16, 64)))
             return out * factor
 
     return SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper)
@@ -208,7 +209,8 @@ def test_the_kernel_computes_the_shape_in_fp8(monkeypatch):
     )
     wanted = torch.empty(2, 8, 64, dtype=torch.float64)
     sizes = caches.context_lens, BLOCK_SIZE, shape.context
-    CPU.decode_attention(wanted, caches.query.double(), keys, values, caches.block_tables[1], *sizes)
+    layer = (wanted, caches.query.double(), keys, values)
+    CPU.run(Call("decode_attention", layer, (caches.block_tables[1], *sizes)))
     assert float((found - wanted).norm() / wanted.norm()) <= 1e-2
     first = caches.block_tables[0].flatten().long()
     assert torch.equal(WAYS["gather"](CPU, caches)(0)[0], caches.keys.view(torch.uint8)[first])

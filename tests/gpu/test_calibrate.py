@@ -44,17 +44,19 @@ class Spy:
 
     prepared = devices.CpuDevice.prepared
 
+    def run(self, call):
+        getattr(self, call.operation)(*call.layer, *call.step)
+        self._device.run(call)
+
     def reshape_and_cache(self, key, value, key_cache, value_cache, slots):
         assert key.shape == value.shape and len(set(slots.tolist())) == len(key)
         self.seen.append({"op": "kv_write", "tokens": len(key), "kv_heads": key.shape[1], "head_dim": key.shape[2]})
-        self._device.reshape_and_cache(key, value, key_cache, value_cache, slots)
 
     def decode_attention(self, out, query, keys, values, tables, contexts, block_size, longest):
         again = self._check(keys, tables, contexts, block_size, longest)
         sizes = {"batch": len(query), "context_tokens": int(contexts.sum()), "block_size": block_size}
         shared = {"repeated_tokens": again * block_size} if again else {}
         self.seen.append({"op": "decode_attention", **sizes, **shared, **self._heads(query, keys)})
-        self._device.decode_attention(out, query, keys, values, tables, contexts, block_size, longest)
 
     def contiguous_attention(self, out, query, keys, values, starts, contexts, longest):
         pieces = sorted(zip(starts.tolist(), contexts.tolist(), strict=True))
@@ -64,7 +66,6 @@ class Spy:
         sizes = {"batch": len(query), "context_tokens": int(contexts.sum())}
         heads = {"heads": query.shape[1], "kv_heads": keys.shape[1], "head_dim": query.shape[2]}
         self.seen.append({"op": "contiguous_attention", **sizes, **heads})
-        self._device.contiguous_attention(out, query, keys, values, starts, contexts, longest)
 
     def prefill_attention(self, out, query, keys, values, tables, starts, contexts, block_size, most, longest):
         assert not self._check(keys, tables, contexts, block_size, longest)
@@ -75,7 +76,6 @@ class Spy:
         )
         sizes = {"tokens": len(query), "pairs": pairs, "context_tokens": int(contexts.sum())}
         self.seen.append({"op": "prefill_attention", **sizes, **self._heads(query, keys)})
-        self._device.prefill_attention(out, query, keys, values, tables, starts, contexts, block_size, most, longest)
 
     def copy_blocks(self, keys, values, mapping):
         assert not set(mapping[:, 0].tolist()) & set(mapping[:, 1].tolist())

@@ -13,6 +13,7 @@ import pytest
 import gpu_cases
 from fragmeter.gpu.check import fp8
 from fragmeter.gpu.devices import devices, probe
+from fragmeter.gpu.ops.prepared import Call
 from fragmeter.sim.types.errors import MissingExtra, SettingError, UserError
 
 torch = pytest.importorskip("torch")
@@ -34,7 +35,8 @@ def test_decode_attention(name):
     given = gpu_cases.case("float32", (4, 2), 64, 16, [37, 1, 0, 40])
     arrays = tensors(*list(vars(given).values())[:5])
     out = torch.full_like(arrays[0], torch.nan)
-    devices.open(name).decode_attention(out, *arrays, given.block_size, given.max_context_len)
+    step = (*arrays[3:], given.block_size, given.max_context_len)
+    devices.open(name).run(Call("decode_attention", (out, *arrays[:3]), step))
     assert gpu_cases.error(out.numpy(), gpu_cases.expected(given)) <= 1e-5
 
 
@@ -45,7 +47,7 @@ def test_contiguous_attention(name):
     starts = tables[:, 0].astype(np.int64) * 16
     arrays = tensors(query, flat(key_cache), flat(value_cache), starts, contexts)
     out = torch.full_like(arrays[0], torch.nan)
-    devices.open(name).contiguous_attention(out, *arrays, 16)
+    devices.open(name).run(Call("contiguous_attention", (out, *arrays[:3]), (*arrays[3:], 16)))
     assert gpu_cases.error(out.numpy(), gpu_cases.expected(given)) <= 1e-5
 
 
@@ -63,7 +65,7 @@ def test_prefill_attention(name):
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     arrays = tensors(queries, *caches, given.block_tables, starts, given.context_lens)
     out = torch.full_like(arrays[0], torch.nan)
-    devices.open(name).prefill_attention(out, *arrays, 16, 20, 23)
+    devices.open(name).run(Call("prefill_attention", (out, *arrays[:3]), (*arrays[3:], 16, 20, 23)))
     assert gpu_cases.error(out.numpy(), wanted) <= 1e-5
 
 
@@ -72,7 +74,7 @@ def test_tokens_are_written_and_blocks_copied(name):
     device = devices.open(name)
     key, value = torch.randn(2, 4, 2, 64)
     caches = [torch.zeros(3, 2, 2, 64) for _ in "kv"]
-    device.reshape_and_cache(key, value, *caches, torch.tensor([5, -1, 0, 1]))
+    device.run(Call("reshape_and_cache", (key, value, *caches), (torch.tensor([5, -1, 0, 1]),)))
     device.copy_blocks(caches[:1], caches[1:], torch.tensor([[0, 1]]))
     for new, cache in zip((key, value), caches, strict=True):
         wanted = torch.zeros(6, 2, 64)
@@ -91,9 +93,8 @@ def test_bytes_of_fp8_are_codes(cache_dtype, name):
     query, tables, contexts, *scales = tensors(
         case.query, case.block_tables, case.context_lens, given.k_scale, given.v_scale
     )
-    scales = dict(zip(("k_scale", "v_scale"), scales, strict=True))
     out, starts = torch.empty_like(query), torch.tensor([0, *np.cumsum(new)], dtype=torch.int32)
-    device.prefill_attention(out, query, *caches, tables, starts, contexts, 32, 20, 32, **scales)
+    device.run(Call("prefill_attention", (out, query, *caches), (tables, starts, contexts, 32, 20, 32), tuple(scales)))
     wanted = given.expected(new)
     assert gpu_cases.error(out.numpy(), wanted) <= 1e-3
     # The last new token of a sequence attends to all of its tokens.
@@ -101,11 +102,12 @@ def test_bytes_of_fp8_are_codes(cache_dtype, name):
     alone, wanted = query[last].contiguous(), wanted[last]
     wanted[2] = 0
     out = torch.full_like(alone, torch.nan)
-    device.decode_attention(out, alone, *caches, tables, contexts, 32, 32, **scales)
+    device.run(Call("decode_attention", (out, alone, *caches), (tables, contexts, 32, 32), tuple(scales)))
     assert gpu_cases.error(out.numpy(), wanted) <= 1e-3
     flat_caches, starts = [cache.flatten(0, 1) for cache in caches], tables[:, 0].long() * 32
     starts[2] = -1
-    device.contiguous_attention(out.fill_(torch.nan), alone, *flat_caches, starts, contexts, 32, **scales)
+    layer = (out.fill_(torch.nan), alone, *flat_caches)
+    device.run(Call("contiguous_attention", layer, (starts, contexts, 32), tuple(scales)))
     assert gpu_cases.error(out.numpy(), wanted) <= 1e-3
 
 
@@ -116,7 +118,7 @@ def test_tokens_are_written_as_codes_of_fp8(cache_dtype, name):
     k_scale, v_scale = torch.tensor([[0.03, 0.01], [0.001, 0.5]])
     caches = [torch.zeros(3, 2, 2, 64, dtype=torch.uint8).view(cache_dtype) for _ in "kv"]
     slots = torch.tensor([5, -1, 0, 1])
-    devices.open(name).reshape_and_cache(key, value, *caches, slots, k_scale=k_scale, v_scale=v_scale)
+    devices.open(name).run(Call("reshape_and_cache", (key, value, *caches), (slots,), (k_scale, v_scale)))
     for new, scale, cache in zip((key, value), (k_scale, v_scale), caches, strict=True):
         wanted = np.zeros((6, 2, 64), np.uint8)
         wanted[[5, 0, 1]] = fp8.encoded((new / scale[:, None]).numpy())[[0, 2, 3]]

@@ -275,7 +275,7 @@ def test_forward_takes_arrays_and_gives_one_like_the_query():
     out = prefill.forward(**given, check_ids=True)
     assert out.dtype == np.float16
     assert out.tobytes() == run(given).tobytes()
-    assert prefill.forward_into(np.empty_like(out), **given) is None
+    assert prefill.prepare(np.empty_like(out), **given).launch() is None
 
 
 def test_no_sequences_and_no_new_tokens_give_an_empty_array():

@@ -228,7 +228,7 @@ def test_a_step_prepares_each_operation_once_for_all_layers(lens, monkeypatch):
     subject, seen = Skeleton(spec, devices.open("cpu"), 12), []
     prepare = devices.CpuDevice.prepared
     monkeypatch.setattr(
-        devices.CpuDevice, "prepared", lambda self, name, *rest: (seen.append(name), prepare(self, name, *rest))[1]
+        devices.CpuDevice, "prepared", lambda self, call: (seen.append(call.operation), prepare(self, call))[1]
     )
     tables = np.arange(9).reshape(3, 3)
     for _ in range(2):
