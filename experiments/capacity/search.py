@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ... import __version__
 from ...reports.explore.what_if import WhatIf
 from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
@@ -32,6 +33,7 @@ from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.start import shape_of, started
+from .again import ASKED, inputs_of, what_moved
 from .answer import Answer, Bill, ranked, without_price
 from .candidates import CHECKPOINT, Candidate, Choices, candidates
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
@@ -150,6 +152,8 @@ class PlanRequest:
     Attributes:
         gpus: Candidates; empty for every preset with a price.
         searches_ranks: Whether ranks of tensor parallelism that are not listed are open.
+        asked: The flags that were given, for ``--again``.
+        then: The document of an earlier plan for the same flags; None without one.
     """
 
     line: ServeLine
@@ -159,6 +163,8 @@ class PlanRequest:
     log: StartupLog | None
     inputs: Inputs
     searches_ranks: bool = False
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    then: Mapping[str, Any] | None = None
 
 
 def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder | None, report: Report) -> None:
@@ -244,9 +250,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
     if request.line.uncounted_names:
         report.print_line(f"Without {', '.join(request.line.uncounted_names)}, not counted:")
-    _SearchOutput(aims, goal, planner, load, wanted, priced, answers, request.model or line.model, plan_of_day).write(
-        report, out
-    )
+    _SearchOutput(aims, goal, planner, load, wanted, priced, answers, found, request, plan_of_day).write(report, out)
 
 
 def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) -> tuple[dict[str, list[str]], list[str]]:
@@ -349,9 +353,9 @@ class _SearchOutput:
 
     def __init__(
         self, aims: Aims, goal: Goal, planner: Planner, load: Load, wanted: float | None, priced: Prices,
-        answers: Sequence[Answer], model: str, day: DayPlan | None = None,
+        answers: Sequence[Answer], searched: Sequence[Candidate], request: PlanRequest, day: DayPlan | None = None,
     ) -> None:  # fmt: skip
-        self._model = model
+        self._model, self._searched, self._request = request.model or request.line.model, searched, request
         self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
         self._answers, self._day, self._planner = answers, day, planner
         self._ranks = ranked(answers, load, priced, wanted, aims.spare)
@@ -387,11 +391,13 @@ class _SearchOutput:
             report.console.print(day_table(self._day))
             for line in day_lines(self._day, currency):
                 report.print_line(line)
+        document = self._document(text, [*about, *verified], explained)
+        for line in document.get("again", ()):
+            report.line(line)
         assumptions = [f"Requests: {self._load.source()}.", *self._assumptions()]
         report.print_line()
         for line in assumptions:
             report.print_line(line)
-        document = self._document(text, [*about, *verified], explained)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions, self._what_if()))
             if self._aims.deploy is not None and self._ranks:
@@ -514,7 +520,10 @@ class _SearchOutput:
 
     def _document(self, text: str, about: Sequence[str], explained: Sequence[str]) -> dict[str, Any]:
         bills = {answer.candidate.name: bill for answer, bill in self._ranks}
-        return {
+        document = {
+            "fragmeter": __version__,
+            ASKED: self._request.asked,
+            "requests_sha256": self._load.draw(self._aims.seed).at(1.0).sha256(),
             "recommendation": text,
             "details": list(about),
             "recommended": self._ranks[0][0].candidate.axis_values if self._ranks else None,
@@ -535,6 +544,10 @@ class _SearchOutput:
             **({} if self._day is None else {"day": self._day.as_dict()}),
             "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],
         }
+        then = self._request.then
+        if then is not None:
+            document["again"] = what_moved(then, document, self._ranks, self._searched, self._priced)
+        return document
 
     def _closed(self) -> list[dict[str, Any]]:
         return [asdict(each) for contest in self._planner.contests for each in contest.closed]
@@ -559,6 +572,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
             "evidence": evidence(candidate.settings, served_at_rate(answer)).as_dict(),
             "memory": asdict(pool.stage),
             "kv_cache_tokens": pool.num_tokens,
+            "inputs": inputs_of(candidate),
         }
     if found is not None:
         data |= {

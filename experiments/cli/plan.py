@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter
+from pydantic import ValidationError
 
 from ...sim.output.files import require_apart
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
+from ..capacity.again import ASKED, as_asked, read_plan
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.page import PLAN
 from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
@@ -32,6 +34,12 @@ from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
 _LINE = Parameter(group=_LINE_GROUP)
+#: Flags that ``--again`` takes from an earlier plan: those without a group, and the groups.
+_ASKED_ALONE = ("serve", "gpu", "model", "vllm", "startup_log")
+_ASKED_GROUPS: dict[str, type[Any]] = {
+    "aims": Aims, "choices": Choices, "requests": Requests, "pacing": Pacing, "reading": Reading,
+}  # fmt: skip
+_Group = TypeVar("_Group")
 
 
 def plan(
@@ -44,6 +52,7 @@ def plan(
     mean_tokens: Annotated[int | None, _LINE] = None,
     ask: Annotated[str | None, _LINE] = None,
     check: Annotated[Path | None, _LINE] = None,
+    again: Annotated[Path | None, _LINE] = None,
     aims: AIMS = Aims(),
     choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
@@ -76,6 +85,8 @@ def plan(
             simulate, or for sequences of --mean-tokens.
         check: TOML file of services, each with its line, fleet, load and objectives: test whether every fleet meets its
             objectives. The exit status is 3 if one does not. Other flags are --seed, --jobs and --json.
+        again: plan.json of an earlier plan: answer its question with the inputs of now, and say what moved the bill. Other flags
+            are --jobs, --address, --out and --json.
         out: Folder for plan.html, plan.md, plan.json, plan.csv, plan.parquet, day.csv (with --rate-curve) and finished runs. The
             same command continues an interrupted plan there.
     """
@@ -83,13 +94,31 @@ def plan(
     if check is not None:
         alone = {
             "serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens,
-            "ask": ask, "out": out,
+            "ask": ask, "again": again, "out": out,
         }  # fmt: skip
-        _require_no_others(check, alone, replace(aims, seed=0), choices, requests, pacing, reading)
+        aims_alone = replace(aims, seed=0)
+        _require_no_others(
+            "check", check, "the services, loads and objectives", alone, aims_alone, choices, requests, pacing, reading
+        )
         require_apart({"json": json}, {"check": [check]})
         if not check_services(check, workers, aims.seed, report):
             raise ObjectivesMissed
         return
+    asked = as_asked(
+        {"serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log},
+        {"aims": aims, "choices": choices, "requests": requests, "pacing": pacing, "reading": reading},
+    )
+    then = None
+    if again is not None:
+        others = {"mean_tokens": mean_tokens, "ask": ask, **{name: asked.get(name) for name in _ASKED_ALONE}}
+        _require_no_others("again", again, "its own flags", others, aims, choices, requests, pacing, reading)
+        require_apart({"out": out, "json": json}, {"again": [again]})
+        then = read_plan(again)
+        asked = then[ASKED]
+        serve, gpu, model, vllm, startup_log = (asked.get(name) for name in _ASKED_ALONE)
+        aims, choices, requests, pacing, reading = (
+            _group_of(kind, asked.get(name, {}), again) for name, kind in _ASKED_GROUPS.items()
+        )
     if gpu is None and (aims.goodput is None or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
     described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)
@@ -116,7 +145,13 @@ def plan(
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
         folder = None if out is None else OutputFolder(out, PLAN)
-        search(aims, PlanRequest(line, gpus, choices, model, log, inputs, serve is None), workers, folder, report)
+        search(
+            aims,
+            PlanRequest(line, gpus, choices, model, log, inputs, serve is None, asked, then),
+            workers,
+            folder,
+            report,
+        )
         return
     _refuse_unused(serve, gpus, aims, choices, out)
     questions = questions_of(ask, load)
@@ -179,10 +214,26 @@ def _start(
     )
 
 
-def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None:
-    """Refuse flags beside a file of services, each of which has its own.
+def _group_of(kind: type[_Group], values: dict[str, Any], path: Path) -> _Group:
+    """A group of flags of an earlier plan.
+
+    Raises:
+        SettingError: This release has other flags.
+    """
+    try:
+        return kind(**values)
+    except (TypeError, ValidationError) as error:
+        why = str(error).splitlines()[-1].strip()
+        raise SettingError(
+            "again", str(path), f"has flags that this release does not take ({why}); plan anew"
+        ) from None
+
+
+def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *groups: Any) -> None:
+    """Refuse flags beside a file that has its own.
 
     Args:
+        name, has: Flag of the file, and what it has.
         alone: Flags without a group, None where they are not given.
         groups: Groups of flags, each of which can be made without arguments.
 
@@ -198,7 +249,7 @@ def _require_no_others(check: Path, alone: dict[str, Any], *groups: Any) -> None
     ]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise SettingError("check", str(check), f"has the services, loads and objectives; leave out {flags}")
+        raise SettingError(name, str(path), f"has {has}; leave out {flags}")
 
 
 def _require_llama_alone(alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:
