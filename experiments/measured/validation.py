@@ -33,7 +33,7 @@ from ...sim.cost.calibration import Calibration, read
 from ...sim.recording.plans import Plan
 from ...sim.spec import ModelSpec, gpu
 from ...sim.spec import model as model_spec
-from ...sim.spec.deployment import Deployment
+from ...sim.spec.deployment import Deployment, dtype_bits
 from ...sim.types.errors import SettingError
 from ...sim.types.ticks import PER_SECOND
 from ..runs.output import Report
@@ -69,6 +69,11 @@ def print_document(document: Document, report: Report) -> None:
             f"It is of {calibration['model']}, another model: null models are scaled by the bytes of weights and of KV."
         )
         report.print_line(text)
+    if "dtype" in calibration:
+        report.print_line(
+            f"It is in {calibration['dtype']} with a KV cache in {calibration['kv_cache_dtype']}, other number formats: both its operations and its null"
+            " models are scaled by their bytes."
+        )
     if "step_drifts" in calibration:
         drifts = ", ".join(f"{drift:+.1%}" for drift in calibration["step_drifts"])
         report.print_line(
@@ -267,7 +272,7 @@ class Validation:
         kv_cache_dtype: Number format of the KV cache, auto or fp8; None takes the calibration's.
 
     Raises:
-        UserError: The file is not a calibration, has another number format of the KV cache, or the same seed.
+        UserError: The file is not a calibration, or has the same seed.
     """
 
     def __init__(
@@ -282,13 +287,11 @@ class Validation:
         kv_cache_dtype: str | None = None,
     ) -> None:
         self._device, self._scale, self._seed, self._watch, self._again = device, scale, seed, watch, again
+        fit = read(calibration)
+        self._dtype = dtype or fit.dtype or usual_dtype(device)
+        self._kv_cache_dtype = kv_cache_dtype or fit.kv_cache_dtype
         self._read(calibration)
         self._is_again = False
-        self._dtype = dtype or self._calibration.dtype or usual_dtype(device)
-        self._kv_cache_dtype = kv_cache_dtype or self._calibration.kv_cache_dtype
-        refusal = self._calibration.kv_refusal(points.KV_DTYPES[self._kv_cache_dtype])
-        if refusal is not None:
-            raise SettingError("calibration", str(calibration), f"{refusal}; leave the flag out, or calibrate with it")
         if seed == self._calibrated.get("seed"):
             raise SettingError("seed", seed, "is the calibration's, which must not know what is tested: take another")
         #: The timed steps of each run.
@@ -316,7 +319,8 @@ class Validation:
 
     def _read(self, calibration: Path) -> None:
         self._cost = str(calibration)
-        self._calibration, self._calibrated = read(calibration), json.loads(calibration.read_bytes())
+        self._calibration = read(calibration).in_format(self._dtype, self._kv_cache_dtype)
+        self._calibrated = json.loads(calibration.read_bytes())
         self._costs: dict[tuple[bool, float], StepCost] = {}
 
     def _passes(self, drift: Drift) -> Iterator[list[dict[str, Any]]]:
@@ -431,6 +435,9 @@ class Validation:
         data = {"kind": found.kind, "source": found.source, "sha256": found.sha256}
         if "model" in self._calibrated:
             data["model"] = self._calibrated["model"]
+        formats = formats_of(self._calibrated)
+        if formats != (self._dtype, self._kv_cache_dtype):
+            data |= dict(zip(("dtype", "kv_cache_dtype"), formats, strict=True))
         drifts = self._calibrated.get("step_drifts") if self._is_again else None
         more = {} if drifts is None else {"step_drifts": drifts}
         return data | {"device": found.device.get("name"), "parts": self._calibrated.get("parts", 1), **more}
@@ -472,7 +479,7 @@ class Validation:
             self.plans[name],
             self.replays[name],
             measured,
-            over_calibrated(self.skeleton.model, self._calibrated),
+            over_calibrated(self.skeleton.model, self._dtype, self._kv_cache_dtype, self._calibrated),
         )
 
     def _replay(self, one: PricedPlan, steps: np.ndarray, samples_us: np.ndarray) -> Replay:
@@ -584,13 +591,22 @@ def samples_us(skeleton: Skeleton, plan: Plan, rounds: int, watch: Callable[...,
     return np.array([validate.pass_us(skeleton, plan, steps, watch) for _ in range(rounds)])
 
 
-def over_calibrated(spec: ModelSpec, calibrated: Document) -> tuple[float, float]:
-    """Bytes of a model's weights and KV over those of the model of a calibration file."""
+def over_calibrated(spec: ModelSpec, dtype: str, kv_cache_dtype: str, calibrated: Document) -> tuple[float, float]:
+    """Bytes of a model's weights and KV in its number formats over those of the model of a calibration file in its own."""
     named = calibrated.get("model")
-    if named in (None, spec.name):
-        return 1.0, 1.0
-    (weights, kv), (of_weights, of_kv) = (acceptance.elements(one) for one in (spec, model_spec(named)))
-    return weights / of_weights, kv / of_kv
+    of_model = spec if named in (None, spec.name) else model_spec(named)
+    sides = ((spec, dtype, kv_cache_dtype), (of_model, *formats_of(calibrated)))
+    (weights, kv), (of_weights, of_kv) = (
+        np.array(acceptance.elements(one))
+        * (dtype_bits(of_weights), dtype_bits(of_weights if kept == "auto" else kept))
+        for one, of_weights, kept in sides
+    )
+    return float(weights / of_weights), float(kv / of_kv)
+
+
+def formats_of(calibrated: Document) -> tuple[str, str]:
+    """Number formats of a calibration file: of weights and KV, and of the KV cache where that is another."""
+    return calibrated.get("dtype", "fp16"), calibrated.get("kv_cache_dtype", "auto")
 
 
 def cost_of(fit: Calibration, model: str, kv_cache_dtype: str, captures: bool, paged: bool) -> StepCost:

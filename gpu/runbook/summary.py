@@ -250,6 +250,7 @@ def _serving(found: Found) -> str:
                 for figure in figures
             ),
             f"{run['preemptions']['predicted']}, {run['preemptions']['samples']}",
+            ", ".join(f"{name} {off:.2f}" for name, off in run.get("of_limits", {}).items()),
         )
         for run in found["runs"]
     ]
@@ -265,7 +266,9 @@ def _serving(found: Found) -> str:
     title = f"## Served on the device's own clock, predicted before (sha256 {found['prediction']['sha256'][:16]})"
     verdict = f"Within its limits: {'yes' if found['acceptance']['passes'] else 'no'}.\n{reasons}".rstrip()
     tables = [
-        _table(("predicted, measured", "requests/s", "TPOT, ms", "TTFT, ms", "preemptions"), rows),
+        _table(
+            ("predicted, measured", "requests/s", "TPOT, ms", "TTFT, ms", "preemptions", "errors of their limits"), rows
+        ),
         _table(("ratio of requests/s", "predicted", "measured", "error"), ratios),
     ]
     return "\n\n".join([title, verdict, *tables])

@@ -304,7 +304,8 @@ def _not_tested(runs: Sequence[Run]) -> Iterator[tuple[Key, str]]:
         )
 
 
-_KNOWS = {
+#: What each null model knows, for a reason.
+KNOWS = {
     "constant": "one constant",
     "tokens": "a line in tokens",
     "contexts": "a plane in sequences, context and prompt tokens",
@@ -320,7 +321,7 @@ def _not_better(runs: Sequence[Run]) -> Iterator[tuple[Key, str]]:
         if run.error > error + allowed or (run.reads_kv and run.error == error):
             yield (
                 ("null", run.name),
-                f"{run.name}: a step is off by {run.error:.1%}, and by {error:.1%} with {_KNOWS[name]}",
+                f"{run.name}: a step is off by {run.error:.1%}, and by {error:.1%} with {KNOWS[name]}",
             )
 
 

@@ -82,7 +82,7 @@ class Calibration:
         self.name, self.sha256 = name, hashlib.sha256(text).hexdigest()
         self.kind, self.device, self.source = content.kind, content.device, content.source
         self.dtype, self.ops, self.repeated_reads = content.dtype, content.ops, content.repeated_reads
-        self.kv_cache_dtype = content.kv_cache_dtype
+        self.kv_cache_dtype: str = content.kv_cache_dtype
 
     def kv_refusal(self, kv_dtype: str) -> str | None:
         """The reason why a calibration has no step times for a KV cache in this number format; None if it has.
@@ -94,6 +94,20 @@ class Calibration:
         if self.kind == "profile" or own == self.kv_cache_dtype:
             return None
         return f"was measured with --kv-cache-dtype {self.kv_cache_dtype}, and the KV cache of this run is {kv_dtype}"
+
+    def in_format(self, dtype: str, kv_cache_dtype: str) -> Calibration:
+        """The same calls over weights and a KV cache of other number formats, by their bytes; the file's hash stays.
+
+        Rates of arithmetic and the shortest calls stay as they were measured: what another format's units or conversions take is not known.
+        """
+        found, times = copy(self), dtype_bits(dtype) / dtype_bits(self.dtype)
+        found.dtype, found.kv_cache_dtype = dtype, kv_cache_dtype
+        if times != 1:
+            found.ops = {
+                name: replace(model, coefficients=model.coefficients.with_bytes(times))
+                for name, model in self.ops.items()
+            }
+        return found
 
     def scaled(self, names: Iterable[str], factor: float) -> Calibration:
         """A copy in which the calls of the named operations take ``factor`` times as long; ``sha256`` stays that of the

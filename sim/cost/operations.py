@@ -785,6 +785,10 @@ class Coefficients:
     each_us: NotNegative = 0.0
     q: Annotated[float, Field(ge=0.25, le=32, allow_inf_nan=False)] = 1.0
 
+    def with_bytes(self, times: float) -> Coefficients:
+        """Those of calls that move so many times as many bytes."""
+        return self if self.bytes_per_s is None else replace(self, bytes_per_s=self.bytes_per_s / times)
+
     def scaled(self, factor: float) -> Coefficients:
         """Those of calls that take so many times as long."""
         rates = {name: rate / factor for name in ("flops_per_s", "bytes_per_s") if (rate := getattr(self, name))}

@@ -148,7 +148,10 @@ def test_null_models_are_the_planes_of_the_calibration():
 
 def predicting(on_gpu=False) -> served.Predicting:
     scale = replace(validation_runs.QUICK, requests=12)
-    return served.Predicting(PROFILE, scale, "fp32", None, on_gpu, 1)
+    found = served.Predicting(PROFILE, scale, "fp32", None, on_gpu, 1)
+    # The profile has no whole steps; one time and a time a sequence stand for what would be fitted to them.
+    vars(found)["nulls"] = [served.NullCost("constant", (9000, 0, 0, 0)), served.NullCost("tokens", (8000, 900, 0, 9))]
+    return found
 
 
 def measured_by(found: served.Predicting, factors, longer: float = 1):
@@ -170,6 +173,7 @@ class TestVerdict:
             assert all(run[figure]["error"] == 0 and run[figure]["spread"] == 0 for figure in served.LIMITS)
             # TPOT is off by as much as the steps, and 3 % pass; a queue makes TTFT off by more.
             assert 0 < run["noticed"]["time"] <= 0.04
+            assert run["of_limits"]["ours"] == 0 < min(run["of_limits"][null.name] for null in found.nulls)
         assert compared["same_preemptions"] == {"runs": 4, "same": 4}
 
     @pytest.mark.slow
@@ -181,6 +185,41 @@ class TestVerdict:
             reason.startswith("vllm-sosp23 at 1.25: TPOT, ms is off by -1")
             for reason in compared["acceptance"]["reasons"]
         )
+
+    @pytest.mark.slow
+    def test_a_null_model_that_is_nearer_is_a_reason(self):
+        """Within every limit, and no better than what one would fit without a simulator."""
+        found = predicting()
+        document, run = found.document(), served.Served("static", 0.75)
+        measured = measured_by(found, (1, 1))
+        [entry] = [one for one in document["runs"] if (one["policy"], one["load"]) == run]
+        entry["predicted"]["tpot_ms"] *= 1.01
+        entry["nulls"]["tokens"] = dict(measured[run][0])
+        reasons = served.compared(document, measured, found)["acceptance"]["reasons"]
+        assert len(reasons) == 1
+        assert reasons[0].startswith("static at 0.75: its figures are off by 0.")
+        assert reasons[0].endswith("in the mean, and by 0.00 with a line in tokens")
+
+    def test_where_kv_is_little_the_spread_is_allowed_and_where_it_is_much_nothing_is(self):
+        figures = {name: served.Judged(1.0, (1.01, 1.03), limit) for name, limit in served.LIMITS.items()}
+        nearer = {"tokens": dict.fromkeys(figures, 1.005)}
+        assert not served.JudgedRun(figures, nearer, kv_share=0.1).reasons()
+        [reason] = served.JudgedRun(figures, nearer, kv_share=0.4).reasons().values()
+        assert "with a line in tokens" in reason
+        same = {"constant": dict.fromkeys(figures, 1.0)}
+        assert not served.JudgedRun(figures, same, kv_share=0.1).reasons()
+        assert served.JudgedRun(figures, same, kv_share=0.4).reasons(), "a null model is not better than itself"
+
+    def test_the_share_of_kv_is_that_of_the_steps(self):
+        """One request: a step for its prompt, and one for each further token."""
+        found = predicting()
+        vars(found)["count"] = 1
+        workload = found.workload(1.0)
+        [prompt], [output] = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
+        weights, of_token = acceptance.elements(model("toy-llama"))
+        read = sum(range(prompt, prompt + output)) * of_token
+        share = found.kv_share(served.Served("vllm-sosp23", 0.75))
+        assert share == pytest.approx(read / (read + output * weights), abs=1e-4)
 
     @pytest.mark.slow
     def test_twice_the_spread_passes_and_is_blind_to_it(self):
@@ -199,6 +238,27 @@ class TestVerdict:
             one["preemptions"] += 1
         reasons = served.compared(found.document(), measured, found)["acceptance"]["reasons"]
         assert reasons == ["as many preemptions as predicted in 2 of 4 runs of vllm-sosp23"]
+
+
+def test_another_number_format_is_predicted_by_its_bytes(tmp_path):
+    """A calibration in fp32, for weights in bf16 and a KV cache in fp8: what moves bytes takes less, and so do null models."""
+    rng = np.random.default_rng(5)
+    points = [
+        {"decodes": a, "context_tokens": b, "tokens": a + c, "whole_us": 1000 + 100 * a + 2 * b + c}
+        for a, b, c in rng.integers(1, 500, (20, 3)).tolist()
+    ]
+    path = tmp_path / "calibration.json"
+    about = {"kind": "calibration", "dtype": "fp32", "model": "toy-llama", "points": points}
+    path.write_text(json.dumps(json.loads(PROFILE.read_text()) | about))
+    own = served.Predicting(path, validation_runs.QUICK, "fp32", None, False, 1)
+    other = served.Predicting(path, validation_runs.QUICK, "bf16", "fp8", False, 1)
+    run = served.Served("vllm-sosp23", 1.25)
+    assert other.predicted(run)["requests_per_s"] != own.predicted(run)["requests_per_s"]
+    assert own.cost(run.policy).step_ticks(8, 4000, 0, 0) > other.cost(run.policy).step_ticks(8, 4000, 0, 0)
+    plane, narrow = (each.nulls[-1].step_ticks for each in (own, other))
+    # Half the bytes of weights, and a quarter of those of KV.
+    assert narrow(3, 0, 40, 0) / plane(3, 0, 40, 0) == pytest.approx(0.5, rel=1e-6)
+    assert (narrow(3, 1000, 0, 0) - narrow(3, 0, 0, 0)) / 1e9 == pytest.approx(2 / 4, rel=1e-3)
 
 
 def test_fewer_requests_where_all_would_take_too_long(monkeypatch):

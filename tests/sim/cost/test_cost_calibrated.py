@@ -497,6 +497,17 @@ def test_a_calibration_without_a_kv_cache_dtype_is_of_16_bits():
     assert calibration().kv_cache_dtype == "auto"
 
 
+def test_of_another_number_format_calls_move_other_bytes():
+    fp16 = profile("h100-80gb")
+    fp32 = fp16.in_format("fp32", "auto")
+    assert (fp32.dtype, fp32.kv_cache_dtype) == ("fp32", "auto")
+    for name in ("gemm", "decode_attention"):
+        before, after = (fit.ops[name].coefficients for fit in (fp16, fp32))
+        assert after.bytes_per_s == before.bytes_per_s / 2
+        assert (after.t0_us, after.flops_per_s) == (before.t0_us, before.flops_per_s)
+    assert fp16.in_format("bf16", "fp8").ops == fp16.ops
+
+
 def test_which_cost_models_price_a_kv_cache(tmp_path):
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps(document() | {"kv_cache_dtype": "fp8"}))
