@@ -59,11 +59,13 @@ class Session:
         name: Name of the folder with its results.
         flags: Flags of ``vllm serve``.
         loads: In order.
+        times: How many times as many requests its ramp has as that of a CPU.
     """
 
     name: str
     flags: Mapping[str, int]
     loads: tuple[Load, ...]
+    times: int = 1
 
 
 def _random(name: str, requests: int, *pace: str, seed: int) -> Load:
@@ -124,6 +126,38 @@ SESSIONS = (
 CALIBRATION = "ample", "ramp"
 
 
+#: Loads of the first session that one server serves in some minutes: the calibration, requests that arrive, and full servers.
+SHORT = ("ramp", "random-medium", "random-saturated", "sharegpt-closed", "prefixes-medium")
+#: Serves first, and tells the speed of a server.
+SPEED = "speed"
+#: Output tokens/s with which the rates of all loads are those of their names.
+PACE_TOKENS_PER_S = 500
+
+
+def short(times: int = 1) -> Session:
+    """The short session of one server.
+
+    Args:
+        times: For a GPU: so many times as many sequences and requests as for a CPU, over a pool of vLLM's own size; 1 is the CPU's.
+    """
+    session = SESSIONS[0]
+    flags = dict(session.flags)
+    if times > 1:
+        del flags["num-gpu-blocks-override"]
+        flags |= {"max-num-seqs": times * flags["max-num-seqs"], "max-num-batched-tokens": 2048}
+    loads = (_random(SPEED, 60, *_BURST, seed=12), *(load for load in session.loads if load.name in SHORT))
+    loads = (replace(loads[0], name=SPEED), *loads[1:])
+    return Session(session.name, flags, tuple(_larger(load, times) for load in loads), times)
+
+
+def _larger(load: Load, times: int) -> Load:
+    arguments = list(load.arguments)
+    if "--max-concurrency" in arguments:
+        place = arguments.index("--max-concurrency") + 1
+        arguments[place] = str(times * int(arguments[place]))
+    return replace(load, requests=times * load.requests, arguments=tuple(arguments))
+
+
 def at_rates(session: Session, factor: float) -> Session:
     """The session with all request rates multiplied."""
     rates = ("--request-rate", "--timed-trace-sec-multiplier")
@@ -139,8 +173,12 @@ def at_rates(session: Session, factor: float) -> Session:
     return replace(session, loads=tuple(replace(load, arguments=paced(load.arguments)) for load in session.loads))
 
 
-def write_data(folder: Path) -> None:
-    """Write the files that the loads name."""
+def write_data(folder: Path, times: int = 1) -> None:
+    """Write the files that the loads name.
+
+    Args:
+        times: See ``Session``.
+    """
     random = np.random.default_rng(_SEED)
     lengths = sample("vllm_sosp23_sharegpt_opt", _CONVERSATIONS, random, _LONGEST)
     conversations = [
@@ -148,7 +186,7 @@ def write_data(folder: Path) -> None:
         for pair in zip(lengths.prompt_tokens.tolist(), lengths.output_tokens.tolist(), strict=True)
     ]
     (folder / "sharegpt.json").write_text(json.dumps(conversations))
-    for name, lines in (("sessions", _turns(random)), ("ramp", _ramp(random))):
+    for name, lines in (("sessions", _turns(random)), ("ramp", _ramp(random, times * _RAMP))):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -174,12 +212,12 @@ def _turns(random: np.random.Generator) -> Iterator[dict[str, object]]:
         }
 
 
-def _ramp(random: np.random.Generator) -> Iterator[dict[str, object]]:
+def _ramp(random: np.random.Generator, requests: int) -> Iterator[dict[str, object]]:
     """Requests at a rate that grows linearly; every other one starts with one of a few prefixes."""
     first, last = _RAMP_RPS
-    duration = 2 * _RAMP / (first + last)
+    duration = 2 * requests / (first + last)
     # The expected number of arrivals until t is first * t + (last - first) * t^2 / (2 * duration).
-    expected = random.exponential(size=_RAMP).cumsum() * (_RAMP / (_RAMP + 1))
+    expected = random.exponential(size=requests).cumsum() * (requests / (requests + 1))
     growth = (last - first) / (2 * duration)
     times = (np.sqrt(first**2 + 4 * growth * expected) - first) / (2 * growth)
     prefixes = random.integers(1, 24, _PREFIXES)

@@ -63,7 +63,7 @@ def serve_all(
     """
     served = _served_model(url)
     folder.mkdir(parents=True, exist_ok=True)
-    write_data(folder)
+    write_data(folder, session.times)
     durations = {load.name: _serve(load, url, served, python, model, folder) for load in session.loads}
     about = {"session": session.name, "flags": session.flags, "start_s": start_s, "loads_s": durations}
     write_whole(folder / "session.json", as_json(about))

@@ -44,7 +44,7 @@ _CONFIG = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_FLAGS = ("--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--disable-uvicorn-access-log")
+_FLAGS = ("--load-format", "dummy", "--dtype", "bfloat16", "--disable-uvicorn-access-log")
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # Computes on core 0; the API server, the scheduler and the client share the other cores.
@@ -62,8 +62,13 @@ def word(token: int) -> str:
     return _SPECIAL[token] if token < len(_SPECIAL) else f"w{token}"
 
 
-def write_model(folder: Path) -> None:
-    """Write the configuration of the model and a tokenizer of whole words."""
+def write_model(folder: Path, shapes: Mapping[str, int] = {}) -> None:
+    """Write the configuration of the model and a tokenizer of whole words.
+
+    Args:
+        shapes: Entries of the configuration in place of those of the small model.
+    """
+    config = {**_CONFIG, **shapes}
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {word(token): token for token in range(VOCABULARY)}
     tokenizer: dict[str, object] = {
@@ -79,7 +84,7 @@ def write_model(folder: Path) -> None:
     }
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": _CONFIG["max_position_embeddings"]}
     settings |= dict(zip(("unk_token", "bos_token", "eos_token"), _SPECIAL, strict=True))
-    for name, content in (("config", _CONFIG), ("tokenizer", tokenizer), ("tokenizer_config", settings)):
+    for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", settings)):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -91,6 +96,7 @@ class Server:
         model: Folder of ``write_model``; the server is started beside it.
         flags: Flags of ``vllm serve``.
         folder: Gets ``probe.jsonl.gz`` and ``server.log``.
+        on_cpu: Whether it computes on the first core; else on a GPU, which captures graphs.
 
     Attributes:
         url: Where it listens, on the loopback address.
@@ -100,8 +106,8 @@ class Server:
         UserError: The server ended, or did not answer in time; names its log.
     """
 
-    def __init__(self, python: Path, model: Path, flags: Mapping[str, int], folder: Path) -> None:
-        self._folder, self._model = folder, model
+    def __init__(self, python: Path, model: Path, flags: Mapping[str, int], folder: Path, on_cpu: bool = True) -> None:
+        self._folder, self._model, self._on_cpu = folder, model, on_cpu
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -109,6 +115,7 @@ class Server:
         line = [str(python.parent / "vllm"), "serve", model.name, "--served-model-name", MODEL, *_FLAGS]
         line += ["--host", "127.0.0.1", "--port", str(port)]
         line += [each for name, value in flags.items() for each in (f"--{name}", str(value))]
+        line += ["--enforce-eager"] if on_cpu else []
         self._line = [*line, "--scheduler-cls", "fragmeter.probe.ProbeScheduler"]
 
     def __enter__(self) -> Self:
@@ -123,7 +130,7 @@ class Server:
                 env=environment() | probe,
                 cwd=self._model.parent,
                 start_new_session=True,
-                preexec_fn=leave_first_core,
+                preexec_fn=leave_first_core if self._on_cpu else None,
             )
         while not _answers(self.url):
             if self._process.poll() is not None or time.monotonic() - began > START_S:
