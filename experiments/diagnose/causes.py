@@ -10,6 +10,7 @@
                            where the chunk is above vLLM's default
     chunk too small        requests wait for steps                              --max-num-batched-tokens
     caching off            prefix caching is off, and prompts share a prefix    --enable-prefix-caching
+    drafts                 --speculative-config, and the accepted drafts known  without it
     no CUDA graphs         --enforce-eager                                      without it
 
 A symptom alone is no finding: the flags are simulated on the same requests, and those that do not help are dropped
@@ -261,6 +262,17 @@ def _caching(case: Case) -> Iterator[Change]:
     yield {"enable-prefix-caching": True}
 
 
+def _drafts(case: Case) -> str | None:
+    config = case.server.launch.speculative
+    if config is None or not config.acceptance_rates:
+        return None
+    return f"of {config.num_speculative_tokens} drafts of a step {sum(config.acceptance_rates):.2g} are accepted in the mean"
+
+
+def _no_drafts(case: Case) -> Iterator[Change]:
+    yield {"speculative-config": None}
+
+
 def _eager(case: Case) -> str | None:
     return "--enforce-eager: no CUDA graphs" if case.server.line.switch("enforce-eager") else None
 
@@ -277,6 +289,7 @@ CAUSES = (
     Cause("chunk too large", "Prompts are computed in chunks that are too large", _stalls, _smaller_chunks),
     Cause("chunk too small", "Prompts are computed in chunks that are too small", _waits_for_steps, _larger_chunks),
     Cause("caching off", "Prefixes are computed again and again", _uncached, _caching),
+    Cause("drafts", "Drafts take more time than they save", _drafts, _no_drafts),
     Cause("no CUDA graphs", "Steps wait for the host", _eager, _graphs),
     Cause("KV dtype", "The KV cache has 16 bits a number", pressure, _fp8_cache, lossless=False),
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...sim.recording.probe import read_probe
+from ...sim.spec.speculative import with_acceptance
 from ...sim.types.ticks import PER_SECOND
 from ...traces import measured, read
 from ..measured.knobs import fitted_scale
@@ -74,8 +75,8 @@ def _of_probe(path: Path) -> ServerMetrics:
 
 
 def as_measured(line: ServeLine, metrics: ServerMetrics | None, block_size: int) -> ServeLine:
-    """The line with the block size and the prefix caching of the server's metrics, where it has no flag for them and its blocks
-    would have ``block_size`` tokens."""
+    """The line with the block size, the prefix caching and the accepted drafts of the server's metrics, where it does not say them and
+    its blocks would have ``block_size`` tokens."""
     if metrics is None:
         return line
     found = dict(line.flags)
@@ -84,6 +85,8 @@ def as_measured(line: ServeLine, metrics: ServerMetrics | None, block_size: int)
     caching = metrics.config.get("enable_prefix_caching", "").lower()
     if caching in ("true", "false"):
         found.setdefault("enable-prefix-caching", caching == "true")
+    if "speculative-config" in found:
+        found["speculative-config"] = with_acceptance(line.text("speculative-config", ""), metrics.acceptance_rates)
     return replace(line, flags=found)
 
 

@@ -69,9 +69,11 @@ GENERATION_TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_t
 HIT_RATE = ("vllm:gpu_prefix_cache_hit_rate", "sglang:cache_hit_rate")
 POOL_TOKENS = ("sglang:max_total_num_tokens",)
 CONFIG = "vllm:cache_config_info"
+#: Steps of a sequence with drafts, and the drafts accepted at each place of them (label ``position``).
+DRAFTS, ACCEPTED = ("vllm:spec_decode_num_drafts_total",), ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
 FINISHED = tuple(f"{name}_count" for name in E2EL)
 #: Counters that fall if a server is restarted.
-COUNTERS = frozenset((*FINISHED, *PREEMPTIONS, *QUERIES, *HITS, *PROMPT_TOKENS, *GENERATION_TOKENS))
+COUNTERS = frozenset((*FINISHED, *PREEMPTIONS, *QUERIES, *HITS, *PROMPT_TOKENS, *GENERATION_TOKENS, *DRAFTS, *ACCEPTED))
 
 #: Beginnings of the lines that are read.
 READ = (*RUNNING, *WAITING, *KV_USAGE, *sorted(COUNTERS), *HIT_RATE, *POOL_TOKENS, CONFIG) + tuple(

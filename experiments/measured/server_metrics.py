@@ -24,7 +24,9 @@ from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from .loop import Loop, loop_of
 from .scrapes import (
+    ACCEPTED,
     CONFIG,
+    DRAFTS,
     E2EL,
     FINISHED,
     GENERATION_TOKENS,
@@ -120,6 +122,8 @@ class ServerMetrics:
         engine, num_engines: Label of the engine that all is of, and the number of engines in the file, if there are several.
         num_replicas: Servers that these are of.
         prompt_rate, output_rate: Tokens/s of prompts and of outputs between the first and the last scrape.
+        acceptance_rates: For each place of a step's drafts, the share of the steps in which the drafts up to it are accepted, as
+            ``SpeculativeConfig`` has it; empty without drafts.
     """
 
     num_scrapes: int
@@ -153,6 +157,7 @@ class ServerMetrics:
     num_replicas: int = 1
     prompt_rate: float | None = None
     output_rate: float | None = None
+    acceptance_rates: tuple[float, ...] = ()
 
 
 def server_of_policy(policy: str) -> str | None:
@@ -275,6 +280,7 @@ class _Reader:
             config=config,
             model_name=self._model_name(),
             most_in_flight=max(map(in_flight, self._scrapes)) or None,
+            acceptance_rates=self._acceptance_rates(),
         )
 
     def _model_name(self) -> str | None:
@@ -307,6 +313,13 @@ class _Reader:
             remedy = "the server was restarted between scrapes; keep those of one benchmark"
             raise UserError(f"{self._source}: {names[0]} falls from {first:g} to {last:g}; {remedy}")
         return last - first
+
+    def _acceptance_rates(self) -> tuple[float, ...]:
+        steps, last = self._counted(DRAFTS), _accepted(self._scrapes[-1])
+        if not steps or sorted(last) != [*range(len(last))]:
+            return ()
+        first = _accepted(self._scrapes[0]) if len(self._scrapes) > 1 else {}
+        return tuple(min(1.0, (last[place] - first.get(place, 0.0)) / steps) for place in range(len(last)))
 
     def _observed(self, names: tuple[str, ...]) -> float | None:
         """Mean of a histogram's observations."""
@@ -366,3 +379,13 @@ def _mean(values: list[float]) -> float | None:
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None
+
+
+def _accepted(samples: Samples) -> dict[int, float]:
+    """Accepted drafts by place, of all engines."""
+    found: dict[int, float] = {}
+    for (name, labels), value in samples.items():
+        place = dict(labels).get("position", "")
+        if name in ACCEPTED and place.isdecimal():
+            found[int(place)] = found.get(int(place), 0.0) + value
+    return found

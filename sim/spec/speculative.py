@@ -17,7 +17,7 @@ covers the token after it, on which the KV of EAGLE and MTP depends; an extra sl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,6 +199,18 @@ def parse_speculative(text: str, needs_rates: bool = True) -> SpeculativeConfig:
         )
     says_rates = needs_rates or _given_rates(given) or given.get(_SAMPLER) == _SYNTHETIC
     return SpeculativeConfig(method, drafts, name, _rates(given, drafts) if says_rates else ())
+
+
+def with_acceptance(text: str, rates: Sequence[float]) -> str:
+    """vLLM's JSON with acceptance rates by place, where it has none and as many drafts.
+
+    Raises:
+        SettingError: As ``parse_speculative``.
+    """
+    config = parse_speculative(text, needs_rates=False)
+    if config.acceptance_rates or len(rates) != config.num_speculative_tokens:
+        return text
+    return json.dumps(json_value(text) | {_SAMPLER: _SYNTHETIC, _RATES[0]: [*rates]})
 
 
 def _drafts(given: Mapping[str, Any]) -> int:
