@@ -6,13 +6,11 @@ block stands for itself and all blocks before it (a node of the trie of prefixes
 ``fifo``      A queue of blocks; the block cached first is evicted first, even if later blocks extend it.
 ``lru``       Only leaves are evicted, so that every prefix of a cached prefix is cached: the leaf that
               no request has used for longest, except leaves of the current request.
-``optimal``   As lru, but the leaf that no request will use for longest; if all leaves are used again
-              before the new block, the new block is not cached (Belady with bypass).
+``optimal``   The most hits of any order of eviction (Belady with bypass): what no request uses before
+              others is not cached. ``sim.metrics.belady`` chooses; along a chain the end goes first.
 ``infinite``  Nothing is evicted.
 
-lru and optimal are one cache that evicts the leaf of least worth, if it is worth less than the new
-block. The worth is the index of the last request with the block, or minus the index of the next one.
-There are no ties: the blocks of one request lie on one path, and a path has a single leaf.
+lru has no ties: the blocks of one request lie on one path, and a path has a single leaf.
 
 Source: the rules of ``facts/prefix_cache.json``.
 """
@@ -20,7 +18,7 @@ Source: the rules of ``facts/prefix_cache.json``.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -30,8 +28,11 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from ...reports.page.table import Table
 from ...sim.memory.prefix import HashChain
+from ...sim.metrics.belady import Spans, most_kept
 from ...sim.output.files import as_json
 from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import SettingError
@@ -66,23 +67,16 @@ class PrefixTrace:
         return len(self.parents) - 1
 
     @cached_property
-    def last_requests(self) -> list[list[int]]:
-        """Worth under lru, by request and block: the index of the last request with the block, which is this request."""
-        return [[request] * len(path) for request, path in enumerate(self.paths)]
-
-    @cached_property
-    def next_requests(self) -> list[list[int]]:
-        """Worth under optimal, by request and block: minus the index of the next request with it, or minus the number
-        of requests.
-        """
-        nearest = [len(self.paths)] * len(self.parents)
-        found = []
-        for request in reversed(range(len(self.paths))):
-            path = self.paths[request]
-            found.append([-nearest[prefix] for prefix in path])
+    def spans(self) -> Spans:
+        """Blocks of each request that a later one uses again, by the two."""
+        last = [-1] * len(self.parents)
+        found = Counter[tuple[int, int]]()
+        for request, path in enumerate(self.paths):
+            found.update((last[prefix], request) for prefix in path if last[prefix] >= 0)
             for prefix in path:
-                nearest[prefix] = request
-        return found[::-1]
+                last[prefix] = request
+        start, end = np.array([*found], dtype=np.int64).reshape(-1, 2).T
+        return Spans(start, end, np.array([*found.values()], dtype=np.int64))
 
 
 def prefix_trace(hashed: HashedTrace) -> PrefixTrace:
@@ -96,18 +90,17 @@ def prefix_trace(hashed: HashedTrace) -> PrefixTrace:
 
 def hit_tokens(trace: PrefixTrace, policy: str, capacity_blocks: int | None = None) -> list[int]:
     """Tokens that each request hits in a cache of ``capacity_blocks`` (at least 1; ignored for ``infinite``)."""
-    cache, worths = _cache(trace, policy, capacity_blocks)
-    served = map(cache.serve, trace.paths, worths)
-    return [sum(tokens[:hits]) for tokens, hits in zip(trace.tokens, served, strict=True)]
+    hits = _hits(trace, policy, trace.num_prefixes if policy == INFINITE else not_none(capacity_blocks))
+    return [sum(tokens[:blocks]) for tokens, blocks in zip(trace.tokens, hits, strict=True)]
 
 
-def _cache(trace: PrefixTrace, policy: str, capacity_blocks: int | None) -> tuple[_Fifo | _Leaves, list[list[int]]]:
-    if policy == INFINITE:
-        return _Fifo(trace.num_prefixes), trace.last_requests
-    if policy == "fifo":
-        return _Fifo(not_none(capacity_blocks)), trace.last_requests
-    worths = trace.last_requests if policy == "lru" else trace.next_requests
-    return _Leaves(not_none(capacity_blocks), trace.parents), worths
+def _hits(trace: PrefixTrace, policy: str, capacity_blocks: int) -> list[int]:
+    """Blocks that each request hits."""
+    if policy == "optimal":
+        hits = most_kept(np.full(len(trace.paths), capacity_blocks), trace.spans).hits
+        return [hits.get(request, 0) for request in range(len(trace.paths))]
+    cache = _Leaves(capacity_blocks, trace.parents) if policy == "lru" else _Fifo(capacity_blocks)
+    return [*map(cache.serve, trace.paths)]
 
 
 class _Fifo:
@@ -117,7 +110,7 @@ class _Fifo:
         self._capacity = capacity_blocks
         self._queue: OrderedDict[int, None] = OrderedDict()
 
-    def serve(self, path: Sequence[int], worths: Sequence[int]) -> int:
+    def serve(self, path: Sequence[int]) -> int:
         """Cache all prefixes of a request, and return the number of hits."""
         queue = self._queue
         hits = next((place for place, prefix in enumerate(path) if prefix not in queue), len(path))
@@ -131,44 +124,43 @@ class _Fifo:
 
 
 class _Leaves:
-    """Cached prefixes; only those without cached children are evicted, the least worth first."""
+    """Cached prefixes; only those without cached children are evicted, first the one that no request has used for longest."""
 
     def __init__(self, capacity_blocks: int, parents: Sequence[int]) -> None:
         self._room = capacity_blocks
         self._parents = parents
         self._cached = bytearray(len(parents))
         self._children = [0] * len(parents)
-        self._worths = [0] * len(parents)
-        # A heap of (worth, prefix). Entries that are out of date are skipped.
+        self._used = [0] * len(parents)
+        self._request = 0
+        # A heap of (last request, prefix). Entries that are out of date are skipped.
         self._leaves: list[tuple[int, int]] = []
 
-    def serve(self, path: Sequence[int], worths: Sequence[int]) -> int:
-        """Cache those prefixes of a request that are worth more than the leaves that they replace; return the number of
-        hits.
-        """
-        cached, kept_worths, children = self._cached, self._worths, self._children
+    def serve(self, path: Sequence[int]) -> int:
+        """Cache the prefixes of a request for which there is room beside its own; return the number of hits."""
+        cached, children = self._cached, self._children
         hits, end = 0, HashChain.EMPTY
-        for prefix, worth in zip(path, worths, strict=True):
+        self._request += 1
+        for prefix in path:
             if cached[prefix]:
                 hits += 1
-            elif self._room or self._evict(worth):
+            elif self._room or self._evict():
                 self._room -= 1
                 cached[prefix] = True
                 children[end] += 1
             else:
                 break
-            # No block evicts one of its own path, which is worth as much or more; only the heap entry is out of date.
-            kept_worths[prefix] = worth
+            self._used[prefix] = self._request
             end = prefix
         self._offer(end)
         return hits
 
-    def _evict(self, worth: int) -> bool:
-        """Make room for a block of ``worth``; False where no leaf is worth less."""
+    def _evict(self) -> bool:
+        """Make room for a block; False where all leaves are of the current request."""
         leaves, children = self._leaves, self._children
-        while leaves and leaves[0][0] < worth:
-            known_worth, leaf = heappop(leaves)
-            if self._cached[leaf] and not children[leaf] and known_worth == self._worths[leaf]:
+        while leaves and leaves[0][0] < self._request:
+            used, leaf = heappop(leaves)
+            if self._cached[leaf] and not children[leaf] and used == self._used[leaf]:
                 self._cached[leaf] = False
                 self._room += 1
                 parent = self._parents[leaf]
@@ -179,7 +171,7 @@ class _Leaves:
 
     def _offer(self, prefix: int) -> None:
         if prefix != HashChain.EMPTY and not self._children[prefix]:
-            heappush(self._leaves, (self._worths[prefix], prefix))
+            heappush(self._leaves, (self._used[prefix], prefix))
 
 
 FIGURE = "prefix-cache"

@@ -6,20 +6,23 @@ blocks keep is chosen anew. A name that tables have is found. Else it lies betwe
     given back by its last table       the next look-up that asks for it
     |------------- kept in a free block, or not ------|
 
-and a look-up hits it if it was kept all the time. Between two events at most as many are kept as blocks are free. Each such span is
-one hit, so the best choice drops, whenever there are too many, the one with the last end (Belady's MIN; for intervals of weight 1 and
-a capacity that varies it is optimal). Spans of one table that end with the same look-up are alike: they are counted, and which of
-them go is left open; the deeper ones, so that chains go from the leaf. A span whose name another table fills anew before the look-up
-is none. Who asks for a name takes it: until a table has it again it is not found.
+and a look-up hits it if it was kept all the time (``belady``). Between two events at most as many are kept as blocks are free. A span
+whose name another table fills anew before the look-up is none. Who asks for a name takes it: until a table has it again it is not found.
+
+Names that are in the same ranges of all events have the same spans. They are counted as one *segment*, whose events are sorted:
+
+    look-up 7 asks for  |---------------------|
+    it finds            |-------|
+    a table fills               |--------|
+    a table gives back  |----------------|
+    segments            |   0   |   1    |  2 |
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +33,7 @@ from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
 from ..types.once import once
 from ..types.ticks import PER_SECOND
+from .belady import Spans, most_kept
 from .cache_worth import cache_worth
 from .cached_names import CachedNames
 
@@ -70,14 +74,14 @@ def cache_bounds(run: Run) -> CacheBounds | None:
     if worth is None:
         return None
     names = worth.names
-    spans, held, hits = _spans(names)
-    kept, missing = _kept(names.events["free"], spans)
+    spans, held = _spans(_touches(names))
+    kept = most_kept(names.events["free"], spans)
     return CacheBounds(
         asked=int((names.stop - names.first).sum()),
-        hits=hits,
-        fixed_schedule=held + kept,
-        infinite=held + sum(spans.values()),
-        closing_blocks=run.replica.num_blocks + missing,
+        hits=int(names.events["blocks"][names.events["kind"] == LOOKED_UP].sum()),
+        fixed_schedule=held + sum(kept.hits.values()),
+        infinite=held + int(spans.blocks.sum()),
+        closing_blocks=run.replica.num_blocks + kept.missing,
     )
 
 
@@ -114,92 +118,90 @@ def _slot_bytes(settings: Settings) -> float:
     return ranks * on_a_rank / settings.given().get("decode_context_parallel_size", 1)
 
 
-#: How many names lie between two events, by these.
-Spans = Counter[tuple[int, int]]
+#: Touches of segments that are sorted at a time.
+_SORTED = 1 << 20
 
 
-def _spans(names: CachedNames) -> tuple[Spans, int, int]:
-    """Spans between two events; blocks that look-ups find in tables; and hits of the run."""
-    tables, since = np.zeros(names.size, dtype=np.int32), np.full(names.size, -1, dtype=np.int32)
-    spans: Spans = Counter()
-    held = hits = 0
-    events = {name: column.tolist() for name, column in names.events.items()}
-    is_named = (names.events["kind"] == NAMED) | (names.events["kind"] == RELEASED)
-    place = np.zeros(len(is_named), dtype=np.int64)
-    place[is_named] = names.place_of(names.events["name"][is_named])
-    places = place.tolist()
-    first, stop, ranges = names.first.tolist(), names.stop.tolist(), names.ranges.tolist()
-    # Names that no later look-up asks for change nothing. Who asks for a place of a chain asks for those before it.
-    looked_up = np.maximum.accumulate(np.where(names.events["kind"] == LOOKED_UP, names.events["name"] + 1, 0))
-    matters = ~is_named
-    matters[is_named] = names.last[place[is_named]] >= looked_up[is_named]
-    for event in np.flatnonzero(matters).tolist():
-        kind, name, blocks, at = events["kind"][event], events["name"][event], events["blocks"][event], places[event]
-        if kind == NAMED:
-            tables[at : at + blocks] += 1
-            since[at : at + blocks] = -1
-        elif kind == RELEASED:
-            some = tables[at : at + blocks]
-            some -= 1
-            since[at : at + blocks][some == 0] = event
-        elif kind == LOOKED_UP:
-            hits += blocks
-            for each in range(ranges[name], ranges[name + 1]):
-                asked = slice(first[each], stop[each])
-                length = stop[each] - first[each]
-                begun = since[asked]
-                held += int(np.count_nonzero(tables[asked]))
-                if begun.max() >= 0:
-                    for start, count in _counted(begun):
-                        spans[start, event] += count
-                    begun[:] = -1
-                found = min(blocks, length)
-                tables[asked.start : asked.start + found] += 1
-                blocks -= found
-    return spans, held, hits
+class _Touches(NamedTuple):
+    """What events do to ranges of names; int64 [touches], in the order of the events.
 
-
-def _counted(begun: np.ndarray) -> list[tuple[int, int]]:
-    """Different values from 0 on, and how often they are there. Neighbours are mostly equal."""
-    edges = [0, *(np.flatnonzero(begun[1:] != begun[:-1]) + 1).tolist(), len(begun)]
-    found = ((int(begun[edge]), until - edge) for edge, until in pairwise(edges))
-    return [(value, count) for value, count in found if value >= 0]
-
-
-def _kept(free: np.ndarray, spans: Spans) -> tuple[int, int]:
-    """The most spans that can be kept, and how many more blocks all of them need.
-
-    Args:
-        free: Blocks that are free from each event to the next, int64.
+    Attributes:
+        start, stop: Places.
+        event: The event.
+        tables: 1 where a table more has the names, -1 where one less, 0 of a look-up that misses them.
+        asks: Whether it is a look-up; bool.
     """
-    # What is kept changes at both ends of spans: between them only the fewest free blocks count.
-    edges = sorted({edge for span in spans for edge in span})
-    if not edges:
-        return 0, 0
-    starting: dict[int, list[tuple[int, int]]] = {}
-    for (start, end), count in spans.items():
-        starting.setdefault(start, []).append((end, count))
-    kept = Counter[int]()
-    ending = Counter[int]()
-    last: list[int] = []
-    held = wanted = hits = missing = 0
-    for event, room in zip(edges, np.minimum.reduceat(free, edges).tolist(), strict=True):
-        here = kept.pop(event, 0)
-        hits, held, wanted = hits + here, held - here, wanted - ending.pop(event, 0)
-        for end, count in starting.get(event, ()):
-            if end not in kept:
-                heappush(last, -end)
-            kept[end] += count
-            ending[end] += count
-            held, wanted = held + count, wanted + count
-        missing = max(missing, wanted - room)
-        while held > room:
-            end = -last[0]
-            gone = min(held - room, kept.get(end, 0))
-            held -= gone
-            if gone == kept.get(end, 0):
-                heappop(last)
-                kept.pop(end, None)
-            else:
-                kept[end] -= gone
-    return hits, missing
+
+    start: np.ndarray
+    stop: np.ndarray
+    event: np.ndarray
+    tables: np.ndarray
+    asks: np.ndarray
+
+
+def _touches(names: CachedNames) -> _Touches:
+    kind, name, blocks = (names.events[column] for column in ("kind", "name", "blocks"))
+    looked_up, named = np.flatnonzero(kind == LOOKED_UP), np.flatnonzero((kind == NAMED) | (kind == RELEASED))
+    # The ranges of each look-up, and what it finds of each.
+    counts = np.diff(names.ranges)[name[looked_up]]
+    before = np.cumsum(counts) - counts
+    of_range = np.repeat(np.arange(len(counts)), counts)
+    at = np.arange(len(of_range)) + (names.ranges[name[looked_up]] - before)[of_range]
+    first, stop, event = names.first[at], names.stop[at], looked_up[of_range]
+    deep = np.cumsum(stop - first) - (stop - first)
+    found = first + np.clip(blocks[event] - (deep - deep[before[of_range]]), 0, stop - first)
+    # Names that no later look-up asks for change nothing. Who asks for a place of a chain asks for those before it.
+    place, next_look_up = names.place_of(name[named]), np.maximum.accumulate(np.where(kind == LOOKED_UP, name + 1, 0))
+    asked = names.last[place] >= next_look_up[named]
+    named, place = named[asked], place[asked]
+    parts = (
+        _Touches(first, found, event, np.ones_like(event), np.ones_like(event, dtype=bool)),
+        _Touches(found, stop, event, np.zeros_like(event), np.ones_like(event, dtype=bool)),
+        _Touches(
+            place,
+            place + blocks[named],
+            named,
+            np.where(kind[named] == NAMED, 1, -1),
+            np.zeros_like(named, dtype=bool),
+        ),
+    )
+    touches = _Touches(*map(np.concatenate, zip(*parts, strict=True)))
+    some = np.flatnonzero(touches.start < touches.stop)
+    some = some[np.argsort(touches.event[some], kind="stable")]
+    return _Touches(*(column[some] for column in touches))
+
+
+def _spans(touches: _Touches) -> tuple[Spans, int]:
+    """Spans between two events, and blocks that look-ups find in tables."""
+    keys, blocks, held, most = [], [], 0, int(touches.event.max(initial=0)) + 1
+    for segment, touch, length in _sorted_touches(touches):
+        tables, asks, event = touches.tables[touch], touches.asks[touch], touches.event[touch]
+        is_first = np.append(True, segment[1:] != segment[:-1])
+        after = np.cumsum(tables)
+        after -= (after - tables)[is_first][np.cumsum(is_first) - 1]
+        held += int(length[asks & (after > tables)].sum())
+        given_back = (tables < 0) & (after == 0)
+        ends = 1 + np.flatnonzero(given_back[:-1] & asks[1:] & ~is_first[1:])
+        keys.append(event[ends - 1] * most + event[ends])
+        blocks.append(length[ends])
+    found, which = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *keys]), return_inverse=True)
+    counts = np.zeros(len(found), dtype=np.int64)
+    np.add.at(counts, which, np.concatenate([np.zeros(0, dtype=np.int64), *blocks]))
+    return Spans(found // most, found % most, counts), held
+
+
+def _sorted_touches(touches: _Touches) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Segments by number, with the touches of each in their order, and its names; for some segments at a time."""
+    edges = np.unique(np.concatenate([touches.start, touches.stop]))
+    first, stop = np.searchsorted(edges, touches.start), np.searchsorted(edges, touches.stop)
+    num_touches = np.cumsum(np.bincount(first, minlength=len(edges)) - np.bincount(stop, minlength=len(edges)))
+    part = np.cumsum(num_touches) // _SORTED
+    cuts = [*np.flatnonzero(np.diff(part, prepend=-1)).tolist(), len(edges)]
+    for low, high in zip(cuts[:-1], cuts[1:], strict=True):
+        since, until = np.clip(first, low, high), np.clip(stop, low, high)
+        counts = until - since
+        touch = np.repeat(np.arange(len(counts)), counts)
+        segment = np.arange(len(touch)) - np.repeat(np.cumsum(counts) - counts - since, counts)
+        order = np.argsort(segment, kind="stable")
+        segment, touch = segment[order], touch[order]
+        yield segment, touch, edges[segment + 1] - edges[segment]

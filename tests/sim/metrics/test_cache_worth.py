@@ -24,6 +24,7 @@ from fragmeter.sim.memory.accounting.worths import WORTHS
 from fragmeter.sim.memory.prefix.block_pool import BlockPool
 from fragmeter.sim.metrics import cache_bounds as bounds_module
 from fragmeter.sim.metrics import summary as summary_module
+from fragmeter.sim.metrics.belady import Spans, most_kept
 from fragmeter.sim.metrics.cache_bounds import CacheBounds, cache_bounds, cache_summary
 from fragmeter.sim.metrics.cache_worth import cache_worth
 from fragmeter.sim.runs.moments import ticks_of
@@ -222,6 +223,16 @@ def test_no_run_hits_more_than_its_bounds(seed):
     assert (found.closing_blocks == run.replica.num_blocks) <= (found.fixed_schedule == found.infinite)
 
 
+def test_segments_that_are_sorted_in_parts_have_the_same_bounds(monkeypatch):
+    """A long run is sorted in parts, which would not fit at once."""
+    for seed in range(40):
+        run = Load(seed, "vllm-v1").run()
+        whole = cache_bounds(run)
+        monkeypatch.setattr(bounds_module, "_SORTED", 1 + seed % 7)
+        assert cache_bounds(Load(seed, "vllm-v1").run()) == whole
+        monkeypatch.undo()
+
+
 def most_of(free: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> int:
     """The most spans that can be kept, by trying all choices."""
     most = 0
@@ -255,11 +266,17 @@ def a_schedule(rng: np.random.Generator, most: int) -> tuple[list[int], list[tup
     return free, [(start, end) for start, end in edges]
 
 
+def as_spans(spans: list[tuple[int, int]]) -> Spans:
+    start, end = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    return Spans(start, end, np.ones_like(start))
+
+
 def test_the_fixed_schedule_keeps_as_many_as_any_choice_of_a_small_one():
     rng = np.random.default_rng(1)
     for _ in range(300):
         free, spans = a_schedule(rng, 8)
-        kept, missing = bounds_module._kept(np.array(free), bounds_module.Spans(spans))
+        hits, missing = most_kept(np.array(free), as_spans(spans))
+        kept = sum(hits.values())
         assert kept == most_of(tuple(free), tuple(spans))
         assert most_of(tuple(room + missing for room in free), tuple(spans)) == len(spans)
         assert not missing or kept <= most_of(tuple(room + missing - 1 for room in free), tuple(spans)) < len(spans)
@@ -270,7 +287,7 @@ def test_no_order_hits_more_than_the_fixed_schedule_in_10_000_random_traces():
     rng = np.random.default_rng(2)
     for _ in range(10_000):
         free, spans = a_schedule(rng, 30)
-        assert in_any_order(free, spans, rng) <= bounds_module._kept(np.array(free), bounds_module.Spans(spans))[0]
+        assert in_any_order(free, spans, rng) <= sum(most_kept(np.array(free), as_spans(spans)).hits.values())
 
 
 def test_a_log_that_lacks_a_stay_does_not_add_up():
