@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...sim.spec.startup.launch import BLOCK_SIZE, Launch
+from ...sim.spec.startup.launched_graphs import captures_of
 from ...sim.types.errors import SettingError
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -40,7 +41,7 @@ def refused_argument(launch: Launch) -> str | None:
     if minor < _FIRST_UNLISTED and size not in blocks:
         return f"argument --block-size: invalid choice: {size} (choose from {_listed(blocks)})"
     try:
-        launch.captures  # noqa: B018
+        captures_of(launch)
     except SettingError as error:
         return error.remedy
     is_softmax = launch.model.latent is None and launch.model.attention_layers and launch.gpu.compute_capability

@@ -36,8 +36,15 @@ from ...sim.spec.releases import (
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
 from ...sim.spec.startup.capacity import capacity, longest_model_len
 from ...sim.spec.startup.dtypes import is_in_float32
-from ...sim.spec.startup.eplb import WINDOW_SIZE, Eplb
-from ...sim.spec.startup.launch import BLOCK_SIZE, Launch, batch_defaults, checked_block_size, resolved_kv_dtype
+from ...sim.spec.startup.launch import (
+    BLOCK_SIZE,
+    EPLB_WINDOW_SIZE,
+    Eplb,
+    Launch,
+    batch_defaults,
+    checked_block_size,
+    resolved_kv_dtype,
+)
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
 from ...sim.spec.startup.shards import split_group
 from ...sim.spec.weights import weights_format
@@ -421,7 +428,7 @@ def _eplb(line: ServeLine) -> Eplb | None:
 
     found = Eplb(
         number("num_redundant_experts", "num-redundant-experts", 0),
-        number("window_size", "eplb-window-size", WINDOW_SIZE),
+        number("window_size", "eplb-window-size", EPLB_WINDOW_SIZE),
         config.get("communicator"),
         line.switch("enable-eplb"),
     )

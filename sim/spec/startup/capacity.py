@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 from ..gpu import GIB
 from .activations import activation_bytes, warm_up_bytes
-from .cuda_graphs import captured_bytes, cuda_graph_bytes, shape_of
+from .cuda_graphs import captured_bytes
 from .estimate import Estimate, exactly, rest
 from .launch import Launch
+from .launched_graphs import captures_of, cuda_graph_bytes, shape_of
 from .loading import loaded_bytes, reordering_fragments
 from .non_torch import non_torch_bytes, used_at_start
 
@@ -246,7 +247,7 @@ def warm_up(launch: Launch) -> WarmUp:
             *(beside if is_given else [exactly(part.likely) for part in beside]),
         ]
         left = stage.total_bytes - blocks * stage.block_bytes
-        graphs = captured_bytes(launch.captures, shape_of(launch, own))
+        graphs = captured_bytes(captures_of(launch), shape_of(launch, own))
         sampler = warm_up_bytes(launch) if own is stages[-1] else 0
         room = rest(left - sampler, [*parts, graphs])
         if samples_first:
@@ -361,11 +362,11 @@ def capture_blocks(launch: Launch) -> int | None:
     Returns:
         None where nothing is compared: without states, without graphs of whole decode steps, and before 0.20.
     """
-    if not (launch.model.state_layers and launch.release.checks_states and launch.captures.decodes_full):
+    if not (launch.model.state_layers and launch.release.checks_states and captures_of(launch).decodes_full):
         return None
     blocks = capacity(launch).num_blocks
     if launch.model.model_type == _GLM5_NEXT and launch.release.since < _FIRST_GLM5_NEXT:
-        return min(blocks, launch.captures.largest)
+        return min(blocks, captures_of(launch).largest)
     return blocks
 
 

@@ -14,37 +14,15 @@ of such a server was found.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from ..matrix import Matrix, matrix_bytes, value_bytes
 from ..shape import ModelSpec
 from ..weights import layer_matrices
+from .launch import Launch
 
-if TYPE_CHECKING:
-    from .launch import Launch
-
-#: vLLM's default.
-WINDOW_SIZE = 1000
 #: ``MAX_EXPERT_REDUNDANCY`` and one.
 _PLACES = 1024
 #: The first release that keeps a buffer, and the first in which NIXL moves experts if it is installed.
 _FIRST_BUFFER, _FIRST_NIXL = (0, 12), (0, 22)
-
-
-class Eplb(NamedTuple):
-    """Settings of the balancing.
-
-    Attributes:
-        num_redundant_experts: Copies of experts of a layer, over all ranks.
-        window_size: Steps of which the load is kept.
-        communicator: What moves experts; None is vLLM's choice.
-        is_enabled: Whether experts are balanced; vLLM refuses copies without that.
-    """
-
-    num_redundant_experts: int = 0
-    window_size: int = WINDOW_SIZE
-    communicator: str | None = None
-    is_enabled: bool = True
 
 
 def kept_bytes(launch: Launch, model: ModelSpec, layers: range) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...types.errors import SettingError
 from .. import compressed
@@ -16,9 +16,8 @@ from ..kv_cache import CacheSettings
 from ..releases import LATEST, Release
 from ..shape import ModelSpec
 from ..speculative import SpeculativeConfig
-from .cuda_graphs import Captures, GraphSettings, batch_of, captures
+from .cuda_graphs import GraphSettings
 from .dtypes import is_in_float32
-from .eplb import Eplb
 from .lora import Lora
 
 BLOCK_SIZE = 16
@@ -90,6 +89,26 @@ def batch_defaults(gpu: GpuSpec, release: Release = LATEST) -> tuple[int, int]:
         return _LARGEST
     is_small = gpu.memory_bytes < _LARGE_BYTES or ("a100" in gpu.name.lower() and not release.large_a100)
     return _OTHER if is_small else _LARGE
+
+
+#: vLLM's default.
+EPLB_WINDOW_SIZE = 1000
+
+
+class Eplb(NamedTuple):
+    """Settings of expert-parallel load balancing (``eplb``).
+
+    Attributes:
+        num_redundant_experts: Copies of experts of a layer, over all ranks.
+        window_size: Steps of which the load is kept.
+        communicator: What moves experts; None is vLLM's choice.
+        is_enabled: Whether experts are balanced; vLLM refuses copies without that.
+    """
+
+    num_redundant_experts: int = 0
+    window_size: int = EPLB_WINDOW_SIZE
+    communicator: str | None = None
+    is_enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,15 +228,6 @@ class Launch:
     def second_runner(self) -> bool:
         """Whether vLLM's second model runner runs this model."""
         return self.release.second_runner(self.model, self._has_quantized_checkpoint, self._drafts)
-
-    @property
-    def captures(self) -> Captures:
-        """The CUDA graphs that are captured.
-
-        Raises:
-            SettingError: vLLM refuses their sizes.
-        """
-        return captures(self.graphs, batch_of(self)) if self.deployment.cuda_graphs else Captures()
 
     @property
     def profiling(self) -> Release:

@@ -12,6 +12,7 @@ from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.releases import LATEST, release
 from fragmeter.sim.spec.startup.cuda_graphs import FITTED
+from fragmeter.sim.spec.startup.launched_graphs import captures_of
 from fragmeter.sim.types.errors import SettingError
 from tools.profiles.graph_memory import fit, logs
 
@@ -58,7 +59,7 @@ def test_a_card_is_met_without_its_own_logs(card, limit):
 )
 def test_a_line_gives_its_graphs(flags, minor, piecewise, full):
     line = parse_serve(f"vllm serve llama-3.1-8b {flags}", (0, minor))
-    found = started(line, "h100-80gb").launch.captures
+    found = captures_of(started(line, "h100-80gb").launch)
     assert (found.piecewise, found.full) == (piecewise, full)
 
 
@@ -66,7 +67,7 @@ def test_adapters_and_reductions():
     line = parse_serve("vllm serve llama-3.1-8b --enable-lora --disable-custom-all-reduce")
     settings = graph_settings(line, LATEST)
     assert settings.lora and not settings.custom_all_reduce
-    assert started(line, "h100-80gb").launch.captures.cases == 2
+    assert captures_of(started(line, "h100-80gb").launch).cases == 2
 
 
 @pytest.mark.parametrize(

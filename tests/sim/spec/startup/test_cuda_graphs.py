@@ -22,9 +22,9 @@ from fragmeter.sim.spec.startup.cuda_graphs import (
     captures,
     estimated_bytes,
     graph_mode,
-    shape_of,
 )
 from fragmeter.sim.spec.startup.launch import Launch
+from fragmeter.sim.spec.startup.launched_graphs import captures_of, shape_of
 from fragmeter.sim.types.errors import SettingError
 
 MIB = 1 << 20
@@ -147,10 +147,10 @@ def test_a_launch_says_what_its_graphs_depend_on():
     )
     shape = shape_of(launch, range(32))
     assert shape == GraphShape(minor=20, num_layers=32, reduction=Reduction.CUSTOM, output_bytes=4 * 16 * 128)
-    assert len(launch.captures.full) == 51
+    assert len(captures_of(launch).full) == 51
     pcie = shape_of(
         replace(launch, gpu=gpu("l40s"), tensor_parallel=4, deployment=Deployment(kv_dtype="fp8", cuda_graphs=True)),
         range(16),
     )
     assert (pcie.reduction, pcie.flashinfer, pcie.output_bytes) == (Reduction.NCCL, True, 0)
-    assert replace(launch, deployment=Deployment()).captures == Captures()
+    assert captures_of(replace(launch, deployment=Deployment())) == Captures()

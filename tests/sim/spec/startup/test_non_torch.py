@@ -13,8 +13,9 @@ from fragmeter.sim.spec.gpu import GpuSpec
 from fragmeter.sim.spec.releases import release
 from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.spec.startup.capacity import stage_memories
-from fragmeter.sim.spec.startup.cuda_graphs import cuda_graph_bytes, estimated_bytes, shape_of
+from fragmeter.sim.spec.startup.cuda_graphs import estimated_bytes
 from fragmeter.sim.spec.startup.launch import Launch
+from fragmeter.sim.spec.startup.launched_graphs import captures_of, cuda_graph_bytes, shape_of
 from fragmeter.sim.spec.startup.non_torch import SIZES, non_torch_bytes
 
 GIB = 2**30
@@ -139,7 +140,7 @@ def test_drafters_are_captured_too():
         for minor in (21, 29)
     ]
     assert [(each.drafter_layers, each.drafter_passes) for each in shapes] == [(1, 0), (1, 2)]
-    found = plain.captures
+    found = captures_of(plain)
     alone, beside = (
         estimated_bytes(found, each, 2048).likely for each in (replace(shapes[1], drafter_layers=0), shapes[1])
     )
