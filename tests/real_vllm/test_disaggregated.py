@@ -9,10 +9,11 @@ import pytest
 
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import PagedMemory
+from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import Served, first_difference
 
 from . import arrived
-from .drafts import drawn
+from .drafts import HYBRIDS, METHODS, drawn
 from .workloads import KINDS, Case
 
 _SEEDS = 6
@@ -40,7 +41,11 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("mixed", None), ("mixed", "draft_model"), ("states", None), ("windows", None), ("windows_cached", None)],
+    [
+        ("mixed", None),
+        ("mixed", "draft_model"),
+        *((kind, method) for kind in HYBRIDS for method in (None, *METHODS)),
+    ],
 )
 def test_every_step_is_that_of_the_scheduler_with_a_connector(
     kind: str, method: str | None, record_property: Callable[[str, object], None]
@@ -53,6 +58,29 @@ def test_every_step_is_that_of_the_scheduler_with_a_connector(
 def test_blocks_that_are_not_taken_group_by_group_before_the_step_are_noticed(monkeypatch):
     monkeypatch.setattr(GroupTables, "receive", lambda *given: None)
     assert _differences([_case("states", seed, None) for seed in range(_SEEDS)])[0]
+
+
+def test_states_of_drafts_that_are_taken_with_the_prompt_are_noticed(monkeypatch):
+    receive = GroupTables.receive
+
+    def with_drafts(tables: GroupTables, sequence: Sequence, tokens: int) -> None:
+        receive(tables, sequence, tokens)
+        tables.take_for_drafts(sequence)
+
+    monkeypatch.setattr(GroupTables, "receive", with_drafts)
+    assert _differences([_case("states", seed, "ngram") for seed in range(4, _SEEDS)])[0]
+
+
+def test_drafts_past_the_end_that_count_as_computed_are_noticed(monkeypatch):
+    passed = PagedMemory._pass_at_end
+
+    def beyond(memory: PagedMemory, sequence: Sequence) -> None:
+        if memory.group_tables and sequence in memory.group_tables.tables:
+            memory.group_tables.skip(sequence, sequence.target_tokens + 1)
+        passed(memory, sequence)
+
+    monkeypatch.setattr(PagedMemory, "_pass_at_end", beyond)
+    assert _differences([_case("windows_cached", seed, "eagle") for seed in range(_SEEDS)])[0]
 
 
 def test_windows_that_a_finished_sequence_gives_back_with_its_other_blocks_are_noticed(monkeypatch):

@@ -100,7 +100,7 @@ class GroupTables:
         Args:
             published: How many of them look-ups can find from now on.
             slots: Tokens that groups of attention have blocks for, where those are more: a drafter looks ahead.
-            loads: Whether a load fills the blocks: those for states of drafts are then taken after those of all groups.
+            loads: Whether a load fills the blocks, none of which are for states of drafts.
         """
         tables, drafts = self._tables_of(sequence), self._groups.drafts
         for place, (kind, size, table) in enumerate(zip(self._groups.kinds, self._sizes, tables, strict=True)):
@@ -113,13 +113,19 @@ class GroupTables:
             missing = (1 if kind == RING else -(-max(tokens, slots) // size)) - len(table)
             if missing > 0:
                 table += self.pool.get_new_blocks(missing)
-        if drafts:
-            for kind, table in zip(self._groups.kinds, tables, strict=True):
-                if loads and kind == STATE:
-                    table += self.pool.get_new_blocks(drafts)
+        if drafts and not loads:
             self._drafting.add(sequence)
         if self._cache:
             self._cache.publish(sequence, tables, published)
+
+    def take_for_drafts(self, sequence: Sequence) -> None:
+        """A sequence that loads and computes nothing yet takes blocks for states of drafts, after those of all groups."""
+        drafts = self._groups.drafts
+        if drafts:
+            for kind, table in zip(self._groups.kinds, self._tables_of(sequence), strict=True):
+                if kind == STATE:
+                    table += self.pool.get_new_blocks(drafts)
+            self._drafting.add(sequence)
 
     def _take_states(self, sequence: Sequence, table: Table, tokens: int, drafts: int) -> None:
         """Only the state at the end of the step is kept, and one that a prefill exports; the blocks before it within the step get

@@ -292,6 +292,7 @@ class HostTierMemory(PagedMemory, ABC):
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
         tables.take(sequence, tokens, known, loads=True)
+        tables.take_for_drafts(sequence)
         self._hold_load(sequence, tokens, known)
         self.tier.look_ups.append((sequence.index, sequence.start_tokens - known, tokens - known))
         blocks: list[tuple[int, int]] = []

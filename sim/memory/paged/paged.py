@@ -180,11 +180,7 @@ class PagedMemory(BlockCounts):
         one without tables, as those that the decision has preempted."""
         tables = self.group_tables
         if self.groups.connects and tables and sequence in tables.tables:
-            tables.skip(sequence, self._computed_at_end(sequence))
-
-    def _computed_at_end(self, sequence: Sequence) -> int:
-        """Computed tokens of a sequence that has finished."""
-        return sequence.target_tokens - 1
+            tables.skip(sequence, sequence.target_tokens - 1)
 
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
         held, tables = self.partial.pop(sequence), self.tables or self.group_tables

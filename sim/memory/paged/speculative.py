@@ -241,8 +241,6 @@ class SpeculativeMemory(PagedMemory):
         self._standing: dict[Sequence, int] = {}
         self._to_publish: dict[Sequence, int] = {}
         self._verified: dict[Sequence, Verified] = {}
-        # Drafts of the last step of a sequence that are accepted past its end; vLLM counts them as computed.
-        self._past_end: dict[Sequence, int] = {}
         self._is_decided = False
         self._transaction = SpeculativeTransaction(self)
 
@@ -300,7 +298,7 @@ class SpeculativeMemory(PagedMemory):
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence has no blocks any more."""
-        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight, self._past_end):
+        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight):
             noted.pop(sequence, None)
 
     def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
@@ -337,8 +335,6 @@ class SpeculativeMemory(PagedMemory):
                 accepted = 0 if padding else min(drafts, self.speculation.accepted(sequence, generated))
                 kept = min(accepted, sequence.output_tokens - generated - 1)
                 log.append((sequence.index, decode_step, drafts, accepted, kept))
-                if accepted > kept:
-                    self._past_end[sequence] = accepted - kept
             enters = sequence.start_step == decode_step
             before = sequence.computed_tokens if enters else sequence.held_tokens(decode_step)
             self._verified[sequence] = Verified(drafts, kept, before)
@@ -429,10 +425,6 @@ class SpeculativeMemory(PagedMemory):
         self.kept.skip(sequence, self._standing[sequence])
         self.free = self.kept.pool.num_free
         self._end_row()
-
-    def _computed_at_end(self, sequence: Sequence) -> int:
-        """See ``PagedMemory``."""
-        return super()._computed_at_end(sequence) + self._past_end.get(sequence, 0)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``Memory``."""
