@@ -11,7 +11,8 @@ Every layer with experts exchanges tokens between all engines, so none passes it
 3. Once all engines that act at a tick have proposed, the barrier asks the cost of each step, given the tokens of all
    (``among``). The longest one is the length of the step on all engines.
 4. Later steps of a leap are lines over the steps, one for each engine. The leap goes on as long as one line is the
-   highest, and no longer than the shortest leap proposed, which ends with the step in which a copy from or to the host ends.
+   highest, and no longer than the shortest leap proposed. A decision that the end of a copy from or to the host may change is
+   of one step, as ``VllmV1.horizon`` says.
 5. A request that comes to an engine with a dummy batch in progress waits for the end of this step. The leap of all
    engines ends there.
 6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next ask each other
@@ -24,13 +25,14 @@ Steps start together, so the result is the same for leaps of any length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from ..cost.base import StepCost, among, draft_ticks, effective_context
+from ..cost.base import StepCost, among, draft_ticks, effective_context, saved_ticks
 from ..engine.engine import Alarm
 from ..engine.executor import Begun, FirstStep
 from ..memory import Memory
@@ -73,7 +75,7 @@ class Proposal(NamedTuple):
         steps: Most steps for which the engine's decision stays the same; 0 for a step in which no sequence decodes.
         leap: The ledger's columns, with the ticks of an engine alone.
         first: Work of the first step.
-        moves: Ticks of copies and swaps before it.
+        moves: Ticks of copies and swaps before it, less those that its decodes save by naming the same blocks.
         later: Work of the second step.
         drafted: Of the first step; None if it is followed by no drafts.
     """
@@ -94,6 +96,14 @@ class _Line(NamedTuple):
     steps: int | None
 
 
+class _Asked(NamedTuple):
+    """What a cost was asked for: a step, the drafts after it, and what the step saves (``cost.base.saved_ticks``)."""
+
+    work: Work | None = None
+    drafted: Drafted | None = None
+    saved: int = 0
+
+
 class RecordedCost:
     """The cost of an engine, which keeps the last step that it was asked for. See ``StepCost``."""
 
@@ -101,28 +111,34 @@ class RecordedCost:
         self.inner, self.name, self.effective_context = inner, inner.name, effective_context(inner)
         self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
         self.copy_ticks, self.describe = inner.copy_ticks, inner.describe
-        self._asked: Work | None = None
-        self._drafted: Drafted | None = None
+        saves = saved_ticks(inner)
+        self.saved_ticks = None if saves is None else partial(self._save, saves)
+        self._asked = _Asked()
+
+    def _save(self, saves: Callable[[int, int, int], int], *work: int) -> int:
+        saved = saves(*work)
+        self._asked = self._asked._replace(saved=saved)
+        return saved
 
     def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
         """See ``StepCost``."""
-        self._asked = Work(decodes, decode_context, prefill_tokens, prefill_pairs)
-        return self.inner.step_ticks(*self._asked)
+        work = Work(decodes, decode_context, prefill_tokens, prefill_pairs)
+        self._asked = self._asked._replace(work=work)
+        return self.inner.step_ticks(*work)
 
     def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
         """See ``StepCost``."""
-        self._asked = Work(decodes, context)
+        self._asked = self._asked._replace(work=Work(decodes, context))
         return self.inner.decode_line(decodes, context)
 
     def draft_ticks(self, rows: tuple[int, int, int, int], sampled: tuple[int, int]) -> int:
         """See ``cost.base.draft_ticks``."""
-        self._drafted = Drafted(rows, sampled)
-        return draft_ticks(self.inner, *self._drafted)
+        self._asked = self._asked._replace(drafted=Drafted(rows, sampled))
+        return draft_ticks(self.inner, rows, sampled)
 
-    def take(self) -> tuple[Work | None, Drafted | None]:
-        """The last step asked for since the last call, and the drafts after it; None if there is none."""
-        asked = self._asked, self._drafted
-        self._asked = self._drafted = None
+    def take(self) -> _Asked:
+        """The last step asked for since the last call, and what goes with it."""
+        asked, self._asked = self._asked, _Asked()
         return asked
 
 
@@ -153,21 +169,21 @@ class LockStepEngine(RoutedEngine):
         self._proposal: Proposal | None = None
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
-        asked, drafted = self.cost.take()
+        asked, drafted, saved = self.cost.take()
         found = super()._leap_over(now, first_step)
         self.cost.take()
         state = self.state
         batch_size, context = state.batch_size, state.batch_size * state.decode_step + state.lag_sum
         first = asked or Work(batch_size, context)
-        moves = 0 if first_step is None else first_step[2]
+        moves = (0 if first_step is None else first_step[2]) - saved
         self._proposal = Proposal(found[0], found[2], first, moves, Work(batch_size, context + batch_size), drafted)
         return found
 
     def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
-        asked, drafted = self.cost.take()
+        asked, drafted, saved = self.cost.take()
         found = super()._stand_still(now, first_step, plan)
         if found[0]:
-            self._proposal = Proposal(0, found[1], asked or Work(), first_step[2], Work(), drafted)
+            self._proposal = Proposal(0, found[1], asked or Work(), first_step[2] - saved, Work(), drafted)
         return found
 
     def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
@@ -203,13 +219,6 @@ class LockStepEngine(RoutedEngine):
     def stop_at_edge(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
         """Steps, at most ``limit``, up to the last boundary at or before the next edge of a measurement."""
         return self._stop_at_edge(limit, now, first, second, growth)
-
-    def stop_at_copy(self, limit: int, now: int, first: int, second: int, growth: int) -> int:
-        """Steps, at most ``limit``, up to the first boundary whose decision knows that a copy has ended, as ``Engine`` leaps."""
-        until = self.source.next_ticks
-        if self._transfers is None or not self._stops_at_arrival or until >= SOMEDAY:
-            return limit
-        return min(limit, steps_until(until - now, first, second, growth) + (self._ahead and until > now))
 
     def end_after(self, steps: int) -> None:
         """End the leap in progress after so many of its steps, if that is earlier than its end."""
@@ -277,7 +286,6 @@ class Barrier:
         if steps > 1:
             # All engines have the same edges.
             steps = next(iter(proposed)).stop_at_edge(steps, now, first, second, growth)
-            steps = min(engine.stop_at_copy(steps, now, first, second, growth) for engine in proposed)
         if steps == 1:
             second = growth = 0
         ticks = ticks_of(steps, first, second, growth)

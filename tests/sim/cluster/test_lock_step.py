@@ -309,6 +309,34 @@ def test_leap_and_step_are_the_same_bits_with_drafts_or_a_host_and_disaggregated
         assert outcome(run) == outcome(counterpart)
 
 
+@dataclass(frozen=True)
+class SavingCost(LineCost):
+    """A step with decodes and prompts is shorter by what its decodes find in a cache."""
+
+    def saved_ticks(self, decodes: int, context: int, repeated: int) -> int:
+        return 11 * decodes + (repeated > 0)
+
+
+def test_a_step_is_shorter_by_what_its_decodes_save():
+    arrivals = np.arange(30) * 700
+    prompts = PromptContent.of_sessions(np.zeros(30, dtype=np.int64))
+    chosen, run = sharing(enable_prefix_caching=True), {}
+    for cost in (LineCost(), SavingCost()):
+        alone = Workload("alone", arrivals, np.full(30, 40), np.full(30, 25), content=prompts)
+        both = replace(
+            alone,
+            **{
+                name: np.repeat(getattr(alone, name), 2) for name in ("arrival_ticks", "prompt_tokens", "output_tokens")
+            },
+            content=PromptContent.of_sessions(np.tile([0, 1], 30)),
+        )
+        run[cost] = simulate(chosen, alone, cost)
+        for part in simulate_cluster(chosen, both, cluster(num_replicas=2), cost).runs:
+            same(replace(part, settings=run[cost].settings, workload=run[cost].workload), run[cost])
+    plain, saving = run.values()
+    assert saving.log.end_ticks < plain.log.end_ticks
+
+
 def test_a_step_with_drafts_takes_the_time_of_all_engines_tokens():
     work, cost = (4, 100, 0, 0), SlowCost()
     assert among(SpeculativeCost(cost, None, 3), [4, 9]).step_ticks(*work) == cost.among([4, 9]).step_ticks(*work)
