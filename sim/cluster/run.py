@@ -392,8 +392,6 @@ def _check_separate(settings: Settings, workload: Workload) -> None:
         raise NotSimulated("n", int(workload.num_sequences.max()), reason, remedy)
     if is_grouped(settings, workload) and workload.dialogue is not None:
         raise NotSimulated("parent", "given", reason, remedy)
-    if settings.value("scheduling_policy") == "priority":
-        raise NotSimulated("scheduling_policy", "priority", reason, remedy)
     limits = settings.policy_options.queue_limits
     for name, limit in zip(("max_num_queued_reqs", "max_num_queued_tokens"), limits, strict=True):
         if limit is not None:

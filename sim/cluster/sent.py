@@ -22,11 +22,14 @@ class Lengths:
         columns = (workload.prompt_tokens, workload.output_tokens, limits)
         self._prompts, self.outputs, self._limits = (column.tolist() for column in columns)
         self._ignores_eos = None if workload.ignore_eos is None else workload.ignore_eos.tolist()
+        self._priorities = None if workload.priority is None else workload.priority.tolist()
 
     def sequence(self, row: int) -> Sequence:
         """The sequence of a request, without a number."""
         made = Sequence(row, self._prompts[row], self.outputs[row], self._limits[row])
         made.ignores_eos = self._ignores_eos is not None and bool(self._ignores_eos[row])
+        if self._priorities is not None:
+            made.urgency = self._priorities[row], row
         return made
 
 
@@ -43,10 +46,13 @@ class Sent:
         self.unshared: list[bool] = []
         self.may_share_prefixes = workload.may_share_prefixes
         self._whole = whole
+        self._has_priorities = workload.priority is not None
 
     def number(self, row: int, sequence: Sequence) -> Sequence:
         """Number the sequence of an arriving request."""
         sequence.index = sequence.order = len(self.rows)
+        if self._has_priorities:
+            sequence.urgency = sequence.urgency[0], sequence.index
         self.add(row)
         return sequence
 
@@ -82,4 +88,7 @@ def part_of(
         workload.output_tokens[rows] if output_tokens is None else output_tokens,
         None if workload.max_tokens is None else workload.max_tokens[rows],
         n=None if workload.n is None else workload.n[rows],
+        priority=None if workload.priority is None else workload.priority[rows],
+        # With other outputs than it asks for, a request asks for none of its own.
+        ignore_eos=None if workload.ignore_eos is None or output_tokens is not None else workload.ignore_eos[rows],
     )

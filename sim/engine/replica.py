@@ -275,7 +275,7 @@ def _layout(
     if shape.mixer:
         exports = shape.mixer.export_tokens(gpu(settings.gpu).major, deployment.vllm_minor or LAST_ORDERED)
     layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports, drafter)
-    require_block_sizes(shape, layout, settings.kind.serves_block_sizes and speculative is None)
+    require_block_sizes(shape, layout, settings.kind.serves_block_sizes, drafts=speculative is not None)
     return layout
 
 

@@ -265,3 +265,11 @@ class TestEnginesThatShareExperts:
 
 
 FOUR = Workload("four", np.zeros(4), np.full(4, 100), np.full(4, 50))
+
+
+def test_a_replica_knows_who_asks_for_all_of_its_tokens():
+    columns, ignored = (np.arange(4), np.full(4, 40), np.full(4, 8)), np.array([0, 1, 1, 0])
+    work = Workload("asking", *columns, max_tokens=np.full(4, 8), ignore_eos=ignored)
+    found = simulate_cluster(settings(policy="sglang", num_gpu_blocks_override=300), work, cluster(num_replicas=2))
+    for rows, run in zip(found.rows, found.runs, strict=True):
+        assert run.workload.ignore_eos.tolist() == ignored[rows].tolist()
