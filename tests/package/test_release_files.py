@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+from datetime import date
 
 import pytest
 import yaml
@@ -82,6 +83,19 @@ def test_the_citation_has_the_version_and_the_licence_of_the_package(citation):
     assert citation["version"] == fragmeter.__version__
     assert citation["license"] == config["metadata"]["license"]
     assert citation["title"] == config["metadata"]["name"]
+
+
+def test_the_citation_has_the_day_of_the_release(citation):
+    assert date.fromisoformat(str(citation["date-released"]))
+
+
+def test_the_changelog_has_ten_lines_a_release():
+    unreleased, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    assert unreleased.startswith("Unreleased\n") and releases[0].startswith(f"{fragmeter.__version__}\n")
+    for release in releases:
+        version, _, text = release.partition("\n")
+        changes, _, _ = text.partition("\nNames of ")
+        assert 1 <= len(re.findall(r"^- ", changes, re.MULTILINE)) <= 10, version
 
 
 def test_the_citation_refers_to_the_paper(citation):
