@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from ...sim.spec import gpu, model, paper_num_blocks
 from ...sim.workload.content import PromptContent
 from ...sim.workload.workload import Workload
 from ..paper.paper import SYNTHETIC_SET
@@ -30,9 +32,14 @@ def _sglang_over_vllm(shared: int, own: int, output: int) -> float:
     n = _SHARING_REQUESTS
     columns = np.zeros(n, dtype=np.int64), np.full(n, shared + own), np.full(n, output), np.full(n, output)
     content = PromptContent(np.arange(n + 1), np.zeros(n, dtype=np.int64), np.full(n, shared)) if shared else None
+    # Beside the tree and the order nothing differs: the pool and the steps are those of the other side.
+    slots = paper_num_blocks(model("llama-2-7b"), gpu("a100-80gb"), 1, block_size=1)
+    alike: dict[str, dict[str, Any]] = {"vllm-v0": {}}
+    alike["sglang"] = {"schedule_policy": "lpm", "max_num_batched_tokens": 8192, "enforce_eager": True}
+    alike["sglang"] |= {"num_gpu_blocks_override": slots}
     runs = ("sglang", Workload("shared", *columns, content)), ("vllm-v0", Workload("shared", *columns))
     card = {"model": "llama-2-7b", "gpu": "a100-80gb"}
-    tree, paged = (tokens_per_s(policy, work, **card) for policy, work in runs)
+    tree, paged = (tokens_per_s(policy, work, **card, **alike[policy]) for policy, work in runs)
     return tree / paged
 
 

@@ -170,8 +170,7 @@ def _pool_size(settings: Settings, kind: type[AnyPolicy], server: Server) -> tup
 def _limits(kind: type[AnyPolicy], server: Server, options: Options, num_blocks: int, size: int) -> Limits:
     """The limits of a step."""
     most = server.max_model_len
-    held = num_blocks * size // most, most
-    found = kind.step_limits(server, held, server.max_num_seqs, server.max_num_batched_tokens)
+    found = kind.step_limits(server, (num_blocks * size, most), server.max_num_seqs, server.max_num_batched_tokens)
     seqs, tokens = whole_numbers(kind, "step_limits", found)
     return Limits(
         max_model_len=most,

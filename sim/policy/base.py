@@ -155,11 +155,11 @@ class Policy(Generic[MemoryT, TransactionT]):
 
         Args:
             server: The model and the GPUs.
-            pool: Number of sequences of the model's length that fit into the pool, and that length in tokens.
+            pool: Tokens that the pool holds, and of the longest sequence.
             seqs: The user's ``max_num_seqs``, or None.
             tokens: The user's ``max_num_batched_tokens``, or None.
         """
-        return seqs or cls.default_seqs(server, pool[0]), tokens or cls.default_max_num_batched_tokens
+        return seqs or cls.default_seqs(server, pool[0] // pool[1]), tokens or cls.default_max_num_batched_tokens
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:

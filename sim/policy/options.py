@@ -728,7 +728,16 @@ class SGLangOptions(Options):
     schedule_policy: Annotated[
         Literal["lpm", "fcfs"],
         Field(description='Order of the queue: "lpm" is longest cached prefix first, "fcfs" is order of arrival.'),
-    ] = "lpm"
+    ] = "fcfs"
+    mem_fraction_static: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="Share of the GPU memory for weights and KV cache, from which the pool is computed as SGLang does at its start;"
+            " by default its rule by card and chunk.",
+        ),
+    ] = None
 
 
 def help_of(declared: type, name: str) -> str:

@@ -11,6 +11,8 @@ from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.prefix import RadixTree, first_tokens
+from ..spec.startup.launch import Launch
+from ..spec.startup.sglang import ServerDefaults, fraction_of, max_running_requests, num_slots, server_defaults
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -60,9 +62,14 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     options_type = SGLangOptions
     options: SGLangOptions
     reads_max_tokens = True
+    #: The least; larger pools have up to 4,096 (``max_running_requests``).
     default_max_num_seqs = 2048
+    #: Of cards with 60 to 160 GiB.
     default_max_num_batched_tokens = 8192
     default_block_size = 1
+    default_enforce_eager = False
+    defaults_source = "default of SGLang 0.5.23"
+    pool_source = "computed from the GPU memory as by SGLang 0.5.23"
     caches_prefixes = True
 
     def __init__(self, limits: Limits, options: SGLangOptions | None = None, groups: PageGroups | None = None) -> None:
@@ -78,9 +85,38 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     def pool_size(
         cls, server: Server, options: Options, num_blocks: int | None, block_size: int | None
     ) -> tuple[int, int]:
+        """See ``Policy``; the slots that SGLang computes at its start (``spec.startup.sglang``).
+
+        Raises:
+            SettingError: The weights leave no slot.
+        """
         if block_size not in (None, 1):
             raise SettingError("block_size", block_size, "sglang's tree has pages of one token; leave it out")
-        return super().pool_size(server, options, num_blocks, block_size)
+        if num_blocks is not None:
+            return num_blocks, 1
+        assert isinstance(options, SGLangOptions)
+        launch = Launch(
+            model=server.model,
+            gpu=server.gpu,
+            max_model_len=server.max_model_len,
+            max_num_seqs=server.max_num_seqs or 0,
+            max_num_batched_tokens=server.max_num_batched_tokens or _defaults(server).chunked_prefill_size,
+            tensor_parallel=server.tensor_parallel,
+            deployment=server.deployment,
+        )
+        found = num_slots(launch, options.mem_fraction_static)
+        if found < 1:
+            fraction = options.mem_fraction_static or fraction_of(launch)
+            remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
+            raise SettingError("mem_fraction_static", fraction, remedy)
+        return found, 1
+
+    @classmethod
+    def step_limits(
+        cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
+    ) -> tuple[int, int]:
+        """See ``Policy``; the chunk is chosen by card."""
+        return max_running_requests(*pool, seqs), tokens or _defaults(server).chunked_prefill_size
 
     def memory(self, pool: Pool) -> RadixMemory:
         kind = SlotRadixMemory if pool.ids else RadixMemory
@@ -211,6 +247,10 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less 2 less the prompt; and the last token is never stored.
         return workload.prompt_tokens + workload.output_tokens + 2
+
+
+def _defaults(server: Server) -> ServerDefaults:
+    return server_defaults(server.gpu.memory_bytes / (1 << 20), server.tensor_parallel)
 
 
 def _follows(string: tuple[Run, ...], others: RadixTree) -> bool:

@@ -21,6 +21,7 @@ EXAMPLES: dict[str, Any] = {
     "quantization": "fp8",
     "kv_cache_dtype": "fp8",
     "gpu_memory_utilization": 0.5,
+    "mem_fraction_static": 0.9,
     "block_size": 8,
     "outside_ms": 53.0,
     "api_server": '{"request": 3000}',

@@ -36,6 +36,12 @@ def recorded() -> dict[str, str]:
     return found
 
 
+def recorded_defaults() -> dict[str, list[float]]:
+    """What SGLang 0.5.23 takes on each card, by ``cards.ours``."""
+    found: dict[str, list[float]] = json.loads(_FILE.read_text())["defaults"]
+    return found
+
+
 def real() -> dict[str, str]:
     """The digests of the installed SGLang."""
     from . import server
@@ -46,4 +52,8 @@ def real() -> dict[str, str]:
 if __name__ == "__main__":
     from importlib.metadata import version
 
-    _FILE.write_text(json.dumps({"sglang": version("sglang"), "digests": real()}, indent=0) + "\n")
+    from .resolution import defaults
+
+    texts = [f'"sglang": "{version("sglang")}"', f'"digests": {json.dumps(real(), indent=0)}']
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in defaults().items())
+    _FILE.write_text("{\n" + ",\n".join([*texts, f'"defaults": {{\n{rows}\n}}']) + "\n}\n")

@@ -7,14 +7,18 @@ import pytest
 from fragmeter.sim import simulate
 from fragmeter.sim.metrics.summary import summary
 
-from . import ours
-from .record import NAMES, case_of, digest, recorded
+from . import cards, ours
+from .record import NAMES, case_of, digest, recorded, recorded_defaults
 from .workloads import KINDS, shrunk
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_is_the_recorded_one(name: str):
     assert digest(ours.serve(case_of(name))) == recorded()[name]
+
+
+def test_defaults_of_sixteen_cards_are_the_recorded_ones():
+    assert cards.ours() == recorded_defaults()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,134 @@
+"""Defaults of SGLang's server by card, and the slots of its KV cache: ``arg_groups/memory_hook.py`` and
+``mem_cache/kv_cache_configurator.py`` of 0.5.23.
+
+    mem_fraction_static   what activations and CUDA graphs are expected to leave of the GPU, by a rule of thumb
+    free memory           of the GPU, less what is in use before the weights are loaded
+    x mem_fraction_static
+    - weights
+    = KV cache, in slots of a token of all layers
+
+Not computed: further room for multimodal models, data-parallel attention, DeepEP, drafts, and pools of their own for windows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..deployment import stages
+from ..shape import refuse_states
+from .launch import Launch
+from .loading import loaded_bytes
+from .non_torch import used_at_start
+
+_MIB = 1 << 20
+#: Of cards with less than so many GiB: ``--chunked-prefill-size``, and the largest batch of a CUDA graph with fewer than four and with
+#: more tensor-parallel ranks.
+_BY_GIB = (
+    (20, 2048, 8, 8),
+    (35, 4096, 48, 160),
+    (60, 4096, 32, 160),
+    (160, 8192, 256, 512),
+    (float("inf"), 16384, 512, 512),
+)
+#: MiB that are kept for each token of a chunk, for each request of a decode graph, for each prefill graph or, with latent vectors, all
+#: of them, and beside these; and the least on a card with more than so many MiB.
+_CHUNK_MIB, _DECODE_MIB, _PREFILL_MIB, _LATENT_MIB, _OTHER_MIB = 1.5, 2, 8, 1536, 512
+_LEAST_MIB, _LARGE_MIB = 10 * 1024, 60 * 1024
+#: A chunk counts as at least so many tokens.
+_LEAST_TOKENS = 2048
+
+
+class ServerDefaults(NamedTuple):
+    """What SGLang's server takes where its line says nothing.
+
+    Attributes:
+        chunked_prefill_size: Tokens of a prefill step.
+        max_graph_batch: Requests of the largest CUDA graph of a decode.
+        mem_fraction_static: Share of the free memory for weights and KV cache.
+    """
+
+    chunked_prefill_size: int
+    max_graph_batch: int
+    mem_fraction_static: float
+
+
+def server_defaults(
+    gpu_mib: float,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    *,
+    latent: bool = False,
+    cuda_graphs: bool = True,
+    chunked_prefill_size: int | None = None,
+    max_running_requests: int | None = None,
+) -> ServerDefaults:
+    """SGLang's ``handle_gpu_memory_settings``.
+
+    Args:
+        gpu_mib: Memory of the card, in MiB.
+        latent: Whether the model has multi-head latent attention.
+        chunked_prefill_size, max_running_requests: What the line says; None is nothing.
+    """
+    _, tokens, few, many = next(row for row in _BY_GIB if gpu_mib < row[0] * 1024)
+    chunk = chunked_prefill_size or tokens
+    most = few if tensor_parallel < 4 else many
+    if max_running_requests is not None:
+        most = min(most, max_running_requests)
+    kept = _OTHER_MIB + _CHUNK_MIB * max(chunk, _LEAST_TOKENS) + tensor_parallel * pipeline_parallel / 8 * 1024
+    if cuda_graphs:
+        kept += _DECODE_MIB * most
+        # Pipeline stages run prefills without graphs.
+        if pipeline_parallel == 1:
+            kept += _LATENT_MIB if latent else _PREFILL_MIB * len(prefill_graph_sizes(chunk))
+    if gpu_mib > _LARGE_MIB:
+        kept = max(kept, _LEAST_MIB)
+    return ServerDefaults(chunk, most, round((gpu_mib - kept) / gpu_mib, 3))
+
+
+def prefill_graph_sizes(most: int) -> list[int]:
+    """Tokens of the CUDA graphs of a prefill, up to ``most``."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, most + 1, 512))
+    return [size for step in steps for size in range(*step) if size <= most]
+
+
+def max_running_requests(num_slots: int, context_len: int, given: int | None = None) -> int:
+    """SGLang's ``resolve_max_num_reqs``: by the pool, and no more than it has pairs of slots."""
+    by_pool = max(min(int(num_slots / context_len * 512), 4096), 2048)
+    return max(1, min(by_pool if given is None else given, num_slots // 2))
+
+
+def fraction_of(launch: Launch) -> float:
+    """The default of ``mem_fraction_static``, with the chunk and the requests of a launch."""
+    model, deployment = launch.model, launch.deployment
+    return server_defaults(
+        launch.gpu.memory_bytes / _MIB,
+        launch.tensor_parallel,
+        deployment.pipeline_parallel,
+        latent=model.latent is not None,
+        cuda_graphs=deployment.cuda_graphs,
+        chunked_prefill_size=launch.max_num_batched_tokens,
+        max_running_requests=launch.max_num_seqs or None,
+    ).mem_fraction_static
+
+
+def num_slots(launch: Launch, fraction: float | None = None) -> int:
+    """Slots of the KV cache; of pipeline stages, of the one with the fewest. 0 or less where the weights leave none.
+
+    Args:
+        launch: ``max_num_batched_tokens`` is the chunk; ``max_num_seqs`` is 0 where the line says nothing.
+        fraction: ``--mem-fraction-static``; None is SGLang's default.
+
+    Raises:
+        SettingError: The model has layers with a state of fixed size.
+    """
+    model, deployment = launch.model, launch.deployment
+    refuse_states(model, "the slots of policy sglang have no room for its states")
+    share = fraction_of(launch) if fraction is None else fraction
+    budget = int((launch.gpu.memory_bytes - used_at_start(launch).likely) * share)
+    found = []
+    parts = stages(model.num_layers, deployment.pipeline_parallel)
+    for layers, weights in zip(parts, loaded_bytes(launch), strict=True):
+        groups = model.kv_groups(layers)
+        slot_bytes = sum(model.group_slot_bytes(each, deployment.kv_dtype, launch.tensor_parallel) for each in groups)
+        found.append((budget - weights.likely) // slot_bytes)
+    return min(found)

@@ -1,0 +1,18 @@
+"""SGLang's defaults by card, of the installed wheel: those of ``cards`` and those that are recorded."""
+
+from __future__ import annotations
+
+from fragmeter.sim.spec.startup.sglang import max_running_requests
+
+from . import cards, resolution
+from .record import recorded_defaults
+
+
+def test_defaults_of_sixteen_cards_are_those_of_the_real_server_args():
+    real = resolution.defaults()
+    assert len(cards.CARDS) == 16
+    assert cards.ours() == real == recorded_defaults()
+
+
+def test_requests_that_run_at_most_are_those_of_the_real_configurator():
+    assert [max_running_requests(*pool) for pool in cards.POOLS] == resolution.running_requests()
