@@ -461,9 +461,15 @@ class TestVerb:
 
     @pytest.mark.slow
     def test_a_kv_cache_of_fp8_is_served_priced_and_run(self, tmp_path):
-        """As the calibration says, which another flag contradicts; its elements have a byte, and the runs are those of 16 bits."""
+        """As the calibration says; its elements have a byte, and the runs are those of 16 bits. By another flag it is priced by its bytes, and
+        the report names both."""
         path = tmp_path / "calibration.json"
-        measured = json.loads(PROFILE.read_text()) | {"kind": "calibration", "kv_cache_dtype": "fp8", "seed": 2}
+        measured = json.loads(PROFILE.read_text()) | {
+            "kind": "calibration",
+            "dtype": "fp16",
+            "kv_cache_dtype": "fp8",
+            "seed": 2,
+        }
         path.write_text(json.dumps(measured))
         arguments = (devices.open("cpu"), path, validation_runs.QUICK, "fp16", 1, lambda items, subject, total: items)
         tried, wide = validation.Validation(*arguments), running()
@@ -478,10 +484,13 @@ class TestVerb:
         found = validation.judged("", tried.skeleton, tried.plans["long contexts"], replay, None).read
         same = validate_acceptance.read_bytes(tried.plans["long contexts"], model("toy-llama"), 2, steps)
         assert (found["weights"], 2 * found["kv"]) == (same["weights"], same["kv"])
-        with pytest.raises(
-            SettingError, match="was measured with --kv-cache-dtype fp8, and .* is fp16; leave the flag"
-        ):
-            validation.Validation(*arguments, kv_cache_dtype="auto")
+        other = validation.Validation(*arguments, kv_cache_dtype="auto")
+        assert other.cost.deployment.kv_dtype == "fp16"
+        assert other.cost.step_ticks(64, 64 * 9000, 0, 0) > tried.cost.step_ticks(64, 64 * 9000, 0, 0)
+        for each, formats in ((tried, None), (other, "fp8")):
+            parts = each.parts()
+            about = dict(next(parts) for _ in range(3))["calibration"]
+            assert about.get("kv_cache_dtype") == formats
 
     def test_a_device_has_no_other_kv_cache(self, capsys):
         assert self.run("--kv-cache-dtype", "int8") == MISTAKE
