@@ -20,24 +20,24 @@ test test-all test-vllm test-sglang test-llama-cpp: export OMP_NUM_THREADS = 1
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
-	@echo "make claims       test the claims about paged attention, write docs/claims.md"
-	@echo "make waste-today  divide the memory of today's models, write docs/waste-today.md"
+	@echo "make claims       test the claims about paged attention, write docs/results/claims.md"
+	@echo "make waste-today  divide the memory of today's models, write docs/results/waste-today.md"
 	@echo "make check        lint, formatting and types; make format repairs the formatting"
-	@echo "make servers      simulate published runs of real servers, write docs/servers.md; RUNS=FOLDER has their requests"
+	@echo "make servers      simulate published runs of real servers, write docs/results/servers.md; RUNS=FOLDER has their requests"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
 	@echo "make test-vllm    run vllm-v1 beside the real vLLM, in an environment of its own (a wheel of 340 MB, minutes)"
 	@echo "make test-sglang  run sglang beside the real SGLang, in an environment of its own (a wheel of 40 MB, minutes)"
 	@echo "make test-llama-cpp  run llama-cpp beside the real llama-server, built from its source (76 MB, a quarter of an hour)"
 	@echo "make follow       compare vllm-v1 and sglang with the newest vLLM and SGLang on PyPI, and say what changed (SGLANG=sglang==0.5.22: that one)"
-	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/real-server.md (half an hour)"
+	@echo "make server-check run a real vLLM server on this CPU beside the simulator, write docs/results/real-server.md (half an hour)"
 	@echo "make api-server-time  measure the CPU time of vLLM's API server over a stand-in for its engine (a quarter of an hour)"
 	@echo "make test-lowest  run the tests of make test on the lowest versions that setup.cfg allows"
 	@echo "make sanitize     run the compiled core under ASan and UBSan beside Python (300 runs, a minute; gcc)"
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make benchmark    measure the speed of the simulator on one core"
-	@echo "make docs         write docs/reproduction.md again, its grades into README.md, and out/waste.html; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
+	@echo "make docs         write docs/results/reproduction.md again, its grades into README.md, and out/waste.html; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # The modules with columns and numbers that the compiled core shares (core_header.py imports them).
@@ -73,7 +73,7 @@ reproduce: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 
 claims: $(VENV)/.core
-	$(BIN)/fragmeter reproduce claims --out out/claims --markdown docs/claims.md
+	$(BIN)/fragmeter reproduce claims --out out/claims --markdown docs/results/claims.md
 
 waste-today: $(VENV)/.core
 	mkdir -p out
@@ -205,7 +205,7 @@ benchmark: $(VENV)/.test
 docs: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
-	$(BIN)/python docs/reproduction.py out/reproduction docs/reproduction.md $(if $(TRACE),out/reproduction-exact)
+	$(BIN)/python docs/reproduction.py out/reproduction docs/results/reproduction.md $(if $(TRACE),out/reproduction-exact)
 	$(BIN)/python docs/facts.py
 	$(BIN)/fragmeter explore --out out/waste.html
 

@@ -111,12 +111,12 @@ def _start(row: str, column: int = 0) -> str:
 
 
 def _h100(metric: str) -> str:
-    """The error of the ten runs that the limits of docs/servers.md test."""
+    """The error of the ten runs that the limits of docs/results/servers.md test."""
     return _found(rf"^\| h100-80gb \(10\) .* \| {metric}, mean \| \S+ \| (\S+)% ", _page("servers.md"))
 
 
 def _held_out() -> list[tuple[str, str, int]]:
-    """Card, model and number of the runs of each row of docs/servers.md."""
+    """Card, model and number of the runs of each row of docs/results/servers.md."""
     section = _page("servers.md").partition("\n## Held-out runs\n")[2]
     rows = re.findall(r"^\| (\S+) (\S+) \((\d+)\)(?: \\\*)? \|", section, re.MULTILINE)
     return [(card, model, int(number)) for card, model, number in rows]
@@ -250,12 +250,12 @@ def main() -> None:
 
 
 def with_grades(page: str, written: str, text: str) -> str:
-    """A page with the grades of docs/reproduction.md in place of its own.
+    """A page with the grades of docs/results/reproduction.md in place of its own.
 
     Args:
         page: Name of the page.
         written: The page as it is.
-        text: docs/reproduction.md.
+        text: docs/results/reproduction.md.
     """
     before, _, rest = written.partition(BEGIN)
     return f"{before}{BEGIN}\n{block(page, text)}\n{END}{rest.partition(END)[2]}"
@@ -267,7 +267,7 @@ def _counts(found: Sequence[Grade]) -> dict[str, int]:
 
 
 def block(page: str, text: str) -> str:
-    """The grades of ``docs/reproduction.md`` in the words of a page: counts, a row for each miss, and the conclusion that fails."""
+    """The grades of ``docs/results/reproduction.md`` in the words of a page: counts, a row for each miss, and the conclusion that fails."""
     words, found = PAGES[page], grades(text)
     limits = {
         f"{grade}_{name}": limit

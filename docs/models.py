@@ -1,4 +1,4 @@
-"""Writes ``sim/spec/data/repositories.json``, the facts by which ``--model ORG/NAME`` is answered, and docs/models.md, their list.
+"""Writes ``sim/spec/data/repositories.json``, the facts by which ``--model ORG/NAME`` is answered, and docs/results/models.md, their list.
 
     python docs/models.py read FOLDER ... [--read 2026-11-28]
     python docs/models.py count FOLDER
@@ -10,7 +10,7 @@ is stored of its name, but a doubted file nothing that is from elsewhere. Of a f
 that the readers of ``sim/spec`` name are stored, and of lists of modules only those that decide a format; the script
 refuses to write what would be read as another model. Files that are not understood are named and left out.
 
-The second compares the answer by folder with the answer by name, for every model of a folder. The third writes docs/models.md alone.
+The second compares the answer by folder with the answer by name, for every model of a folder. The third writes docs/results/models.md alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fragmeter.sim.spec.model import preset_config, read_files
 from fragmeter.sim.types.errors import SettingError, UserError
 
 SPEC = Path(__file__).parent.parent / "sim" / "spec"
-PAGE = Path(__file__).parent / "models.md"
+PAGE = Path(__file__).parent / "results" / "models.md"
 #: Keys of which the children have free names.
 _FREE = ("config_groups", "quantized_layers")
 #: Repositories that the hub renamed: today's name and the former, which it still answers.
@@ -221,7 +221,7 @@ def count(folder: Path) -> None:
 
 
 def page() -> str:
-    """The text of docs/models.md."""
+    """The text of docs/results/models.md."""
     rows, short = [], {}
     for name in table.stored_names():
         facts, spec = table.stored(name), model(name)

@@ -1,4 +1,4 @@
-"""Writes docs/profiles.md: the errors of the GPU profiles of the package, which each profile holds for its reader."""
+"""Writes docs/results/profiles.md: the errors of the GPU profiles of the package, which each profile holds for its reader."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.profiles.fit_profiles import SCALED
 
-PAGE = Path(__file__).parent / "profiles.md"
+PAGE = Path(__file__).parent / "results" / "profiles.md"
 HEAD = """\
 # Errors of the GPU profiles
 
-`--cost fitted` takes step times from the profile of the card, a file of `sim/cost/profiles` ([docs/gpu.md](gpu.md) says how they are
-fitted, [docs/extending.md](extending.md#profile-of-a-card) how to fit one to another card). This page is written by `python docs/profiles.py`
+`--cost fitted` takes step times from the profile of the card, a file of `sim/cost/profiles` ([step-times.md](../step-times.md) says how they are
+fitted, [docs/extending.md](../extending.md#profile-of-a-card) how to fit one to another card). This page is written by `python docs/profiles.py`
 from these files and is not edited by hand. An error is predicted time over measured time, less one. Predicted points were left out of the fit.
 
 Together the profiles take {kib} KiB, compressed {packed} KiB.

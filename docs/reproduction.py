@@ -1,6 +1,6 @@
-"""Write docs/reproduction.md from what ``fragmeter reproduce all --out FOLDER`` left.
+"""Write docs/results/reproduction.md from what ``fragmeter reproduce all --out FOLDER`` left.
 
-python docs/reproduction.py FOLDER docs/reproduction.md [FOLDER-OF-THE-EXACT-PAIRS]
+python docs/reproduction.py FOLDER docs/results/reproduction.md [FOLDER-OF-THE-EXACT-PAIRS]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes docs/servers.md, and the errors that intervals come from (``experiments.measured.servers_like``), from the document of
+"""Writes docs/results/servers.md, and the errors that intervals come from (``experiments.measured.servers_like``), from the document of
 ``fragmeter reproduce servers --runs FOLDER --json FILE``. The errors are written if no run is left out."""
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class's other servers. *Interval* is from all runs, times the simulated value. A
 {intervals}
 
 `make test` fails if the coverage of a metric leaves {low:.0%} to {high:.0%}, or its score is not better than that of the box.
-[docs/limits.md](limits.md) has the method.
+[docs/limits.md](../limits.md) has the method.
 
 ### Measured runs of your own
 
@@ -166,7 +166,7 @@ NOTES = """\
 
 - The profiles of the two RTX cards are fitted to tables of single layers, measured on these cards in vLLM 0.19. The runs of these servers
   had no part in that.
-- Attention of steps that decode and prefill is prefill + k x decode, with k by the [attention backend](gpu.md#mixed-steps). The rule is tested on four tables of such
+- Attention of steps that decode and prefill is prefill + k x decode, with k by the [attention backend](../step-times.md#mixed-steps). The rule is tested on four tables of such
   calls, of two cards with FlashAttention 2, and no coefficient of it is fitted to a server. No table is of an A100: which part of its
   L2 cache counts, and that no reads are shared there, was chosen among variants after its bursts had been simulated. The RTX profiles have the operation itself, `mixed_attention`, for models with the four query heads a KV head of their tables.
 - The rule came after runs of Qwen3 14B on an A100 that are not on this page were seen 30 % too fast, where all requests arrive at once. Kernels that pack the query heads of a KV head (FlashAttention 3,
@@ -174,7 +174,7 @@ NOTES = """\
 - Models with one query head a KV head (Llama 2 7B) take k = 1. That was decided after the Llama 2 7B runs at 20
   requests/s came out 37 % too long, and for a reason in FlashAttention's source: the faster path for decodes, which mixed calls lose, exists for
   grouped heads only.
-- Experts and all-reduces have tables of their own ([docs/gpu.md](gpu.md)), fitted without a server. Before, the experts that a step reaches
+- Experts and all-reduces have tables of their own ([step-times.md](../step-times.md)), fitted without a server. Before, the experts that a step reaches
   counted as one GEMM, and all-reduces as a ring at 0.8 of the data sheet's links and 10 us.
 - Until 2026-11-28 the sizes in the tables of all-reduces were taken for bytes. They are elements of two bytes (aiconfigurator asks for tokens times the hidden size),
   so that all-reduces of all cards were up to twice as long. It was found on the prompts of Llama 3.1 70B on eight H100s (TTFT +22 to +45 %, now +2 to +16 %), and is certain without
@@ -191,12 +191,12 @@ NOTES = """\
   3 % shorter its three runs at 8 to 20/s are +1 to +3 %, as 1 % of a step is 1.6 to 2.9 % of TPOT there. Which part is too long no table tells.
 - Step times may fall over tokens since the held-out runs on B200 showed a fault ([above](#faults-that-these-runs-showed-and-their-correction)). Fitted runs
   changed by 0.2 points at most.
-- Gated delta nets, sparse attention and unpacked weights have tables since 2026-11-28 ([docs/gpu.md](gpu.md#layers-with-states)), fitted without a server; their runs on this page had been seen before, at E2E -76 % (Qwen3.5
+- Gated delta nets, sparse attention and unpacked weights have tables since 2026-11-28 ([step-times.md](../step-times.md#layers-with-states)), fitted without a server; their runs on this page had been seen before, at E2E -76 % (Qwen3.5
   35B A3B), throughput +172 and +147 % (DeepSeek V3.2), +41 % (AWQ) and +49 % (FP8 on an A100). The small kernels of layers with experts and states are counted from vLLM's models, for the time of the shortest calls in
   the tables. Seen beforehand was that steps of hybrids and of MoE with few users were too short; that dense layers keep their four kernels was decided as their runs show none missing. After the first result (E2E -19 %) one
   thing was added: the four kernels that gated delta nets launch before vLLM 0.18, by pull request 36596, which took it to -16 %.
 - Weights of 4 and 8 bits on an A100 take no less than the rate of Marlin's experts, 156 TFLOP/s in SGLang's table. The rate is of the table; that dense GEMMs take it, too, was decided with the two bursts of Qwen3 14B at hand
-  ([docs/gpu.md](gpu.md#gemms-of-weights-that-are-unpacked)).
+  ([step-times.md](../step-times.md#gemms-of-weights-that-are-unpacked)).
 - gpt-oss-120b on a B200 takes the table of its server's kernel (`flashinfer_trtllm_mxfp4_mxfp8`) since 2026-11-29, which has DeepSeek V4's experts. It is fitted without a server; that its runs were +34 to +54 % with that of the default
   kernel, and that one factor of 0.55 would explain them, was known.
 - H100 runs: prompts repeat, so nearly all of a prompt is found in the prefix cache. These runs test decode steps and short prefills, not
@@ -222,7 +222,7 @@ NOTES = """\
   of the run: 11.0, 12.1, 12.2 and 12.4 s. The lengths are substitutes, as neither the data set nor its tokens in Qwen's tokenizer are here; over six draws of them a line through
   these four is 11.1 to 12.9 s plus 0.98 to 1.02 times the simulated time. Of AWQ it is 12.6 to 14.3 s plus 1.06 to 1.09 times, of FP8 13.8 to 15.9 s plus 1.20 to 1.24 times (both without Marlin's rate, see the end): about the same wait
   in three servers, and steps of bf16 within 2 %. By such a line 500 prompts of 4,096 tokens had 7 s, 100 of 32,768 none. With 12 s in front of the engine throughput of bf16 is +0 % in place of +13 %.
-  What takes the time is not published. An API server parses a burst whole before the engine gets any of it ([event loops](measured-server.md#event-loops-of-the-api-server)), in 1 s by the measured
+  What takes the time is not published. An API server parses a burst whole before the engine gets any of it ([event loops](../measured-server.md#event-loops-of-the-api-server)), in 1 s by the measured
   times. Ten and twenty times as much gives throughput of bf16 +7 and +2 %, but a median TPOT of -5 and -13 %, which is +2 % without. No default has it: it would be a constant of this server. Other causes move throughput
   of bf16 by 2 points at most: no CUDA graphs, budgets of 2,048 and 8,192 tokens or no prefix cache +13 %, 128 places +15 %, another sampler +12 %; lengths of another cut of ShareGPT, in Llama 2's tokens, gave +26 and +25 %.
   FP8 and AWQ are multiplied by Marlin, whose dense GEMMs have no table: they take the time of TensorRT-LLM's kernels, at most at the rate of Marlin's experts. Without that rate their throughput was +39 and +22 %, with it +10 and -1 %.
@@ -267,7 +267,7 @@ kernels on B200 to GB300 (0.33 pads inputs to 3,072 and widths to 2,944 there), 
 four and eight GPUs is 14, 5 and 3 % larger than logged: these servers set Marlin, which pads as much; the default does not.
 
 **Engines that share experts did not wait for each other.** One of the two engines of Qwen3 30B A3B was simulated, with half of the requests, as if the other computed
-as many tokens in each of its steps; its prefills delayed no step. Now both are simulated in [lock step](cluster.md#data-and-expert-parallelism), as `DPEngineCoreProc` of vLLM
+as many tokens in each of its steps; its prefills delayed no step. Now both are simulated in [lock step](../cluster.md#data-and-expert-parallelism), as `DPEngineCoreProc` of vLLM
 runs them. Nothing was fitted. Two engines without lock step have a TPOT of -13.4 % and a mean TTFT of -76 %, in lock step {dp_tpot} and {dp_ttft}.
 
 ### Errors of more than 10 %, and their causes
@@ -526,7 +526,7 @@ def _number(value: float) -> str:
 
 if __name__ == "__main__":
     document = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    Path(__file__).with_name("servers.md").write_text(page(document), encoding="utf-8")
+    (Path(__file__).parent / "results" / "servers.md").write_text(page(document), encoding="utf-8")
     if not document["left_out"]:
         rows = ",\n".join(json.dumps(row) for row in errors(document))
         (Path(__file__).parents[1] / "experiments/measured/facts/server_errors.json").write_text(f"[\n{rows}\n]\n")

@@ -1,5 +1,5 @@
 """Compares the start-ups of public logs with the answers of ``fragmeter plan``: ``python docs/startups.py [FILE.json ...]`` prints
-the table, and ``--write`` writes docs/startups.md.
+the table, and ``--write`` writes docs/results/startups.md.
 
 Without a file it reads the collected ones. Each case has a line, a card, a release and what the log says. Cases without a release, or of a
 model of which we have no shape, are counted and left out.
@@ -26,7 +26,7 @@ from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
 from fragmeter.sim.spec.startup.non_torch import SIZES, link
 from fragmeter.sim.types.errors import UserError
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE = Path(__file__).parent / "results" / "startups.md"
 CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
 #: The preset that stands in for a card that is none, by a part of its name or of what the log says; its memory is the logged total, or the GiB
 #: here, of each rank where they differ. The server edition of an RTX PRO 4500 shows no desktop.
@@ -175,7 +175,7 @@ def compared(case: dict[str, Any]) -> Compared | str:
 HEAD = """\
 # Start-ups beside public logs
 
-`fragmeter plan --serve` answers whether a line starts and how much KV cache it gets ([serve.md](serve.md)). This page has the answers for the public
+`fragmeter plan --serve` answers whether a line starts and how much KV cache it gets ([start-up.md](../start-up.md)). This page has the answers for the public
 start-ups of `experiments/vllm_serve/facts/startups.json`, each with its source there. It is written by `python docs/startups.py --write`; a test
 compares it with what is computed now.
 
@@ -221,7 +221,7 @@ COLUMNS = (
 
 
 def page(answers: Sequence[Compared | str]) -> str:
-    """The text of docs/startups.md: the counts, and a row for each case that has an answer."""
+    """The text of docs/results/startups.md: the counts, and a row for each case that has an answer."""
     found = [each for each in answers if isinstance(each, Compared)]
     left_out = Counter(_short(each) for each in answers if isinstance(each, str))
     missing = [

@@ -1,5 +1,5 @@
 """The verdicts of ``gpu/results`` by the rules of today, from their raw times, and what a validation reads on cards of other sizes:
-``python docs/validations.py`` prints the tables, and ``--write`` writes them into docs/gpu.md.
+``python docs/validations.py`` prints the tables, and ``--write`` writes them into docs/results/gpu.md.
 
 ``sizes.json`` has what the files of a validation from before 2026-11-29 lack: the sizes of the steps of runs and of the calibration, and
 the part of each predicted step that is attention. They were computed once, by the program that had served the runs, from each folder's
@@ -30,7 +30,7 @@ from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.spec.deployment import Deployment
 from fragmeter.sim.types.ticks import PER_SECOND
 
-PAGE = Path(__file__).with_name("gpu.md")
+PAGE = Path(__file__).parent / "results" / "gpu.md"
 RESULTS = Path(__file__).parents[1] / "gpu" / "results"
 #: Presets of which what a validation reads is computed.
 CARDS = ("a100-40gb", "a100-80gb", "l40s", "a10", "rtx-4090", "rtx-5080", "h100-80gb", "h200")
@@ -148,7 +148,7 @@ def tables() -> str:
         then = "yes" if document["acceptance"]["validated"] else "no"
         noticed = (f"{100 * found['noticed'][what]:.1f} %" for what in acceptance.PLANTED)
         reasons = "; ".join(found["reasons"]) or "none"
-        name = f"[{folder.name}](../gpu/results/{folder.name}/summary.md)"
+        name = f"[{folder.name}](../../gpu/results/{folder.name}/summary.md)"
         verdicts.append((name, then, "yes" if found["validated"] else "no", *noticed, reasons))
         beside += _beside(folder, runs)
     columns = ("run of a card", "validated then", "by today's rules", "notices, of time", "of attention", "reasons")

@@ -1,4 +1,4 @@
-"""Writes docs/waste-today.md from the document of ``fragmeter reproduce waste-today --json FILE``."""
+"""Writes docs/results/waste-today.md from the document of ``fragmeter reproduce waste-today --json FILE``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = """\
 # Waste of today's models
 
 `fragmeter reproduce waste-today` serves today's models on today's cards with the defaults of vLLM 0.33 (Nemotron 3 Super with `--max-num-seqs 512`: with the
-default [it does not start](serve.md#sequences-and-blocks-of-models-with-states)), and divides every byte of the KV cache by what it holds. The tables of this page are its result, written by `make waste-today`; nothing in them is edited by hand. No GPU
+default [it does not start](../start-up.md#sequences-and-blocks-of-models-with-states)), and divides every byte of the KV cache by what it holds. The tables of this page are its result, written by `make waste-today`; nothing in them is edited by hand. No GPU
 was used: step times are those of `--cost fitted`, or of `--cost roofline` where the profile of a card does not cover a model.
 
 ```sh
@@ -252,6 +252,6 @@ def _published_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("waste-today.md").write_text(
+    (Path(__file__).parent / "results" / "waste-today.md").write_text(
         page(json.loads(Path(sys.argv[1]).read_text("utf-8"))), encoding="utf-8"
     )

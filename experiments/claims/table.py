@@ -114,7 +114,7 @@ def _page_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def claims_markdown(payload: Payload) -> str:
-    """docs/claims.md."""
+    """docs/results/claims.md."""
     parts = [_HEAD.format(seeds=len(payload["seeds"]))]
     for name, (title, counted) in _TABLES.items():
         parts.append(

@@ -42,7 +42,7 @@ def list(kind: Kind, /, *, json: JsonTarget = None) -> None:
     report.console.print(_table(shown))
     if kind == "models":
         report.print_line(
-            f"{len(stored_names())} repositories are known by their names, too: docs/models.md lists them."
+            f"{len(stored_names())} repositories are known by their names, too: docs/results/models.md lists them."
         )
     report.data({kind: rows})
 

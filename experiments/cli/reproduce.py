@@ -58,7 +58,7 @@ def reproduce(
             drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
         alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
-        add: Of servers: JSON file of more measured runs (docs/servers.md describes it), which count as unseen.
+        add: Of servers: JSON file of more measured runs (docs/results/servers.md describes it), which count as unseen.
         accept_medians: Of servers: store the median errors by class in the package, for later runs to be compared with. Needs
             --runs.
         seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own

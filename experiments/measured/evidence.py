@@ -45,7 +45,7 @@ _INT4_GEMMS = "No table of vLLM has int4 GEMMs: those of these weights, in {}, t
 _UNPACKED_GEMMS = (
     "GEMMs of these weights run in {} on this GPU, and their tables are of 16-bit weights: its error is not known."
 )
-#: Measured and simulated throughput of Qwen3 14B with AWQ and FP8 weights against 16 bits, ShareGPT at once (docs/gpu.md).
+#: Measured and simulated throughput of Qwen3 14B with AWQ and FP8 weights against 16 bits, ShareGPT at once (docs/step-times.md).
 _UNDECIDED = (
     "Which number format is faster on this GPU depends on the load: in a burst servers on an A100 gave 5 and 15 % less with such weights than with"
     " 16 bits, where the simulation has 16 and 17 % less; with few sequences it has them faster, which no server shows."

@@ -1,4 +1,4 @@
-"""Measured runs of the user: a JSON file in the form of ``facts/servers.json`` (docs/servers.md describes it)."""
+"""Measured runs of the user: a JSON file in the form of ``facts/servers.json`` (docs/results/servers.md describes it)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Measured:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class _Run:
-    """One run; see docs/servers.md."""
+    """One run; see docs/results/servers.md."""
 
     name: _Text
     source: _Text
@@ -107,5 +107,5 @@ def _require_load(where: str, load: str, given: Mapping[str, Any]) -> None:
         raise complaint(where, error, f"load {load}") from None
     except (ValueError, KeyError, ZeroDivisionError) as error:
         raise SettingError(
-            where, str(dict(given)), f"cannot be drawn ({error}); docs/servers.md describes it"
+            where, str(dict(given)), f"cannot be drawn ({error}); docs/results/servers.md describes it"
         ) from None

@@ -1,4 +1,4 @@
-"""The documents of figures in Markdown: ``reproduce --markdown``, and the parts of docs/reproduction.md."""
+"""The documents of figures in Markdown: ``reproduce --markdown``, and the parts of docs/results/reproduction.md."""
 
 from __future__ import annotations
 

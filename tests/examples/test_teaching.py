@@ -146,7 +146,7 @@ def test_the_solution_can_be_checked_from_anywhere(tmp_path):
 
 
 def test_no_page_shows_the_solution():
-    for page in [*(ROOT / "docs").glob("*.md"), *TEACHING.rglob("*.py")]:
+    for page in [*(ROOT / "docs").rglob("*.md"), *TEACHING.rglob("*.py")]:
         text = page.read_text()
         assert "examples/solution" not in text and "references[table[-1]]" not in text, page
 

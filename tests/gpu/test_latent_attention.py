@@ -236,7 +236,7 @@ def test_blocks_fit_every_card(shared_bytes):
 
 def test_the_documented_blocks_are_those_of_the_source():
     """Of each architecture; instructions of a warp a tile make those a KV byte."""
-    text = (ROOT / "docs" / "gpu.md").read_text().partition("## Latent attention (MLA)")[2]
+    text = (ROOT / "docs" / "results" / "kernels.md").read_text().partition("## Latent attention (MLA)")[2]
     table = re.findall(r"^\| (\d+), (sm_.*?) \|(.*)\|$", text, re.MULTILINE)
     found, wanted = [], []
     for heads, architectures, cells in table:

@@ -17,7 +17,7 @@ from paths import ROOT
 
 RESULTS = ROOT / "gpu" / "results"
 FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
-#: The runs that docs/gpu.md cites. Of an H200: for step times the third one, which is validated, and for the rest the fourth one, which is not;
+#: The runs that docs/results/gpu.md cites. Of an H200: for step times the third one, which is validated, and for the rest the fourth one, which is not;
 #: the fifth one is validated. And the one of an H100, which is.
 THIRD, FOURTH, FIFTH = (RESULTS / name for name in ("2026-11-26-h200", "2026-11-26-h200-fourth", "2026-11-27-h200"))
 H100 = RESULTS / "2026-11-27-h100"
@@ -126,7 +126,7 @@ def percent(share: float, form: str = ".1f") -> str:
 
 
 def test_the_page_has_the_steps_of_the_runs_that_it_cites():
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "results" / "gpu.md").read_text()
     for folder, text in (
         (THIRD, "In the third run `validated` is `yes`:"),
         (H100, "`validated` is `yes`, and the prediction beats"),
@@ -153,7 +153,7 @@ def test_the_page_has_the_steps_of_the_runs_that_it_cites():
 
 @pytest.mark.parametrize("folder", [FOURTH, H100], ids=lambda path: path.name)
 def test_the_page_has_the_times_of_the_runs_that_it_cites(folder):
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "results" / "gpu.md").read_text()
     of_cards = page.split("## Measured on an H100\n")
     lines = of_cards[folder == H100].splitlines()
     shown = [line for line in lines if re.match(r"\| \d+ x [\d,]+ \| \d+, ", line)]
@@ -173,7 +173,7 @@ def test_the_page_has_the_times_of_the_runs_that_it_cites(folder):
 
 def test_the_page_has_the_spread_of_calibrations():
     """The host of the fourth run was disturbed while it was calibrated: copies to it and steps show it, and no GEMM."""
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "results" / "gpu.md").read_text()
     third, fourth = (spread(document(folder, "calibration.json")["points"]) for folder in (THIRD, FOURTH))
     for name, text in (("swap_out", "copies to the host"), ("prefill_step", "steps with prompts"), ("gemm", "GEMMs")):
         assert f"{percent(third[name])} and {percent(fourth[name])} of {text}" in page
@@ -181,7 +181,7 @@ def test_the_page_has_the_spread_of_calibrations():
 
 def test_the_page_has_the_times_of_variants():
     """With several tiles in flight and with one, in one call on one card."""
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "results" / "gpu.md").read_text()
     *_, call = document(FOURTH, "variants.json")["calls"]
     several, one = ({row["variant"]: row["us"] for row in call["variants"]}[name] for name in ("72K", "16K"))
     faster = [shape for shape in several if one[shape] < several[shape]]
@@ -193,7 +193,7 @@ def test_the_page_has_the_times_of_variants():
 
 
 def test_the_page_has_what_the_fifth_run_showed():
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "results" / "gpu.md").read_text()
     found = document(FIFTH, "validation/validation.json")
     assert found["acceptance"]["validated"]
     mapes = [run["step"]["mape"] for run in found["runs"]]

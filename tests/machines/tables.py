@@ -83,7 +83,7 @@ class SharedTables(Tables):
 
 
 class MappedTables(Tables):
-    """vAttention's rule as docs/policies.md numbers it: a sequence that leaves keeps its pages mapped."""
+    """vAttention's rule as docs/policies/other-servers.md numbers it: a sequence that leaves keeps its pages mapped."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)

@@ -1,4 +1,4 @@
-"""The oracle's schedulers of other servers than vLLM against logs worked out by hand from docs/policies.md.
+"""The oracle's schedulers of other servers than vLLM against logs worked out by hand from docs/policies.
 
 A step costs 100 ticks, 10 more a decode and 1 more a prompt token; a block takes 7 ticks to the host and 3 back.
 """

@@ -1,4 +1,4 @@
-"""docs/startups.md is what ``plan`` answers now, and the answers are as good as they were."""
+"""docs/results/startups.md is what ``plan`` answers now, and the answers are as good as they were."""
 
 from __future__ import annotations
 

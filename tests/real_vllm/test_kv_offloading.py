@@ -179,7 +179,7 @@ def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_c
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(
     ("kind", "method"),
-    # Of EAGLE over states one run of 16 differs (docs/policies.md).
+    # Of EAGLE over states one run of 16 differs (docs/results/schedulers.md).
     [
         (kind, method)
         for kind in ("prefixes", "turns", *HYBRIDS)
@@ -272,7 +272,7 @@ def _compare(
         if option is not None:
             case = OPTIONS[option](case)
         if case.block_size == 1 and 1 in case.workload.prompt_tokens:
-            # vLLM looks up again a prompt of one token that it has loaded whole, and loads it again (docs/policies.md).
+            # vLLM looks up again a prompt of one token that it has loaded whole, and loads it again (docs/results/schedulers.md).
             continue
         sizes = draw.choice([3, 20, 200, 5000]), draw.choice([1, 30, 90, 400]), draw.choice([0, 1, 30, 200])
         copies = offloading.Copies(*sizes)

@@ -12,7 +12,7 @@ of Fig 13a leaves that server idle; one for drawn lengths and one for the exact 
 one point; and all of Fig 19b.
 
 Latencies of an overloaded server grow with the length of the trace. One percent of step time changes them by tens of
-percent. So an error of a factor is a few percent of step time; docs/rates.md has the change for each value.
+percent. So an error of a factor is a few percent of step time; docs/results/rates.md has the change for each value.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ A profile computes neither attention nor states (``attn_metadata`` is None), so 
 
 Since 0.27 a log's "peak activation" is without cuBLAS and workspaces (they are in "consumed memory"), and with the estimated CUDA graphs.
 It is not known whether cuBLAS's workspace counts in both since then: it stays allocated by torch's code, but of three records in which it decides two have
-it in the peak (Qwen3 0.6B on an H100, 8B on two A100s) and one has not (Qwen3 32B AWQ on an RTX 5090). Without it the starts of docs/startups.md have the same
+it in the peak (Qwen3 0.6B on an H100, 8B on two A100s) and one has not (Qwen3 32B AWQ on an RTX 5090). Without it the starts of docs/results/startups.md have the same
 answers, and computed KV caches of 33 rows are 0.002 GiB nearer in the mean absolute error, 0.008 farther in the median.
 
 Sources: the wheels of 0.8 to 0.33; starts of llm-d-planner with 0.19 on H100s (15 text models within 0.01 GiB); the allocator's history
 of Qwen3.6 35B A3B under 0.30 on an H100 (mondegreens/apron, 2,056,258,048 bytes, all of them the encoder's; 512 less here); records of
-text models there under 0.27 to 0.29. docs/serve.md has the errors.
+text models there under 0.27 to 0.29. docs/results/start-up-logs.md has the errors.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     - CUDA graphs              since 0.20; before, they used the rest of the GPU memory
     = KV cache, in blocks of --block-size tokens of all layers (with KV groups: of the layers of a page)
 
-Weights, blocks and the check follow vLLM's arithmetic. The other parts are estimates. docs/serve.md has their errors.
+Weights, blocks and the check follow vLLM's arithmetic. The other parts are estimates. docs/results/start-up-logs.md has their errors.
 """
 
 from __future__ import annotations

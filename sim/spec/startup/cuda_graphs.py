@@ -26,7 +26,7 @@ that of 0.10.2 here, and 0.11.1 and 0.11.2 have the list of 0.12.
 Graphs of whole steps are those of at most ``max_num_seqs`` decodes. The second model runner rounds each up to whole sequences, the first one
 rounds the list. LoRA doubles all (``cudagraph_specialize_lora``).
 
-Memory that capture takes, fitted to the logs of ``tools/profiles/graphs.json`` (``docs/serve.md`` has the errors):
+Memory that capture takes, fitted to the logs of ``tools/profiles/graphs.json`` (``docs/results/start-up-logs.md`` has the errors):
 
     layers * (0.25 MiB * piecewise graphs + 0.15 MiB * graphs of whole steps), times 0.71 on Blackwell
     + layers * graphs * 0.17 MiB      where NCCL reduces: ranks on PCIe that cannot read each other's memory

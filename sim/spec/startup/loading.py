@@ -49,7 +49,7 @@ _ROTARY_TABLES = {
 }  # fmt: skip
 #: Tensors from this size on have segments of their own, in multiples of ``_SEGMENT`` (``kMinLargeAlloc``, ``kRoundLarge``).
 _LARGE, _SEGMENT = 10 << 20, 2 << 20
-#: Shares by which logs are below and above these weights, by number format: 31 logs of 0.10 to 0.31 (docs/serve.md).
+#: Shares by which logs are below and above these weights, by number format: 31 logs of 0.10 to 0.31 (docs/results/start-up-logs.md).
 _ERRORS = {None: (0.003, 0.004), "mxfp4": (0.005, 0.005), "nvfp4": (0.03, 0.01)}
 _OTHER_ERROR = (0.004, 0.008)
 #: The same where the checkpoint is another one of that shape: those in nvfp4 of one model keep other parts in 16 bits. Two of RedHat's log

@@ -218,7 +218,7 @@ def test_attention_in_a_backend_without_a_table_has_the_interval_of_data_sheets(
 
 
 def test_experts_of_an_unknown_shape_are_named():
-    """With the errors of whole shapes that were held out of the profile's fit; docs/profiles.md has them, too."""
+    """With the errors of whole shapes that were held out of the profile's fit; docs/results/profiles.md has them, too."""
     found = of(gpu="h100-80gb", model="glm-4.5-air", tensor_parallel_size=4)
     held_out = profile("h100-80gb").ops["moe"].fit["held_out_shapes"].values()
     assert found.experts.median_error == max(each["median_error"] for each in held_out)

@@ -17,7 +17,7 @@ from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.runs.parallel import at_most
 from paths import ROOT
 
-DOCUMENT = ROOT / "docs" / "reproduction.md"
+DOCUMENT = ROOT / "docs" / "results" / "reproduction.md"
 BOTH_SCALES = {("FasterTransformer", ""), ("vLLM", "")}
 #: By figure the series, and the place in it, with a value on which a number was fitted; other figures have none.
 FITTED = {

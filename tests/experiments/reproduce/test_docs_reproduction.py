@@ -1,4 +1,4 @@
-"""docs/reproduction.md: what writes it, and that no figure is missing in it."""
+"""docs/results/reproduction.md: what writes it, and that no figure is missing in it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_headings(script, name, expected):
 
 
 def test_the_document_has_figures_that_there_are_in_their_order(script):
-    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    text = (ROOT / "docs" / "results" / "reproduction.md").read_text("utf-8")
     known = [script.heading(name) for name in sorted(IN_ALL, key=paper_order)]
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     figures = [heading for heading in headings if not heading.startswith(("Accuracy", "Fitted"))]
@@ -104,8 +104,8 @@ def cells_of(text: str, heading: str) -> list[list[str]]:
 
 def test_pages_agree_on_how_many_constants_are_fitted_and_values_predicted():
     """28 and 179 in all; 16 and 116 of what depends on step times and beams; 8 of Figs 12 and 14; 30 values fitted on."""
-    rates = " ".join((ROOT / "docs" / "rates.md").read_text("utf-8").split())
-    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    rates = " ".join((ROOT / "docs" / "results" / "rates.md").read_text("utf-8").split())
+    text = (ROOT / "docs" / "results" / "reproduction.md").read_text("utf-8")
     constants = cells_of(text, "Fitted constants")
     accuracy = [line for line in cells_of(text, "Accuracy against the paper") if line[0] != "waste"]
     predicted, fitted = ({line[0]: int(line[at]) for line in accuracy} for at in (1, 2))
@@ -162,7 +162,7 @@ def test_errors_of_the_page_are_percent_or_points():
 class TestTheFrontPage:
     """README.md says what the page of the reproduction says, the misses first."""
 
-    TEXT = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    TEXT = (ROOT / "docs" / "results" / "reproduction.md").read_text("utf-8")
 
     @pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
     def test_it_has_the_grades_of_the_document(self, page, front):

@@ -23,7 +23,7 @@ from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
 from paths import ROOT
 
-PAGE = ROOT / "docs" / "waste-today.md"
+PAGE = ROOT / "docs" / "results" / "waste-today.md"
 FEW = tuple(replace(load, requests=16) for load in LOADS)
 TWO = (Server("Llama 8B", "llama-3.1-8b", "h100-80gb"), Server("Gemma 3 12B", "gemma-3-12b", "h100-80gb"))
 

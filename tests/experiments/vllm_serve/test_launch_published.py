@@ -1,4 +1,4 @@
-"""The reckoning beside start-up logs that others have published; docs/serve.md has the same table.
+"""The reckoning beside start-up logs that others have published; docs/results/start-up-logs.md has the same table.
 
 What it says there of each log must be what comes out here. Configurations are those that huggingface.co publishes.
 Two constants of a release are read off logs, here of Llama 3.1 8B, Qwen2.5 7B and Llama 3.3 70B: the sampler's bytes,
@@ -23,7 +23,7 @@ from fragmeter.sim.spec.startup.launch import Launch
 from paths import ROOT
 
 GIB = 2**30
-DOCS = ROOT / "docs" / "serve.md"
+DOCS = ROOT / "docs" / "results" / "start-up-logs.md"
 
 
 def qwen(kind: str, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more):

@@ -1,4 +1,4 @@
-"""Weights as vLLM's loader keeps them, beside "Model loading took" of start-up logs that others have published; docs/serve.md has the
+"""Weights as vLLM's loader keeps them, beside "Model loading took" of start-up logs that others have published; docs/results/start-up-logs.md has the
 same table. The ends of segments were found with that of
 Qwen2.5 7B at hand, the number of rotary tables with those of Qwen3 Next, Qwen3-VL and Gemma 4."""
 
@@ -18,7 +18,7 @@ from fragmeter.sim.spec.weights import stage_bytes
 from paths import ROOT
 
 GIB = 2**30
-DOCS = ROOT / "docs" / "serve.md"
+DOCS = ROOT / "docs" / "results" / "start-up-logs.md"
 #: Model, number format (None is that of the model), ranks, card, release, tokens of a step, GiB in the log. Cards that a log does not name
 #: are of the same compute capability; so are GB10 and RTX PRO 4500, which stand as an RTX PRO 6000.
 LOGS = [

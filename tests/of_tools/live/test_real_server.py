@@ -156,7 +156,7 @@ def test_the_server_reads_again_what_the_simulator_reads_again(session):
 
 def test_the_page_of_the_documentation_is_made_from_the_results():
     page = runpy.run_path(str(ROOT / "docs" / "real_server.py"))["page"](KNOWN)
-    assert (ROOT / "docs" / "real-server.md").read_text("utf-8") == page
+    assert (ROOT / "docs" / "results" / "real-server.md").read_text("utf-8") == page
 
 
 def test_the_table_names_every_load():

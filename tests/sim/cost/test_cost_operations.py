@@ -364,7 +364,7 @@ class TestProfiles:
 
     @pytest.mark.parametrize("name", [*SYSTEMS, *ADDED])
     def test_errors_of_modules_are_as_stated(self, name):
-        """Limits as docs/profiles.md has them, of columns; shapes beyond the largest are another matter, and stated there."""
+        """Limits as docs/results/profiles.md has them, of columns; shapes beyond the largest are another matter, and stated there."""
         ops = profile(name).ops
         for operation in set(ops).intersection({"gdn_decode", "gdn_prefill", *SPARSE, *MSA, *COMPRESSED, *UNPACKED}):
             median = (

@@ -1,4 +1,4 @@
-"""Decode steps of OPT-13B beside published ones, to which no profile is fitted (docs/gpu.md has the figures)."""
+"""Decode steps of OPT-13B beside published ones, to which no profile is fitted (docs/step-times.md has the figures)."""
 
 from __future__ import annotations
 

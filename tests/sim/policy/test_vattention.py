@@ -223,7 +223,7 @@ class TestTheLedger:
 
 
 def cached_blocks(run: Run) -> list[int]:
-    """Mapped and unused page groups in every row, by docs/policies.md from another policy's steps and residencies alone."""
+    """Mapped and unused page groups in every row, by docs/policies/other-servers.md from another policy's steps and residencies alone."""
     run_log, size = run.log, run.replica.block_size
     left: list[int] = []
     mapped: dict[int, int] = {}
