@@ -90,7 +90,7 @@ python -m tools.live --url http://localhost:8000 --probe steps.jsonl --model MOD
 CPU core: about 500 output tokens/s saturate it. `my-server` then has the recordings, `results.json`, `cost.json` and a page, `server.html`; send
 it in with an issue. `cost.json` is an argument of `--cost`: it has the step times of this model on this server.
 
-`python -m tools.live.card --out my-card` does all of it on a card of this machine, vLLM's installation included ([runbook](../gpu/RUNBOOK.md#vllm-on-the-same-card)).
+`python -m tools.live.card --out my-card` does all of it on a card of this machine, vLLM's installation included ([runbook](../../gpu/RUNBOOK.md#vllm-on-the-same-card)).
 
 `fragmeter calibrate --probe steps.jsonl --out cost.json` makes such a file from any recording of a probe.
 """
