@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,8 @@ FOLDERS = (
     "Results of simulate --out, of one run or of several on the same load, and files of fragmeter.probe; or the folder of"
     " sweep, or of validate --against."
 )
+#: Bounds of the width of a picture: labels of axes hardly leave room below, and no page is wider.
+NARROWEST_MM, WIDEST_MM = 40, 420
 #: Largest number of runs that remain readable side by side on a page.
 MOST_FOLDERS = 4
 
@@ -40,6 +43,7 @@ def report(
     perfetto: Annotated[Path | None, RESULT_FILE] = None,
     images: Annotated[Path | None, RESULTS] = None,
     image_format: Annotated[ImageFormat, RESULTS] = "png",
+    width: Annotated[str | None, RESULTS] = None,
     json: JsonTarget = None,
 ) -> None:
     """Draw one or several runs as an HTML page that needs no network.
@@ -62,7 +66,8 @@ def report(
             memory. Needs the extra perfetto.
         images: Also write every figure of the page as a picture into this folder. Needs the extra images, and Chrome
             or Chromium.
-        image_format: Format of the pictures.
+        image_format: Format of the pictures. A PDF has its fonts embedded.
+        width: Width of the pictures in a paper, such as 84mm; its caption takes the place of titles and definitions.
     """
     for path in (out, perfetto):
         make_folder_of(path)
@@ -79,6 +84,7 @@ def report(
             draw(folder, out, output)
             return
     write_timeline = _timeline_writer(perfetto)
+    width_mm = _millimetres(width, images)
     if images is not None:
         check_folder(images, IMAGES, "images")
         require_kaleido()
@@ -89,11 +95,25 @@ def report(
     _check_request(request, results)
     beside = None if measured is None else read_measured(measured, results)
     inputs = PageInputs(results, request, goal, beside, _step_times(results))
-    pictures = write_images(images, figures(inputs), image_format) if images is not None else []
+    pictures = write_images(images, figures(inputs), image_format, width_mm) if images is not None else []
     if perfetto is not None and write_timeline is not None:
         write_timeline(perfetto, results)
     write_report(out, inputs)
     _write_output(output, folders, inputs, out, perfetto, pictures)
+
+
+def _millimetres(width: str | None, images: Path | None) -> float | None:
+    """The width of pictures; None where none is given."""
+    if width is None:
+        return None
+    if images is None:
+        raise SettingError("width", width, "is the width of pictures; add --images FOLDER, or leave it out")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)mm", width)
+    if found is None or not NARROWEST_MM <= float(found[1]) <= WIDEST_MM:
+        raise SettingError(
+            "width", width, f"must be {NARROWEST_MM}mm to {WIDEST_MM}mm, such as 84mm, a column of a paper"
+        )
+    return float(found[1])
 
 
 def _step_times(results: Sequence[Result]) -> list[str]:

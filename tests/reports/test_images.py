@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import sys
@@ -71,6 +72,35 @@ def test_every_figure_of_a_report_is_a_picture(browser, folder, tmp_path, capsys
     content = png.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (2 * 1000, 2 * (figure.layout.height + 60 + 17 * 4))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
+def test_a_pdf_has_the_width_of_a_column_and_its_fonts(browser, folder, tmp_path):
+    figure = figures(PageInputs([read_result(folder)]))[2]
+    (drawn,) = write_images(tmp_path / "one", [figure], "pdf", 84)
+    (again,) = write_images(tmp_path / "again", [figure], "pdf", 84)
+    content = drawn.read_bytes()
+    assert drawn.suffix == ".pdf" and content == again.read_bytes()
+    [(width, height)] = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", content)
+    # A browser's pages have whole pixels of 0.75 points.
+    assert abs(float(width) - 84 / 25.4 * 72) < 1 and abs(float(height) - 0.72 * 0.75 * figure.layout.height) < 2
+    fonts = re.findall(rb"/Type /FontDescriptor.*?>>", content, re.DOTALL)
+    assert fonts and all(b"/FontFile" in font for font in fonts)
+
+
+@pytest.mark.parametrize("width", ["84", "84 mm", "3.3in", "-84mm", "39mm", "421mm", "nan"])
+def test_a_width_is_in_millimetres_and_within_a_page(width, folder, tmp_path, capsys):
+    arguments = ["report", str(folder), "--out", str(tmp_path / "report.html"), "--images", str(tmp_path / "images")]
+    assert status([*arguments, f"--width={width}"]) == MISTAKE
+    said = f"fragmeter: width = {width!r}: must be 40mm to 420mm, such as 84mm, a column of a paper\n"
+    assert capsys.readouterr().err == said and not any(tmp_path.iterdir())
+
+
+def test_a_width_without_pictures_is_refused(folder, tmp_path, capsys):
+    assert status(["report", str(folder), "--out", str(tmp_path / "report.html"), "--width", "84mm"]) == MISTAKE
+    said = "fragmeter: width = '84mm': is the width of pictures; add --images FOLDER, or leave it out\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.slow
