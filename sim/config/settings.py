@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..policy.base import AnyPolicy
 from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
 from ..types import ticks
-from ..types.bounds import Blocks, BlockSize, Count, Replicas, Scale, Seconds, Seed, Tokens
+from ..types.bounds import AlwaysTaken, Blocks, BlockSize, Count, Replicas, Scale, Seconds, Seed, Tokens, Tried
 from ..types.errors import SettingError
 from ..types.validation import requirement
 
@@ -72,32 +72,32 @@ class Settings:
             default. Given as keywords, like all other settings: ``settings(policy="tgi", max_waiting_tokens=10)``.
     """
 
-    policy: str = "vllm-sosp23"
-    model: str = "opt-13b"
-    gpu: str = "a100-40gb"
-    tensor_parallel_size: Count = 1
-    pipeline_parallel_size: Count = 1
-    data_parallel_size: Replicas = 1
+    policy: Annotated[str, AlwaysTaken("names what is simulated")] = "vllm-sosp23"
+    model: Annotated[str, AlwaysTaken("names what is simulated")] = "opt-13b"
+    gpu: Annotated[str, AlwaysTaken("names what is simulated")] = "a100-40gb"
+    tensor_parallel_size: Annotated[Count, Tried(2)] = 1
+    pipeline_parallel_size: Annotated[Count, Tried(2)] = 1
+    data_parallel_size: Annotated[Replicas, Tried(2)] = 1
     enable_expert_parallel: bool = False
-    quantization: Literal["awq", "gptq", "int8", "fp8", "nvfp4"] | None = None
-    kv_cache_dtype: Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
+    quantization: Annotated[Literal["awq", "gptq", "int8", "fp8", "nvfp4"] | None, Tried("fp8")] = None
+    kv_cache_dtype: Annotated[Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"], Tried("fp8")] = "auto"
     enforce_eager: bool | None = None
-    block_size: BlockSize | None = None
-    num_gpu_blocks_override: Blocks | None = None
+    block_size: Annotated[BlockSize | None, Tried(8)] = None
+    num_gpu_blocks_override: Annotated[Blocks | None, Tried(150)] = None
     enable_prefix_caching: bool | None = None
-    max_model_len: Tokens | None = None
-    max_num_seqs: Count | None = None
-    max_num_batched_tokens: Tokens | None = None
-    allocator: str | None = None
-    cost: str | None = None
-    server: str | None = None
-    step_scale: Scale | None = None
-    window: tuple[Seconds, Seconds] | None = None
-    leap: bool = True
-    check_leaps: bool | None = None
-    core: bool = True
-    ids: bool = False
-    seed: Seed = 0
+    max_model_len: Annotated[Tokens | None, Tried(130)] = None
+    max_num_seqs: Annotated[Count | None, Tried(2)] = None
+    max_num_batched_tokens: Annotated[Tokens | None, Tried(100)] = None
+    allocator: Annotated[str | None, AlwaysTaken("names what is simulated")] = None
+    cost: Annotated[str | None, Tried("fitted")] = None
+    server: Annotated[str | None, AlwaysTaken("names what is simulated; refused where it is another server's")] = None
+    step_scale: Annotated[Scale | None, Tried(2.0)] = None
+    window: Annotated[tuple[Seconds, Seconds] | None, Tried((0.1, 0.5))] = None
+    leap: Annotated[bool, AlwaysTaken("changes no result by design")] = True
+    check_leaps: Annotated[bool | None, AlwaysTaken("changes no result by design")] = None
+    core: Annotated[bool, AlwaysTaken("changes no result by design")] = True
+    ids: Annotated[bool, AlwaysTaken("changes no result by design; recordings set it")] = False
+    seed: Annotated[Seed, AlwaysTaken("results name their seed, even if nothing is drawn")] = 0
     options: tuple[tuple[str, Any], ...] = ()
 
     @model_validator(mode="before")

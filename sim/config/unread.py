@@ -19,22 +19,6 @@ from ..workload.workload import Workload
 from .cluster import Cluster
 from .settings import SHARED, Settings, default_of
 
-#: Settings that are refused in no run, and why.
-EXEMPT = {
-    "policy": "names what is simulated",
-    "model": "names what is simulated",
-    "gpu": "names what is simulated",
-    "allocator": "names what is simulated",
-    "leap": "changes no result by design",
-    "core": "changes no result by design",
-    "check_leaps": "changes no result by design",
-    "ids": "changes no result by design; recordings set it",
-    "server": "names what is simulated; refused where it is another server's",
-    "moe_backend": "names the kernels that run; refused where vLLM has none",
-    "seed": "results name their seed, even if nothing is drawn",
-}
-
-
 #: Fields of a cluster that one router reads.
 OF_PREFIX_AFFINE = ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold")
 

@@ -4,6 +4,8 @@ A policy declares its options in one dataclass, ``Policy.options_type``. The com
 validation, the axes of a sweep, ``run.json`` and the refusal of options that a run does not read all follow from that
 declaration.
 
+A number or a text says with ``Tried`` which value shows in a small run.
+
 Policies with an option of the same name share the dataclass that declares it, or at least its type.
 """
 
@@ -28,7 +30,7 @@ from ..spec.kernels import NAMED_EXPERTS, named_experts
 from ..spec.pool import offloaded_blocks
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
-from ..types.bounds import Count, Gibibytes
+from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import SettingError
 from ..types.ticks import PER_MS
 from ..workload.workload import Workload
@@ -191,7 +193,7 @@ class WatermarkOptions(Options):
     no_effect = {"watermark": 0}
 
     watermark: Annotated[
-        float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
+        float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free."), Tried(0.5)
     ] = 0.01
 
     @property
@@ -212,9 +214,9 @@ class BeamOptions(Options):
             " Without it they are samples, which all run to the end."
         ),
     ] = False
-    beam_survival: Annotated[float, Field(ge=0, le=1, description="Probability that a beam survives a step.")] = (
-        FITTED_BEAM_SURVIVAL
-    )
+    beam_survival: Annotated[
+        float, Field(ge=0, le=1, description="Probability that a beam survives a step."), Tried(0.3)
+    ] = FITTED_BEAM_SURVIVAL
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         if name == "beam_survival" and not self.use_beam_search:
@@ -298,6 +300,7 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
             f" --endpoint chat {CHAT_OUTSIDE_MS:g} ms, the least of 47 to 60 that were measured there. A server's own constants (--server)"
             " replace it.",
         ),
+        Tried(53.0),
     ] = OUTSIDE_MS
     endpoint: Annotated[
         Literal["completions", "chat"],
@@ -316,12 +319,15 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
             " vLLM 0.33 on one machine's CPU. Requests and outputs wait for the loop; default: it takes no time.",
             examples=["measured"],
         ),
+        Tried('{"request": 3000}'),
     ] = None
     api_server_count: Annotated[
-        Count, Field(description="Processes of the API server, with an event loop each, that share the requests.")
+        Count,
+        Field(description="Processes of the API server, with an event loop each, that share the requests."),
+        Tried(2),
     ] = 1
     watermark: Annotated[
-        float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free.")
+        float, Field(ge=0, lt=1, description="Share of the pool that an admission must leave free."), Tried(0.5)
     ] = 0.0
     gpu_memory_utilization: Annotated[
         float,
@@ -331,6 +337,7 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
             description="Share of the GPU memory for weights, activations, CUDA graphs and KV cache, from which the pool is"
             " computed as vLLM does at its start.",
         ),
+        Tried(0.5),
     ] = LATEST.gpu_memory_utilization
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
 
@@ -402,6 +409,7 @@ class VllmV1Options(VllmServeOptions):
             description="Most tokens of one sequence in a step, unless it is alone, so that a long prompt does not use the"
             " whole budget; 0 for no such bound.",
         ),
+        Tried(32),
     ] = 0
     long_prefill_token_threshold_adaptive: Annotated[
         bool,
@@ -416,6 +424,7 @@ class VllmV1Options(VllmServeOptions):
             description="Sequences that may run at once, at most max_num_seqs, which sizes the CUDA graphs; default:"
             " max_num_seqs."
         ),
+        Tried(2),
     ] = None
     scheduler_reserve_full_isl: Annotated[
         bool,
@@ -429,6 +438,7 @@ class VllmV1Options(VllmServeOptions):
             description="Steps from one that computes prompts to the next that may, while sequences decode and none was left"
             " waiting; 1 for no such interval."
         ),
+        Tried(4),
     ] = 1
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
@@ -443,6 +453,7 @@ class VllmV1Options(VllmServeOptions):
             description="Unfinished requests, running or waiting, above which the API server rejects a new one; default: no"
             " limit."
         ),
+        Tried(2),
     ] = None
     max_num_queued_tokens: Annotated[
         Count | None,
@@ -450,6 +461,7 @@ class VllmV1Options(VllmServeOptions):
             description="Prompt tokens of requests without a first token from which on the API server rejects a new request;"
             " default: no limit."
         ),
+        Tried(100),
     ] = None
     kv_offloading_size: Annotated[
         Gibibytes,
@@ -457,6 +469,7 @@ class VllmV1Options(VllmServeOptions):
             description="Host memory for blocks of the prefix cache, in GiB over all tensor-parallel ranks, as vLLM's native"
             " offloading uses it; 0 for none."
         ),
+        Tried(0.5),
     ] = 0.0
     speculative_config: Annotated[
         str | None,
@@ -471,6 +484,10 @@ class VllmV1Options(VllmServeOptions):
                 ' "synthetic_acceptance_rates": [0.8, 0.5]}'
             ],
         ),
+        Tried(
+            '{"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic",'
+            ' "synthetic_acceptance_length": 2}'
+        ),
     ] = None
     decode_context_parallel_size: Annotated[
         Count,
@@ -479,6 +496,7 @@ class VllmV1Options(VllmServeOptions):
             " the same KV heads; a block has block_size tokens on each.",
             examples=[2, 4],
         ),
+        Tried(2),
     ] = 1
     vllm_release: Annotated[
         str,
@@ -489,6 +507,7 @@ class VllmV1Options(VllmServeOptions):
             " The attention backend is the release's. Everything else is as in the latest.",
             examples=[f"0.{FIRST_ORDERED}", f"0.{LAST_ORDERED}"],
         ),
+        Tried("0.22"),
     ] = f"0.{LAST_ORDERED}"
     attention_backend: Annotated[
         str | None,
@@ -498,6 +517,7 @@ class VllmV1Options(VllmServeOptions):
             " chooses for the GPU, the model and the KV cache. It decides the time of steps that prefill and decode.",
             examples=[*NAMED],
         ),
+        Tried("FLASHINFER"),
     ] = None
     moe_backend: Annotated[
         str | None,
@@ -508,6 +528,8 @@ class VllmV1Options(VllmServeOptions):
             " are like this one.",
             examples=["marlin"],
         ),
+        Tried("triton"),
+        AlwaysTaken("names the kernels that run; refused where vLLM has none"),
     ] = None
     sampling: Annotated[
         Sampling,
@@ -618,7 +640,9 @@ class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
         Literal["recompute", "swap"],
         Field(description="Recompute preempted sequences, or swap them to the host."),
     ] = "recompute"
-    swap_space: Annotated[Gibibytes, Field(description="Host memory for swapped blocks, in GiB per GPU.")] = 20.0
+    swap_space: Annotated[
+        Gibibytes, Field(description="Host memory for swapped blocks, in GiB per GPU."), Tried(0.03)
+    ] = 20.0
     shared_prefix_tokens: Annotated[
         int,
         Field(
@@ -626,6 +650,7 @@ class VllmV0Options(WatermarkOptions, BeamOptions, KvGroupOptions):
             le=2**31,
             description="Tokens at the start of every prompt; their full blocks are in the pool from the start.",
         ),
+        Tried(16),
     ] = 0
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
@@ -672,6 +697,7 @@ class VAttentionOptions(WatermarkOptions):
             " The tokens of such a page group are the block, unless a block size is given.",
             examples=list(PAGE_SIZES),
         ),
+        Tried(128),
     ] = 2048
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
@@ -687,10 +713,12 @@ class TgiOptions(Options):
     waiting_served_ratio: Annotated[
         float,
         Field(ge=0, le=1e6, description="Decoding pauses for a prefill if this many requests wait per running one."),
+        Tried(4.0),
     ] = 0.3
     max_waiting_tokens: Annotated[
         Count,
         Field(description="Decode steps after which waiting requests are admitted even below waiting_served_ratio."),
+        Tried(1),
     ] = 20
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
@@ -704,7 +732,7 @@ class LightLLMOptions(Options):
     """Options of LightLLM."""
 
     output_estimate: Annotated[
-        float, Field(gt=0, le=1e3, description="Estimated output length, as a share of max_tokens.")
+        float, Field(gt=0, le=1e3, description="Estimated output length, as a share of max_tokens."), Tried(0.2)
     ] = 1.0
 
 
@@ -737,6 +765,7 @@ class SGLangOptions(Options):
             description="Share of the GPU memory for weights and KV cache, from which the pool is computed as SGLang does at its start;"
             " by default its rule by card and chunk.",
         ),
+        Tried(0.9),
     ] = None
 
 

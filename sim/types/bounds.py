@@ -6,6 +6,7 @@ The bounds are far beyond any real machine, and within the range of int64 ticks 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -35,6 +36,21 @@ def human_readable_int(text: str) -> int | None:
 def _without_suffix(value: Any) -> Any:
     """The number of a text with a suffix; pydantic checks everything else."""
     return human_readable_int(value) if isinstance(value, str) and _SHORT.fullmatch(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Beside the type of a setting: a value unlike its default that shows in a small run, which the type does not say. Tests try it
+    where no switch or choice does."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysTaken:
+    """Beside the type of a setting that is refused in no run, though some do not read it: why."""
+
+    why: str
 
 
 Count = Annotated[int, Field(ge=1, le=2**31)]

@@ -17,7 +17,6 @@ from fragmeter.experiments.runs.unread import Unread
 from fragmeter.sim import settings, simulate
 from fragmeter.sim.cluster import Cluster, cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.config.unread import (
-    EXEMPT,
     is_required,
     only_read,
     refuse_unread_in_cluster,
@@ -32,10 +31,11 @@ from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import Reading, read_with_content, write
 from fragmeter.traces.readers.readers import fields_read
 from other_values import NAMES as SETTINGS
-from other_values import other_values
+from other_values import exempt, other_values
 from paths import SAMPLES
 from unread_loads import ROWS, SCENES, SHOWN_IN, UNREAD_IN, Scene, load, outcome
 
+EXEMPT = exempt()
 #: Values unlike the defaults, of which each that a policy takes is tried.
 VALUES = {name: other_values(name) for name in SETTINGS if name not in EXEMPT}
 
