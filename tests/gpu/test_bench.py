@@ -92,7 +92,7 @@ def test_a_kernel_that_fails_is_reported_and_is_a_failure(monkeypatch, tmp_path,
     def broken(*_: object) -> None:
         raise RuntimeError("an illegal memory access\nwas encountered")
 
-    monkeypatch.setattr(devices.CpuDevice, "decode_attention", broken)
+    monkeypatch.setattr(devices.CpuDevice, "_decode_attention", broken)
     monkeypatch.setitem(bench_rows.PLANS, "cpu", bench_rows.Plan((), (1,), (64,), ((2, 2),), 64, torch.float32, 1))
     assert bench.main(["--device", "cpu"]) == 1
     assert "failed: an illegal memory access was encountered" in capsys.readouterr().out

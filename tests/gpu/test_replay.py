@@ -213,12 +213,13 @@ def test_unwritten_slots_are_nan():
 
 
 def test_attention_is_looked_at_and_not_only_what_tables_hold(monkeypatch):
-    attend = CpuDevice.decode_attention
+    attend = CpuDevice._decode_attention
 
-    def forgetful(self, out, query, keys, values, tables, context_lens, *sizes):
-        attend(self, out, query, keys, values, tables, context_lens - 1, *sizes)
+    def forgetful(self, call):
+        tables, context_lens, *sizes = call.step
+        attend(self, replace(call, step=(tables, context_lens - 1, *sizes)))
 
-    monkeypatch.setattr(CpuDevice, "decode_attention", forgetful)
+    monkeypatch.setattr(CpuDevice, "_decode_attention", forgetful)
     found = checked(PAGED)
     assert [(one.step, one.sequence, one.position) for one in found.mismatches] == [(1, 0, None), (1, 1, None)]
     assert found.wrong_rows == 5

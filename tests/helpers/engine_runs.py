@@ -95,6 +95,7 @@ def settings_of(
     if policy == "sglang":
         # And so are pages of more than a token.
         pool = Pool(pool.slots, 1, pool.host_blocks)
+        switches = {"schedule_policy": limits.schedule_policy} | switches
     chosen = settings(
         policy=policy,
         model=LONG_MODEL,
@@ -107,7 +108,6 @@ def settings_of(
         watermark=limits.watermark_fraction,
         preemption_mode=limits.preemption_mode,
         waiting_served_ratio=limits.waiting_served_ratio,
-        schedule_policy=limits.schedule_policy,
         max_waiting_tokens=limits.max_waiting_tokens,
         window=None if window is None else (seconds_of(window[0]), seconds_of(window[1])),
         **switches,

@@ -134,7 +134,8 @@ class TestList:
         for kind, names in kinds.items():
             rows = json.loads(printed(capsys, "list", kind, "--json", "-"))[kind]
             assert [next(iter(row.values())) for row in rows] == [*names]
-            shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line.strip()]
+            # A long label goes on in a line that begins with blanks.
+            shown = [line.split()[0] for line in printed(capsys, "list", kind).splitlines() if line[:1].strip()]
             first = shown.index(next(iter(names)))
             assert shown[first : first + len(rows)] == [*names]
 

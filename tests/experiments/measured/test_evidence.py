@@ -16,7 +16,7 @@ from fragmeter.sim.cost.kernels import UNPACKING_TABLE
 from fragmeter.sim.spec import Deployment, gpu, model
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = DOCS / "servers.md"
+PAGE = DOCS / "results" / "servers.md"
 ROWS = stored_rows()
 
 
