@@ -122,7 +122,7 @@ class MaxRate:
 def limits(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Limits:
     """What bounds the rate of the first seed; ``saturated`` is None if its requests alone miss the goal."""
     drawn, step_cost = load.draw(seed), step_cost or compiled_cost(settings)
-    alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost), goal)
+    alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost, logs_contents=False), goal)
     return Limits(alone, saturated_rate(settings, drawn.at(inf), step_cost) if alone.meets else None)
 
 

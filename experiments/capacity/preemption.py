@@ -96,7 +96,7 @@ def _older(settings: Settings, policy: str, mode: str) -> Settings:
 
 
 def _row(settings: Settings, work: Workload) -> dict[str, Any]:
-    results = summary(simulate(only_read(settings, work), work))
+    results = summary(simulate(only_read(settings, work), work, logs_contents=False))
     done, counts = results["work"], results["preemptions"]
     return {
         "policy": settings.policy,

@@ -82,7 +82,7 @@ def simulated(settings: Settings, work: Workload, n: int) -> list[dict[str, Any]
 
 
 def _row(settings: Settings, work: Workload, n: int) -> dict[str, Any]:
-    run = simulate(only_read(settings, work), work)
+    run = simulate(only_read(settings, work), work, logs_contents=False)
     results, pool = summary(run), pool_use(run)
     return {
         "policy": settings.policy,

@@ -76,7 +76,7 @@ def changed_rates(
 
     @cache
     def checks(power: int) -> list[SloCheck]:
-        run = simulate(settings, drawn.at(rate(power)), cost)
+        run = simulate(settings, drawn.at(rate(power)), cost, logs_contents=False)
         return [check_run(run, each) for each in goals]
 
     start, rates = round(log(near) / log(STEP)), []

@@ -101,7 +101,7 @@ def served(settings: Settings, work: Workload) -> Run:
     Raises:
         UserError, SimulationFault: As ``simulate``.
     """
-    return simulate(only_read(settings, work), work, step_cost(settings))
+    return simulate(only_read(settings, work), work, step_cost(settings), logs_contents=False)
 
 
 def step_cost(settings: Settings) -> StepCost:

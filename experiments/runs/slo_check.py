@@ -110,7 +110,7 @@ def check_slo(settings: Settings, work: Workload, goal: Goal, step_cost: StepCos
         UserError, SimulationFault: As ``simulate``.
     """
     watch = _Watch(work, goal)
-    run = simulate(settings, work, step_cost or compiled_cost(settings), watch=watch.look)
+    run = simulate(settings, work, step_cost or compiled_cost(settings), watch=watch.look, logs_contents=False)
     return watch.certain or check_run(run, goal)
 
 
@@ -151,7 +151,7 @@ def saturated_rate(settings: Settings, work: Workload, step_cost: StepCost | Non
     None if fewer than half of them finish before the last one starts: so few requests do not fill the replica.
     """
     at_once = replace(work, arrival_ticks=np.zeros(len(work), dtype=np.int64))
-    times = request_times(simulate(settings, at_once, step_cost or compiled_cost(settings)))
+    times = request_times(simulate(settings, at_once, step_cost or compiled_cost(settings), logs_contents=False))
     begun = np.sort(times.first_scheduled_ticks)
     if not len(begun) or 2 * (times.finish_ticks <= begun[-1]).sum() < len(begun):
         return None

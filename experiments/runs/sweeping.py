@@ -121,7 +121,7 @@ def _outcome(name: str, settings: Settings, work: Workload, goal: Objectives | N
         if settings.data_parallel_size > 1:
             remedy = "a sweep simulates one replica; use fragmeter simulate or plan"
             raise SettingError("data_parallel_size", settings.data_parallel_size, remedy)
-        run = simulate(only_read(settings, work), work)
+        run = simulate(only_read(settings, work), work, logs_contents=False)
         return Outcome(name, summary(run, goal) | _load(run, work))
     except UserError as error:
         return Outcome(name, error=str(error))
@@ -130,5 +130,7 @@ def _outcome(name: str, settings: Settings, work: Workload, goal: Objectives | N
 
 
 def _load(run: Run, work: Workload) -> dict[str, Any]:
-    load, near = saturation(run.settings, ServedLoad.of(run, work), lambda changed: times_of(simulate(changed, work)))
+    load, near = saturation(
+        run.settings, ServedLoad.of(run, work), lambda changed: times_of(simulate(changed, work, logs_contents=False))
+    )
     return {"load": load} | ({} if near is None else {"near_saturation": asdict(near)})

@@ -32,12 +32,13 @@ struct replica *replica_of(PyObject *capsule) { return PyCapsule_GetPointer(caps
 
 /* The order of eviction, and for a prefix cache the names of blocks that requests share, from arguments of Python; false with an
    error set. */
-static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests, bool routed)
+static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests)
 {
     long long num_chains;
     const char *order;
     Py_buffer *names = c->names;
-    if (!PyArg_ParseTuple(given, "s|y*y*y*y*L", &order, &names[0], &names[1], &names[2], &names[3], &num_chains))
+    int logs_contents = 0;
+    if (!PyArg_ParseTuple(given, "s|y*y*y*y*Lp", &order, &names[0], &names[1], &names[2], &names[3], &num_chains, &logs_contents))
         return false;
     if (!set_order(&c->pool, order)) {
         PyErr_Format(PyExc_ValueError, "the core has no order of eviction named %s", order);
@@ -48,7 +49,7 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests, b
     c->shares = names[0].buf;
     c->offsets = names[1].buf, c->numbers = names[2].buf, c->stops = names[3].buf;
     int64_t links = (int64_t)(names[2].len / 8);
-    c->pool.logs_contents = links > 0 || routed;
+    c->pool.logs_contents = logs_contents;
     bool valid = names[0].len == num_requests && names[1].len == (num_requests + 1) * 8 && names[3].len == names[2].len &&
                  c->offsets[0] == 0 && c->offsets[num_requests] == links && num_chains >= 0;
     for (int64_t request = 0; valid && request < num_requests; request++)
@@ -63,10 +64,10 @@ static bool fill_names(struct cache *c, PyObject *given, int64_t num_requests, b
 }
 
 /* Tables: of a prefix cache, if there are names, or without one. */
-static bool fill_cache(struct replica *r, PyObject *given, bool routed)
+static bool fill_cache(struct replica *r, PyObject *given)
 {
     r->cache = new_cache(r->num_blocks, r->block_size, r->max_num_seqs, PyTuple_Size(given) > 1);
-    return r->cache != NULL && fill_names(r->cache, given, r->num_requests, routed);
+    return r->cache != NULL && fill_names(r->cache, given, r->num_requests);
 }
 
 static bool allocate(struct replica *r)
@@ -129,7 +130,7 @@ static bool fill_replica(struct replica *r, PyObject *args)
         PyErr_NoMemory();
         return false;
     }
-    return (cache == Py_None || fill_cache(r, cache, routed)) && parse_cost(&r->cost, costs, limits.max_num_seqs);
+    return (cache == Py_None || fill_cache(r, cache)) && parse_cost(&r->cost, costs, limits.max_num_seqs);
 }
 
 static PyObject *core_start(PyObject *self, PyObject *args)

@@ -295,12 +295,13 @@ def _ends_early(workload: Workload, max_model_len: int) -> np.ndarray:
 
 def _names(
     memory: CachedMemory, rows: np.ndarray, routed: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Names of the blocks of requests, as ``Paths`` has them without the requests; and how many chains there are."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int, bool]:
+    """Names of the blocks of requests, as ``Paths`` has them without the requests; how many chains there are; and whether the contents of
+    cached blocks are logged."""
     paths = memory.chains.paths(rows)
     if not routed:
         memory.paths = paths
-    return *paths[1:], 1 + int(paths.numbers.max(initial=0))
+    return *paths[1:], 1 + int(paths.numbers.max(initial=0)), memory.contents is not None
 
 
 class CoreCache:

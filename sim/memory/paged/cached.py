@@ -268,6 +268,10 @@ class CachedMemory(PagedMemory):
         self.pool.seal_contents()
         return self.contents
 
+    def log_no_contents(self) -> None:
+        """See ``ContentsKept``."""
+        self.contents = self.pool.contents = self.contents_kept = None
+
     def paths_of(self, requests: np.ndarray) -> Paths:
         """See ``ContentsKept``."""
         return self.chains.paths(requests) if self.paths is None else self.paths

@@ -117,6 +117,9 @@ class ContentsKept(Protocol):
     def sealed_contents(self) -> ContentsLog:
         """Stays and events, complete."""
 
+    def log_no_contents(self) -> None:
+        """Keep no log, before the first step: the memory has no ``contents_kept`` then."""
+
     def paths_of(self, requests: np.ndarray) -> Paths:
         """Paths of requests, ascending, and perhaps of others."""
 

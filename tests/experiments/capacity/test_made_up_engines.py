@@ -359,7 +359,7 @@ class TestAhead:
         times.finish_ticks = times.finish_ticks * max_rate.ticks.PER_SECOND
         monkeypatch.setattr(max_rate, "check_slo", check)
         monkeypatch.setattr(max_rate, "compiled_cost", lambda _: "cost")
-        monkeypatch.setattr(max_rate, "simulate", lambda chosen, work, cost: work)
+        monkeypatch.setattr(max_rate, "simulate", lambda chosen, work, cost, **_: work)
         monkeypatch.setattr(max_rate, "check_run", lambda run, goal: met)
         monkeypatch.setattr(max_rate, "saturated_rate", lambda chosen, work, cost: None)
         monkeypatch.setattr(max_rate, "request_times", lambda run: times)

@@ -325,7 +325,7 @@ class TestPreemption:
         """A step has at least 2,048 tokens, 4 GiB of the host take blocks, and 1 % of the blocks stay free (vLLM 0.6)."""
         ran = []
 
-        def simulate(chosen, work):
+        def simulate(chosen, work, **_):
             ran.append(chosen)
             return chosen
 

@@ -210,6 +210,20 @@ def test_the_core_and_python_find_the_same_worth_and_the_same_bounds(seed):
     assert cache_bounds(compiled) == cache_bounds(python)
 
 
+@needs_core
+@pytest.mark.parametrize("core", [True, False])
+def test_a_run_without_the_log_has_everything_but_the_division(core):
+    divided = 0
+    for seed in range(40):
+        load = Load(seed, "vllm-v1", most=20)
+        chosen = settings(**load.chosen, core=core)
+        whole, bare = (simulate(chosen, load.work, load.cost, logs_contents=logs) for logs in (True, False))
+        divided += cache_worth(whole) is not None
+        assert cache_worth(bare) is None and bare.replica.memory.contents_kept is None
+        assert summary_module.summary(bare) == summary_module.summary(whole)
+    assert divided > 5
+
+
 @hypothesis_settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 40))
 def test_no_run_hits_more_than_its_bounds(seed):
