@@ -411,7 +411,6 @@ PLANTED = {
         ),
         "finds nothing": ("v1", "return (start_tokens - 1)", "return 0 * (start_tokens - 1)"),
         "finds no last block": ("v1", "(start_tokens - 1) / r->block_size", "(start_tokens - 1) / r->block_size - 1"),
-        "finds what was taken": ("pool", "        remove_hash(p, id);\n    if (hit)", "        ;\n    if (hit)"),
         "a shared slot is live twice": ("batch", "num_shared(&r->cache->pool) * r->block_size", "0"),
         "shared blocks come free": ("v1", "    r->free += num_shared(&c->pool) - shared;\n}", "}"),
         "shared blocks are taken again": ("v1", "r->cache == NULL ? 0 : found_in_tables(r->cache)", "0"),
