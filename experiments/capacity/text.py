@@ -407,8 +407,10 @@ def _hourly(bill: Bill, currency: str) -> str:
 
 
 def cheaper_text(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> str:
-    """The other candidates that may be cheaper than the recommended one, for the first line; empty where there are none: the one
-    with the lowest bill of the fewest replicas that may be enough, and the one with the lowest bound of a bill."""
+    """Candidates that may still be cheaper than the recommended one, for the first line; empty if there are none.
+
+    At most two are named: the one whose smallest fleet that may be enough has the lowest bill, and, of those tested by a burst alone, the
+    one with the lowest bound of a bill."""
     _, cheapest = ranks[0]
     lower = [each for each in ranks if each[1].fewest_per_hour < cheapest.fewest_per_hour]
     found = []

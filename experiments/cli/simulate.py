@@ -361,7 +361,7 @@ def _map_text(found: BlockMap) -> str:
 def _served(
     load: Load, wanted: WantedPlan | None, record_blocks: bool, progress: Callable[[int], None] | None
 ) -> tuple[Run | ClusterRun, Plan | None, BlockMap | None]:
-    """The run, with its step plans and its block map if they are wanted."""
+    """Serve the load; return the run, the recorded step plans and the block map, the last two None unless they are asked for."""
     if wanted is None and not record_blocks:
         return serve(load, progress), None, None
     from ...sim.recording.blocks import BlockRecording

@@ -165,7 +165,8 @@ def _in_use(found: Diagnosis) -> str:
 
 
 def _what_to_do(found: Diagnosis, goal: Goal | None) -> Iterator[str]:
-    """The best measure without a restart, and the change at the next one: effect, probability that it helps, costs."""
+    """Two sentences: the best measure that needs no restart, and the flags for the next restart. Each has its effect, the probability that
+    it helps, and its costs."""
     relief, advised = next(iter(found.reliefs), None), found.advised
     if relief is not None and relief.gain.helps:
         effect = f"{_gain_text(relief.gain, goal)}{_chance_text(relief.gain)}"

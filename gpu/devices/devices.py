@@ -149,10 +149,10 @@ class Device(Protocol):
         """
 
     def copy_blocks(self, key_caches: Sequence[Any], value_caches: Sequence[Any], block_mapping: Any) -> None:
-        """:func:`cache.copy_blocks`."""
+        """Copy whole blocks within the caches, each pair of ``block_mapping`` from source to target; see :func:`cache.copy_blocks`."""
 
     def swap_blocks(self, source: Any, destination: Any, block_mapping: Any) -> None:
-        """:func:`cache.swap_blocks`."""
+        """Copy whole blocks between a device cache and a host cache; see :func:`cache.swap_blocks`."""
 
 
 def open(name: str) -> Device:

@@ -14,11 +14,10 @@ from .server import Pool
 
 
 class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):
-    """GUARANTEED_NO_EVICT: an admitted sequence runs to completion.
+    """TensorRT-LLM's ``GUARANTEED_NO_EVICT``: a sequence that is admitted is never paused or preempted.
 
     Prompts and decodes share a step; blocks are allocated on demand. Waiting sequences are admitted in order while the
-    pool can hold all running sequences and the new one *at their completion* (prompt + ``max_tokens``). No sequence is
-    preempted.
+    pool can hold all running sequences and the new one *at their completion* (prompt + ``max_tokens``).
     """
 
     name = "trtllm-no-evict"

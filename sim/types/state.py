@@ -120,7 +120,7 @@ class State:
             _insert(self.swapped, sequence)
 
     def put_back(self, waiting: deque[Sequence], sequence: Sequence) -> None:
-        """Put a preempted sequence into a queue: at the front, or in its place by arrival."""
+        """Return a preempted sequence to ``waiting``: to the front if the policy says so (``preempted_first``), else in order of arrival."""
         if self._preempted_first:
             waiting.appendleft(sequence)
         else:

@@ -515,7 +515,7 @@ class OffloadedMemory(HostTierMemory):
             self._stalled[sequence] = sequence.held_tokens(decode_step)
 
     def _count_as_tables(self, sequence: Sequence) -> None:
-        """Hold of a stalled sequence what its tables have."""
+        """Set the blocks that a stalled sequence is counted for to those in its block tables."""
         assert self.group_tables is not None
         tables, held = self.group_tables.tables[sequence], self.partial[sequence]
         blocks = len(tables[self._growing])

@@ -135,7 +135,7 @@ class PagedTransaction:
         return self._new_blocks(more, found) + states + self.memory.groups.rings
 
     def _new_blocks(self, units: int, before: int) -> int:
-        """Blocks for so many units more than ``before`` in all groups that keep tokens."""
+        """Blocks that all groups with tokens allocate to grow a sequence from ``before`` units by ``units``; a unit is ``unit_tokens`` tokens."""
         memory, blocks = self.memory, 0
         for each in memory.classes:
             if each.kind in (FULL, SLIDING):

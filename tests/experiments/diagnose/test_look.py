@@ -72,16 +72,21 @@ def test_a_page_has_the_measured_server_beside_the_simulated_one(tmp_path, capsy
         "--num-prompts",
         "60",
         "--seeds",
-        "2",
+        "1",
         "--jobs",
         "1",
     )
-    text, shown = page(tmp_path, capsys, *tokens)
+    text, shown = page(tmp_path, capsys, *tokens, "--json", tmp_path / "found.json")
     assert "<h1>Why is llama-3.1-8b on h100-80gb slow, and what to change?</h1>" in text
     answer = re.search(r'<p class="answer">(.*?)</p>', text)
     assert answer is not None and answer[1] in shown
     measured, simulated = figures(text)
     assert measured["yaxis"]["range"] == simulated["yaxis"]["range"]
+    # Of the first draw, as the diagnosis has it: not the readings again.
+    drawn = simulated["lines"]["Running"]["y"]
+    assert len(drawn) != len(measured["lines"]["Running"]["y"])
+    found = json.loads((tmp_path / "found.json").read_text())["as_served"]
+    assert sum(drawn) / len(drawn) == pytest.approx(found["running"], rel=0.1)
     assert all(set(each["lines"]) == {"Running", "Waiting", "KV cache in use (%)"} for each in (measured, simulated))
     as_served, *_ = table_with(text, "change (restart)", "helps")
     assert f"as served (ms; /100 requests) {' '.join(list(as_served.values())[3:])}" in shown
