@@ -149,7 +149,7 @@ def test_where_no_point_can_be_run_the_first_says_why(tmp_path, capsys):
 
 
 def test_a_fault_of_ours_names_its_point(tmp_path, monkeypatch, capsys):
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("no such slot")
 
     monkeypatch.setattr("fragmeter.experiments.runs.sweeping.simulate", broken)
