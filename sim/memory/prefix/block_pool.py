@@ -415,8 +415,8 @@ class BlockPool:
         self.num_cached += len(freed) - len(unhashed)
         self.free_block_queue.free_n(freed, unhashed)
         if self.contents is not None:
-            self.contents.on_freed(sorted({*freed} - {*unhashed}), moment)
-            self.contents.on_released((self.block_hash[block] or UNSHARED for block in table), self.num_free)
+            self.contents.on_freed({*freed} - {*unhashed} if unhashed else freed, moment)
+            self.contents.on_released([self.block_hash[block] or UNSHARED for block in table], self.num_free)
 
     def seal_contents(self) -> None:
         """Complete the log of cached contents at the end of the run."""

@@ -14,7 +14,8 @@ Blocks that no look-up asks for (``UNSHARED``) are in neither; what they take is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -55,10 +56,14 @@ class ContentsLog:
 
     def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
         """Free blocks are hit, or lose their hashes."""
-        for block, name, moment in zip(blocks, names, moments, strict=True):
-            since = self._since.pop(block)
-            if name:
-                self.stays.append((since, moment, hit, self._look_ups, name, 1))
+        ended = np.array([[*map(self._since.pop, blocks)], moments, names], dtype=np.int64)
+        ended = ended[:, np.flatnonzero(ended[2])]
+        # Blocks of a table are hit from its first on, and evicted from its last on.
+        same = np.diff(ended) == np.array([[0], [0], [1 if hit else -1]])
+        starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: ended.shape[1]])
+        for start, end in pairwise([*starts.tolist(), ended.shape[1]]):
+            since, until, name = ended[:, start if hit else end - 1].tolist()
+            self.stays.append((since, until, hit, self._look_ups, name, end - start))
 
     def on_looked_up(self, asks: bool, found: int, free: int) -> None:
         """A sequence enters after it has looked up its blocks; ``asks``: if they have hashes."""
@@ -124,8 +129,10 @@ class ContentsKept(Protocol):
         """Paths of requests, ascending, and perhaps of others."""
 
 
-def _runs(names: Iterable[int]) -> Iterator[tuple[int, int]]:
+def _runs(names: Iterable[int]) -> Iterable[tuple[int, int]]:
     """Ascending hashes of a table as runs of consecutive ones: first, and how many. ``UNSHARED`` ones are left out."""
-    found = np.array([name for name in names if name], dtype=np.int64)
-    starts = np.flatnonzero(np.append(True, np.diff(found) != 1)) if len(found) else np.zeros(0, dtype=np.int64)
-    return zip(found[starts].tolist(), np.diff(starts, append=len(found)).tolist(), strict=True)
+    some = [*filter(None, names)]
+    if not some or some[-1] - some[0] + 1 == len(some):
+        return [(some[0], len(some))] if some else []
+    starts = [0, *(np.flatnonzero(np.diff(some) != 1) + 1).tolist(), len(some)]
+    return [(some[start], end - start) for start, end in pairwise(starts)]
