@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Group, Parameter
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -20,7 +20,7 @@ from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..diagnose.load import Sources
 from ..diagnose.look import Look, Question
-from ..diagnose.page import write_look
+from ..diagnose.page import write_look, write_metrics
 from ..diagnose.text import print_told, told
 from ..diagnose.window import clock, measured_now
 from ..measured.get import is_address
@@ -109,6 +109,7 @@ def diagnose(
     workers: WORKERS = Workers(),
     watch: Annotated[float | None, _LINE] = None,
     out: Annotated[Path | None, RESULT_FILE] = None,
+    openmetrics: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
     """Say why a vLLM server preempts or is slow, what fills its KV cache, and what to change, now and at the next restart.
@@ -144,11 +145,13 @@ def diagnose(
         watch: Seconds from one look at a running server to the next, until Ctrl-C; a look is printed in full where its answer differs from
             the one before.
         out: File for the page.
+        openmetrics: File for the simulated server's metrics, in OpenMetrics text with the timestamps of the readings.
     """
     report = Report(json, out=out)
+    files = Files(out, openmetrics)
     given = {"serve": serve, "model": model, "startup_log": startup_log, "bench": bench, "probe": probe, "trace": trace}
     doors = {"metrics": metrics, "prometheus": prometheus, "log": log}
-    require_apart({"out": out, "json": json}, named_files(**given, **doors, cost=cost))
+    require_apart({"out": out, "openmetrics": openmetrics, "json": json}, named_files(**given, **doors, cost=cost))
     pacing = _pacing(
         request_rate=request_rate, max_concurrency=max_concurrency, users=users, think_time=think_time,
         requests_per_user_hour=requests_per_user_hour,
@@ -164,14 +167,21 @@ def diagnose(
     if watch is not None and not 1 <= watch <= 86_400:
         raise SettingError("watch", watch, "must be 1 to 86,400 seconds")
     if watch is None:
-        _tell(question.look(lambda lines: _print_all(lines, report)), report, out)
+        _tell(question.look(lambda lines: _print_all(lines, report)), report, files)
         return
     if not any(is_address(each or "") for each in (metrics, prometheus)):
         raise SettingError("watch", watch, "needs a server that runs; give its address as --metrics or --prometheus")
-    _watch(question, watch, report, out)
+    _watch(question, watch, report, files)
 
 
-def _watch(question: Question, period_s: float, report: Report, out: Path | None) -> None:
+class Files(NamedTuple):
+    """Files of a look that are asked for."""
+
+    page: Path | None
+    metrics: Path | None
+
+
+def _watch(question: Question, period_s: float, report: Report, files: Files) -> None:
     """Look again and again, until Ctrl-C, and tell a look in full only where its answer differs from the one before."""
     before = None
     while True:
@@ -179,11 +189,11 @@ def _watch(question: Question, period_s: float, report: Report, out: Path | None
         at = clock(time.time())
         if look.answer == before:
             report.print_line(f"{at} UTC: as before. {measured_now(not_none(look.now))}")
-            _keep(look, report, out)
+            _keep(look, report, files)
         else:
             report.print_line(f"{at} UTC: {'the answer' if before is None else 'another answer'}")
             _print_all(look.first, report)
-            _tell(look, report, out)
+            _tell(look, report, files)
         before = look.answer
         time.sleep(period_s)
 
@@ -193,18 +203,21 @@ def _print_all(lines: Sequence[str], report: Report) -> None:
         report.print_line(text)
 
 
-def _tell(look: Look, report: Report, out: Path | None) -> None:
+def _tell(look: Look, report: Report, files: Files) -> None:
     """Print what follows the first lines, and write page and data."""
     if look.found is None:
         report.print_line(look.lacking)
     else:
         print_told(told(look.found, look.goal, look.clients), report)
-    _keep(look, report, out)
-    if out is not None:
-        report.point_to("Page", out)
+    _keep(look, report, files)
+    for name, path in (("Page", files.page), ("Metrics", files.metrics)):
+        if path is not None:
+            report.point_to(name, path)
 
 
-def _keep(look: Look, report: Report, out: Path | None) -> None:
-    if out is not None:
-        write_look(out, look)
+def _keep(look: Look, report: Report, files: Files) -> None:
+    if files.page is not None:
+        write_look(files.page, look)
+    if files.metrics is not None:
+        write_metrics(files.metrics, look)
     report.data(look.data())

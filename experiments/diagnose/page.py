@@ -1,4 +1,4 @@
-"""The page of a diagnosis: the answer, five numbers, the server over time beside its simulation, and what each change does."""
+"""What a diagnosis leaves: metrics of the simulated server, and a page: the answer, five numbers, the server over time beside its simulation, and what each change does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 from ...reports.data.answer import KeyNumber, duration
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
-from ...sim.metrics.openmetrics import gauges
+from ...sim.metrics.openmetrics import gauges, openmetrics
 from ...sim.output import frames as pd
+from ...sim.output.files import write_whole
+from ...sim.runs.run import Run
+from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
-from ..measured.scrapes import KV_USAGE, RUNNING, WAITING, Readings, total
+from ..measured.scrapes import KV_USAGE, RUNNING, WAITING, Readings, Scrape, total
 from ..measured.server_metrics import busiest
 from .diagnosis import Diagnosis
 from .look import Look
@@ -123,10 +126,29 @@ def _over_time(look: Look) -> list[Section]:
     return [Section("The server over time", " ".join(notes), figures=drawn)]
 
 
+def write_metrics(path: Path, look: Look) -> None:
+    """Write the simulated server as vLLM's metrics, in OpenMetrics text whose time begins with the first reading.
+
+    Raises:
+        UserError: Nothing was simulated, or the file cannot be written.
+        SimulationFault: As ``simulate``, which serves the first draw once more.
+    """
+    if look.found is None:
+        raise UserError(f"{path} is not written, as nothing was simulated: {look.lacking}")
+    timed = () if look.readings is None else _timed(look.readings)
+    start_s = not_none(timed[0].at_s) if timed else 0.0
+    run = _first_draw(look.found)
+    write_whole(path, "".join(openmetrics([run], look.found.case.server.settings().model, start_s=start_s)))
+
+
+def _timed(readings: Readings) -> Sequence[Scrape]:
+    """Readings of the busiest engine that have times."""
+    return [each for each in busiest(readings)[1] if each.at_s is not None]
+
+
 def _measured(readings: Readings) -> tuple[float, pd.DataFrame] | None:
     """Time of the first reading, and the readings of the busiest engine; None if fewer than two have times."""
-    _, scrapes = busiest(readings)
-    timed = [each for each in scrapes if each.at_s is not None]
+    timed = _timed(readings)
     if len(timed) < 2:
         return None
     start_s = not_none(timed[0].at_s)
@@ -141,8 +163,13 @@ def _measured(readings: Readings) -> tuple[float, pd.DataFrame] | None:
     return start_s, pd.DataFrame(columns)
 
 
+def _first_draw(found: Diagnosis) -> Run:
+    """The server as it serves the first draw of its load."""
+    return served(found.case.server.settings(), found.case.load.work(found.seeds[0]))
+
+
 def _simulated(found: Diagnosis) -> pd.DataFrame:
-    run = served(found.case.server.settings(), found.case.load.work(found.seeds[0]))
+    run = _first_draw(found)
     at = np.linspace(0, run.log.end_ticks, _POINTS).astype(np.int64)
     running, waiting, usage = gauges(run, at)
     return pd.DataFrame({"time_s": at / PER_SECOND, "running": running, "waiting": waiting, "usage_pct": 100 * usage})

@@ -10,8 +10,9 @@
                 vllm:request_time_per_output_token_seconds, vllm:e2e_request_latency_seconds, vllm:request_queue_time_seconds
 
 Names, labels and buckets are those of vLLM 0.33 (``vllm/v1/metrics``). The text is OpenMetrics 1.0: the samples of a family
-stand together, those of a replica in order of time. Timestamps are the simulated time in seconds, which begins at 0. Two values
-are interpolated: between a request's first and last token its tokens rise evenly, and within a leap the usage of the pool.
+stand together, those of a replica in order of time. Timestamps are the simulated time in seconds, from a start. The label
+``job="fragmeter"`` tells the samples from a server's own in one Prometheus. Two values are interpolated: between a request's first
+and last token its tokens rise evenly, and within a leap the usage of the pool.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _TOKEN = (
 )  # fmt: skip
 #: Simulated seconds between two scrapes: by default, and the range.
 DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S = 5.0, 0.001, 86_400.0
+#: Prometheus' label of a scraped job, which tells a simulated server from a served one.
+JOB = "fragmeter"
 _CONFIG = "vllm:cache_config_info"
 
 
@@ -57,13 +60,16 @@ class _Family(NamedTuple):
     samples: list[dict[tuple[str, str], np.ndarray]]
 
 
-def openmetrics(runs: Sequence[Run], model_name: str, interval_s: float = DEFAULT_INTERVAL_S) -> Iterator[str]:
+def openmetrics(
+    runs: Sequence[Run], model_name: str, interval_s: float = DEFAULT_INTERVAL_S, start_s: float = 0.0
+) -> Iterator[str]:
     """The text, family by family.
 
     Args:
         runs: The run of each replica, on one clock.
         interval_s: Simulated seconds between two scrapes, above 0; the last one is at the end of the run. All are at whole
             milliseconds.
+        start_s: Timestamp of the start of the runs, in seconds.
     """
     end_ms = -(-max(run.log.end_ticks for run in runs) // PER_MS)
     scrapes = np.unique(np.append(np.rint(np.arange(0, end_ms, interval_s * 1e3)), end_ms)).astype(np.int64)
@@ -73,8 +79,8 @@ def openmetrics(runs: Sequence[Run], model_name: str, interval_s: float = DEFAUL
         name, kind, about, _ = of_family[0]
         yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
         for engine, family in enumerate(of_family):
-            labels = f'engine="{engine}"' + f',model_name="{_escaped(model_name)}"' * (name != _CONFIG)
-            yield from _points(family, labels, (scrapes / 1000).tolist())
+            labels = f'job="{JOB}",engine="{engine}"' + f',model_name="{_escaped(model_name)}"' * (name != _CONFIG)
+            yield from _points(family, labels, (start_s + scrapes / 1000).tolist())
     yield "# EOF\n"
 
 

@@ -60,6 +60,10 @@ def test_a_page_has_the_measured_server_beside_the_simulated_one(tmp_path, capsy
     )
     served = ("simulate", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", *load, "--openmetrics", tmp_path / "m.txt")
     assert status(list(map(str, served))) == DONE
+    later = re.sub(
+        r" ([0-9.]+)$", lambda at: f" {float(at[1]) + 1_796_000_000}", (tmp_path / "m.txt").read_text(), flags=re.M
+    )
+    (tmp_path / "m.txt").write_text(later)
     capsys.readouterr()
     line = "vllm serve llama-3.1-8b --max-model-len 16K"
     tokens = (
@@ -76,7 +80,8 @@ def test_a_page_has_the_measured_server_beside_the_simulated_one(tmp_path, capsy
         "--jobs",
         "1",
     )
-    text, shown = page(tmp_path, capsys, *tokens, "--json", tmp_path / "found.json")
+    files = "--json", tmp_path / "found.json", "--openmetrics", tmp_path / "simulated.txt"
+    text, shown = page(tmp_path, capsys, *tokens, *files)
     assert "<h1>Why is llama-3.1-8b on h100-80gb slow, and what to change?</h1>" in text
     answer = re.search(r'<p class="answer">(.*?)</p>', text)
     assert answer is not None and answer[1] in shown
@@ -87,6 +92,10 @@ def test_a_page_has_the_measured_server_beside_the_simulated_one(tmp_path, capsy
     assert len(drawn) != len(measured["lines"]["Running"]["y"])
     found = json.loads((tmp_path / "found.json").read_text())["as_served"]
     assert sum(drawn) / len(drawn) == pytest.approx(found["running"], rel=0.1)
+    # The metrics are of the same draw, on the clock of the readings.
+    scrapes = read_scrapes(tmp_path / "simulated.txt").scrapes
+    assert scrapes[0].at_s == read_scrapes(tmp_path / "m.txt").scrapes[0].at_s == 1_796_000_000
+    assert total(scrapes[-1].samples, "vllm:request_success_total") == 60
     assert all(set(each["lines"]) == {"Running", "Waiting", "KV cache in use (%)"} for each in (measured, simulated))
     as_served, *_ = table_with(text, "change (restart)", "helps")
     assert f"as served (ms; /100 requests) {' '.join(list(as_served.values())[3:])}" in shown
@@ -130,6 +139,10 @@ def test_a_watch_tells_an_answer_where_it_changes(capsys, monkeypatch, tmp_path)
         (("--metrics", str(RECORDED), "--watch", "60"), "needs a server that runs"),
         (("--metrics", "http://127.0.0.1:9", "--watch", "0.5"), "must be 1 to 86,400 seconds"),
         (("--metrics", str(RECORDED), "--out", str(RECORDED)), "out"),
+        (
+            ("--metrics", str(RECORDED), "--openmetrics", "metrics.txt"),
+            "metrics.txt is not written, as nothing was simulated",
+        ),
     ],
 )
 def test_what_cannot_be_watched_or_written_is_said_in_a_line(tokens, complaint, capsys):

@@ -74,7 +74,7 @@ def _with_headers(headers: list[str], data: list[str]) -> str:
 
 
 def _series(sample: Sample) -> tuple[str, str]:
-    labels = {name: value for name, value in sample.labels.items() if name not in ("model_name",)}
+    labels = {name: value for name, value in sample.labels.items() if name not in ("job", "model_name")}
     return sample.name.removeprefix("vllm:"), ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
@@ -102,7 +102,7 @@ def test_the_pool_is_in_labels_as_vllm_has_them(run, tmp_path):
     """Without the name of the model (``log_metrics_info`` in vllm/v1/metrics/loggers.py)."""
     text = "".join(openmetrics([run], "opt-13b", 7.0))
     lines = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
-    labels = 'engine="0",block_size="16",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="300"'
+    labels = 'job="fragmeter",engine="0",block_size="16",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="300"'
     assert {line.rpartition(" ")[0] for line in lines} == {f"vllm:cache_config_info{{{labels}}} 1"}
     (tmp_path / "metrics.txt").write_text(text)
     found = read_metrics(tmp_path / "metrics.txt")
@@ -315,6 +315,12 @@ def test_the_dashboard_asks_for_metrics_that_are_written(run):
     }
     assert asked <= written and len(asked) == 14
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    # Every curve is of one job, so that a simulated server stands beside a served one.
+    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
+        assert target["expr"].count("sum by (job) (") + target["expr"].count("sum by (le, job) (") == target[
+            "expr"
+        ].count("sum ")
+        assert "{{job}}" in target["legendFormat"]
 
 
 _METRIC = re.compile(r"vllm:(\w+)")
