@@ -95,7 +95,7 @@ def test_a_page_has_the_measured_server_beside_the_simulated_one(tmp_path, capsy
     # The metrics are of the same draw, on the clock of the readings.
     scrapes = read_scrapes(tmp_path / "simulated.txt").scrapes
     assert scrapes[0].at_s == read_scrapes(tmp_path / "m.txt").scrapes[0].at_s == 1_796_000_000
-    assert total(scrapes[-1].samples, "vllm:request_success_total") == 60
+    assert total(scrapes[-1].samples, ("vllm:request_success_total",)) == 60
     assert all(set(each["lines"]) == {"Running", "Waiting", "KV cache in use (%)"} for each in (measured, simulated))
     as_served, *_ = table_with(text, "change (restart)", "helps")
     assert f"as served (ms; /100 requests) {' '.join(list(as_served.values())[3:])}" in shown
