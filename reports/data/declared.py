@@ -334,6 +334,7 @@ CACHE_WORTH = {
     **dict.fromkeys(
         ("asked_blocks", "hit_blocks", "fixed_schedule_hit_blocks", "infinite_hit_blocks", "closing_blocks"), is_count
     ),
+    "time_to_live": {"seconds": is_count, "freed_pct": is_number, "lost_blocks": is_count},
 }
 RUN = {
     "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),

@@ -36,6 +36,7 @@ from ..types.ticks import PER_SECOND
 from .belady import Spans, most_kept
 from .cache_worth import cache_worth
 from .cached_names import CachedNames
+from .time_to_live import shortest
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def cache_summary(run: Run) -> dict[str, Any] | None:
         return None
     ticks, log = worth.slot_ticks(), run.log
     pool = log.capacity_slots * log.end_ticks
+    kept = shortest(worth, bounds.asked)
     slot_gb = _slot_bytes(run.settings) / 1e9
     return {
         "slot_seconds": {name: each / PER_SECOND for name, each in ticks.items()},
@@ -105,6 +107,11 @@ def cache_summary(run: Run) -> dict[str, Any] | None:
         "fixed_schedule_hit_blocks": bounds.fixed_schedule,
         "infinite_hit_blocks": bounds.infinite,
         "closing_blocks": bounds.closing_blocks,
+        "time_to_live": {
+            "seconds": kept.ticks // PER_SECOND,
+            "freed_pct": 100 * kept.freed_slot_ticks / pool if pool else 0.0,
+            "lost_blocks": kept.lost_blocks,
+        },
     }
 
 
