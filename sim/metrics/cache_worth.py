@@ -85,7 +85,7 @@ def cache_worth(run: Run) -> CacheWorth | None:
     stays, kept, size = names.stays, names.kept, contents.block_size
     hits = stays["hit"] > 0
     late = np.zeros(len(hits), dtype=np.int64)
-    late[~hits] = _asked_again(names, {name: column[~hits] for name, column in stays.items()})
+    late[~hits] = asked_again(names, {name: column[~hits] for name, column in stays.items()})
     vain = np.where(hits, 0, stays["blocks"] - late)
     since, until = stays["since"], stays["until"]
     return CacheWorth(
@@ -100,7 +100,7 @@ def cache_worth(run: Run) -> CacheWorth | None:
     )
 
 
-def _asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
+def asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Blocks of each of some stays that a look-up asks for after the stay, int64."""
     blocks = stays["blocks"]
     if not len(blocks):

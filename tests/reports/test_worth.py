@@ -63,3 +63,12 @@ def test_the_picture_stacks_the_whole_pool(tmp_path):
     drawn = [each for each in figures(PageInputs([result])) if any(trace.name == "too late" for trace in each.data)]
     assert len(drawn) == 1
     assert np.array_equal(table["never"].to_numpy(), cache_worth(run).at_rows["never"])
+
+
+def test_a_run_without_bounds_and_with_a_host_says_both():
+    pct = {"duplicate": 50.0, "hit_later": 20.0, "too_late": 5.0, "never": 15.0, "undecided": 10.0}
+    assert worth_sentence({"pool_pct": FOUND["pool_pct"], "host": {"pool_pct": pct}}) == (
+        "60 % of the pool's slot-hours hold blocks that are evicted without another hit (20 % are looked for again, too late), and 10 %"
+        " blocks that are hit. Of the host's slot-hours 50 % hold copies of blocks that the GPU has, 20 % blocks that are loaded later,"
+        " 20 % blocks that are evicted without that, and 10 % blocks that are there at the end."
+    )
