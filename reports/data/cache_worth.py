@@ -12,6 +12,8 @@ from .results import Result
 
 #: A run with a larger share of undecided slots among the cached ones says too little of the others.
 MOST_UNDECIDED_PCT = 20
+#: Below this share of the pool a time to live is not named.
+_LEAST_FREED_PCT = 1
 
 
 def worth_over_time(result: Result) -> pd.DataFrame | None:
@@ -35,18 +37,50 @@ def worth_over_time(result: Result) -> pd.DataFrame | None:
 
 def worth_sentence(found: dict[str, Any]) -> str:
     """What a run says of its cached blocks, from ``cache_worth`` of its summary."""
-    pct, asked = found["pool_pct"], found["asked_blocks"]
+    pct = found["pool_pct"]
     cached = sum(pct.values())
-    if not cached or not asked:
+    if not cached or not found.get("asked_blocks", 1):
         return "Nothing is cached, or looked up."
     undecided = 100 * pct["undecided"] / cached
     if undecided > MOST_UNDECIDED_PCT:
         return f"The run ends too early to say: {undecided:.0f} % of the cached slot-hours are undecided. Serve a longer record."
-    rates = (100 * found[f"{name}hit_blocks"] / asked for name in ("", "fixed_schedule_", "infinite_"))
-    actual, fixed, infinite = (f"{rate:.1f} %" for rate in rates)
     return (
         f"{pct['never'] + pct['too_late']:.0f} % of the pool's slot-hours hold blocks that are evicted without another hit"
-        f" ({pct['too_late']:.0f} % are looked for again, too late), and {pct['hit_later']:.0f} % blocks that are hit; of the blocks that"
-        f" requests ask for {actual} are hit, where the best order of eviction would have hit {fixed} and a cache without end"
-        f" {infinite}, on the same schedule, for which {found['closing_blocks']:,} blocks suffice."
+        f" ({pct['too_late']:.0f} % are looked for again, too late), and {pct['hit_later']:.0f} % blocks that are hit"
+        f"{_bounds(found)}{_host(found)}"
+    )
+
+
+def _bounds(found: dict[str, Any]) -> str:
+    """The end of the sentence, of a run with bounds."""
+    if "asked_blocks" not in found:
+        return "."
+    rates = (100 * found[f"{name}hit_blocks"] / found["asked_blocks"] for name in ("", "fixed_schedule_", "infinite_"))
+    actual, fixed, infinite = (f"{rate:.1f} %" for rate in rates)
+    return (
+        f"; of the blocks that requests ask for {actual} are hit, where the best order of eviction would have hit {fixed} and a cache"
+        f" without end {infinite}, on the same schedule, for which {found['closing_blocks']:,} blocks suffice. {_time_to_live(found)}"
+    )
+
+
+def _host(found: dict[str, Any]) -> str:
+    """What it says of the host, where there is one."""
+    if "host" not in found:
+        return ""
+    pct = found["host"]["pool_pct"]
+    return (
+        f" Of the host's slot-hours {pct['duplicate']:.0f} % hold copies of blocks that the GPU has, {pct['hit_later']:.0f} % blocks that"
+        f" are loaded later, {pct['never'] + pct['too_late']:.0f} % blocks that are evicted without that, and {pct['undecided']:.0f} %"
+        " blocks that are there at the end."
+    )
+
+
+def _time_to_live(found: dict[str, Any]) -> str:
+    kept = found["time_to_live"]
+    if kept["freed_pct"] < _LEAST_FREED_PCT:
+        return "No time to live frees 1 % of the pool at a loss of at most one point of hit rate."
+    lost = 100 * kept["lost_blocks"] / found["asked_blocks"]
+    return (
+        f"A time to live of {kept['seconds']:,} s frees {kept['freed_pct']:.0f} % of the pool's slot-hours at a loss of at most"
+        f" {lost:.1f} points of hit rate."
     )

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...sim.memory.accounting.buckets import BUCKETS, OPTIONAL_BUCKETS
-from ...sim.memory.accounting.worths import WORTH_COLUMNS, WORTHS
+from ...sim.memory.accounting.worths import HOST_WORTHS, WORTH_COLUMNS, WORTHS
 from ...sim.metrics.residencies import BEGINS, ENDS, KINDS
 from ...sim.output import frames as pd
 from ...sim.types.user_files import json_value
@@ -328,13 +328,15 @@ SUMMARY = {
         ),
     },
 }
-#: Those of ``cache_worth`` in ``summary.json``, where it is.
-CACHE_WORTH = {
-    "pool_pct": dict.fromkeys(WORTHS, is_number),
+#: Those of ``cache_worth`` in ``summary.json``, where it is; the bounds where ``asked_blocks`` is, and ``host`` where it is.
+CACHE_WORTH = {"pool_pct": dict.fromkeys(WORTHS, is_number)}
+CACHE_BOUNDS = {
     **dict.fromkeys(
         ("asked_blocks", "hit_blocks", "fixed_schedule_hit_blocks", "infinite_hit_blocks", "closing_blocks"), is_count
     ),
+    "time_to_live": {"seconds": is_count, "freed_pct": is_number, "lost_blocks": is_count},
 }
+HOST_WORTH = {"pool_pct": dict.fromkeys(HOST_WORTHS, is_number)}
 RUN = {
     "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),
     "replica": {"block_size": is_count},

@@ -22,7 +22,19 @@ from ...sim.recording import blocks
 from ...sim.recording import plans as plan
 from ...sim.types.errors import UserError
 from ...sim.types.ticks import PER_SECOND
-from .declared import CACHE_WORTH, MOST_TICKS, RUN, SUMMARY, TABLES, Damaged, check_document, is_count, read_json
+from .declared import (
+    CACHE_BOUNDS,
+    CACHE_WORTH,
+    HOST_WORTH,
+    MOST_TICKS,
+    RUN,
+    SUMMARY,
+    TABLES,
+    Damaged,
+    check_document,
+    is_count,
+    read_json,
+)
 
 #: Tables that earlier versions did not write.
 _LATER = ("preemptions", "gaps")
@@ -122,11 +134,18 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         summary, about = read_json(folder / "summary.json", SUMMARY), read_json(folder / "run.json", RUN)
         _check_replicas(about)
         if "cache_worth" in summary:
-            check_document(summary["cache_worth"], CACHE_WORTH, "summary.json: cache_worth")
+            _check_cache_worth(summary["cache_worth"])
         for mean in summary["waste"].values():
             if isinstance(mean, dict):
                 mean["buckets"] = nine_buckets(mean["buckets"])
         return summary, about
+
+
+def _check_cache_worth(found: dict[str, Any]) -> None:
+    where = "summary.json: cache_worth"
+    check_document(found, CACHE_WORTH | (CACHE_BOUNDS if "asked_blocks" in found else {}), where)
+    if "host" in found:
+        check_document(found["host"], HOST_WORTH, f"{where}.host")
 
 
 def _check_version(folder: Path, about: Mapping[str, Any]) -> None:

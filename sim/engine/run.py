@@ -267,8 +267,8 @@ def _start(
     sequences = workload.sequences
     dialogue = workload.dialogue if grouped else None
     replica = build(settings, step_cost, workload if grouped else sequences, grouped, dialogue)
-    if not logs_contents and (kept := replica.memory.contents_kept) is not None:
-        kept.log_no_contents()
+    if not logs_contents:
+        replica.memory.log_no_contents()
     check_fits(workload, replica.max_model_len)
     needed = smallest_pools(replica.policy, replica.block_size, workload, grouped)
     refused = needed > replica.num_blocks

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..config.settings import Settings
 from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED
 from ..runs.run import Run
 from ..spec import gpu, model
@@ -34,8 +33,10 @@ from ..spec.startup.launch import resolved_kv_dtype
 from ..types.once import once
 from ..types.ticks import PER_SECOND
 from .belady import Spans, most_kept
-from .cache_worth import cache_worth
+from .cache_worth import CacheWorth, cache_worth
 from .cached_names import CachedNames
+from .host_worth import host_slot_ticks
+from .time_to_live import shortest
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ class CacheBounds:
 
 @once
 def cache_bounds(run: Run) -> CacheBounds | None:
-    """How many blocks other orders of eviction and larger pools could have hit; None where ``cache_worth`` is None."""
-    worth = cache_worth(run)
-    if worth is None:
+    """How many blocks other orders of eviction and larger pools could have hit; None where ``cache_worth`` is None.
+
+    None also where a hit takes more than the cached prefix: of several KV groups, or with a drafter.
+    """
+    worth, contents = cache_worth(run), run.replica.memory.contents_kept
+    if worth is None or contents is None or not contents.hits_prefixes:
         return None
     names = worth.names
     spans, held = _spans(_touches(names))
@@ -90,29 +94,57 @@ def cache_summary(run: Run) -> dict[str, Any] | None:
 
     GB are 1e9 bytes on all GPUs of the replica.
     """
-    worth, bounds = cache_worth(run), cache_bounds(run)
-    if worth is None or bounds is None:
+    worth = cache_worth(run)
+    if worth is None:
         return None
     ticks, log = worth.slot_ticks(), run.log
     pool = log.capacity_slots * log.end_ticks
-    slot_gb = _slot_bytes(run.settings) / 1e9
+    found: dict[str, Any] = {**_shares(run, ticks, pool), **_bounds(run, worth, pool)}
+    on_host, tier = host_slot_ticks(run), run.replica.memory.transfers
+    if on_host is not None and tier is not None:
+        found["host"] = _shares(run, on_host, tier.cache.num_blocks * run.replica.block_size * log.end_ticks)
+    return found
+
+
+def _shares(run: Run, slot_ticks: dict[str, int], whole_slot_ticks: int) -> dict[str, dict[str, float]]:
+    """Slots by worth over time, in three units."""
+    slot_gb = _slot_bytes(run) / 1e9
     return {
-        "slot_seconds": {name: each / PER_SECOND for name, each in ticks.items()},
-        "gb_hours": {name: slot_gb * each / PER_SECOND / 3600 for name, each in ticks.items()},
-        "pool_pct": {name: 100 * each / pool if pool else 0.0 for name, each in ticks.items()},
+        "slot_seconds": {name: each / PER_SECOND for name, each in slot_ticks.items()},
+        "gb_hours": {name: slot_gb * each / PER_SECOND / 3600 for name, each in slot_ticks.items()},
+        "pool_pct": {
+            name: 100 * each / whole_slot_ticks if whole_slot_ticks else 0.0 for name, each in slot_ticks.items()
+        },
+    }
+
+
+def _bounds(run: Run, worth: CacheWorth, pool_slot_ticks: int) -> dict[str, Any]:
+    bounds = cache_bounds(run)
+    if bounds is None:
+        return {}
+    kept = shortest(worth, bounds.asked)
+    return {
         "asked_blocks": bounds.asked,
         "hit_blocks": bounds.hits,
         "fixed_schedule_hit_blocks": bounds.fixed_schedule,
         "infinite_hit_blocks": bounds.infinite,
         "closing_blocks": bounds.closing_blocks,
+        "time_to_live": {
+            "seconds": kept.ticks // PER_SECOND,
+            "freed_pct": 100 * kept.freed_slot_ticks / pool_slot_ticks if pool_slot_ticks else 0.0,
+            "lost_blocks": kept.lost_blocks,
+        },
     }
 
 
-def _slot_bytes(settings: Settings) -> float:
+def _slot_bytes(run: Run) -> float:
     """Bytes of a slot on all GPUs of a replica; of stages with fewer layers as of the one with most."""
+    settings, page_bytes = run.settings, run.replica.page_bytes
     shape, card = model(settings.model), gpu(settings.gpu)
     dtype = resolved_kv_dtype(shape, card, settings.kv_cache_dtype)
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if page_bytes:
+        return ranks * page_bytes / run.replica.block_size
     on_a_rank = shape.slot_bytes(dtype, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     # Ranks that divide the tokens have a share of them each.
     return ranks * on_a_rank / settings.given().get("decode_context_parallel_size", 1)

@@ -57,7 +57,7 @@ class CacheWorth:
         found = {name: level.at_rows() for name, level in self._levels.items()}
         never = CachedSlots(self.run.log).at_rows() - sum(found.values())
         unlogged = never - CachedSlots(self.run.log, self.evicted_in_vain).at_rows()
-        if unlogged.min(initial=0) < 0 or (self._all_shared and unlogged.any()):
+        if unlogged.min(initial=0) < 0 or (self.all_shared and unlogged.any()):
             raise SimulationFault("the worth of cached slots does not add up to the cached bucket")
         return {name: found.get(name, never) for name in WORTHS}
 
@@ -69,7 +69,8 @@ class CacheWorth:
         return {name: found.get(name, never) for name in WORTHS}
 
     @property
-    def _all_shared(self) -> bool:
+    def all_shared(self) -> bool:
+        """Whether the log has every stay."""
         kept = self.run.replica.memory.contents_kept
         return kept is not None and not any(kept.unshared)
 
@@ -84,7 +85,7 @@ def cache_worth(run: Run) -> CacheWorth | None:
     stays, kept, size = names.stays, names.kept, contents.block_size
     hits = stays["hit"] > 0
     late = np.zeros(len(hits), dtype=np.int64)
-    late[~hits] = _asked_again(names, {name: column[~hits] for name, column in stays.items()})
+    late[~hits] = asked_again(names, {name: column[~hits] for name, column in stays.items()})
     vain = np.where(hits, 0, stays["blocks"] - late)
     since, until = stays["since"], stays["until"]
     return CacheWorth(
@@ -99,7 +100,7 @@ def cache_worth(run: Run) -> CacheWorth | None:
     )
 
 
-def _asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
+def asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Blocks of each of some stays that a look-up asks for after the stay, int64."""
     blocks = stays["blocks"]
     if not len(blocks):

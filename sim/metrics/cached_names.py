@@ -8,11 +8,29 @@ A name is a chain and a place in it (``prefix.chains``), so what a table or a lo
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from ..memory.prefix import lookup_blocks
-from ..memory.prefix.chains import PLACE_BITS
-from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED, ContentsKept
+from ..memory.prefix.chains import PLACE_BITS, Paths
+from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED, Asked, ContentsLog
+
+
+class Contents(Protocol):
+    """What a tier of the cache kept, and what look-ups asked it for: part of ``ContentsKept``."""
+
+    @property
+    def num_kv_groups(self) -> int:
+        """See ``ContentsKept``."""
+
+    def sealed_contents(self) -> ContentsLog:
+        """See ``ContentsKept``."""
+
+    def asked(self) -> Asked:
+        """See ``ContentsKept``."""
+
+    def paths_of(self, requests: np.ndarray) -> Paths:
+        """See ``ContentsKept``."""
 
 
 class CachedNames:
@@ -26,7 +44,7 @@ class CachedNames:
         ranges: The ranges of each look-up lie between two entries, int64 [look-ups + 1]; none of one that asks for nothing.
     """
 
-    def __init__(self, kept: ContentsKept) -> None:
+    def __init__(self, kept: Contents) -> None:
         log = kept.sealed_contents()
         self.stays, self.kept, self.events = log.stays.columns(), log.kept.columns(), log.events.columns()
         chain, start, stop = self._asked(kept)
@@ -52,11 +70,11 @@ class CachedNames:
     def _named(self) -> np.ndarray:
         return np.flatnonzero((self.events["kind"] == NAMED) | (self.events["kind"] == RELEASED))
 
-    def _asked(self, kept: ContentsKept) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _asked(self, kept: Contents) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chain, and first and last place (exclusive), of what each look-up asks for."""
-        look_ups = kept.cache_log.look_up_columns()
+        asked, groups = kept.asked(), kept.num_kv_groups
         row = self.events["name"][self.events["kind"] == LOOKED_UP]
-        index, most = look_ups["index"][row], lookup_blocks(look_ups["known_tokens"][row], kept.block_size)
+        index, least, most = (column[row] for column in asked)
         paths = kept.paths_of(np.unique(index))
         place = np.searchsorted(paths.requests, index)
         first, lengths = paths.offsets[place], np.diff(paths.offsets)[place]
@@ -72,11 +90,12 @@ class CachedNames:
         chain = np.where(is_own, -(np.repeat(index, counts) + 1), numbers[link])
         until = np.repeat(most, counts)
         stop = np.where(is_own, until, np.minimum(stops[link], until))
-        start = np.where(nth > 0, stops[link - 1], 0)
+        start = np.maximum(np.where(nth > 0, stops[link - 1], 0), np.repeat(least, counts))
         some = start < stop
         of_row = np.repeat(row, counts)[some]
-        self.ranges = np.append(0, np.cumsum(np.bincount(of_row, minlength=len(look_ups["index"]))))
-        return chain[some], start[some], stop[some]
+        self.ranges = np.append(0, np.cumsum(groups * np.bincount(of_row, minlength=len(asked.requests))))
+        chains = np.repeat(chain[some], groups) * groups + np.tile(np.arange(groups), np.count_nonzero(some))
+        return chains, np.repeat(start[some], groups), np.repeat(stop[some], groups)
 
     def place_of(self, names: np.ndarray) -> np.ndarray:
         """Places of names, which ranges of the run have."""

@@ -12,6 +12,7 @@ from .ledger import CACHE_CHANGE, Table
 from .moments import after_row, at_row
 
 if TYPE_CHECKING:
+    from ..prefix.contents_log import SettledContentsLog
     from ..prefix.residency import BlockResidency
 
 #: Columns of a look-up that led to an admission, in tokens.
@@ -30,7 +31,10 @@ class CacheLog:
         changes: When the cached slots became more or fewer, by ``moments``; without the evictions that ``residency`` logs.
         look_ups: What each admission asked for and found.
         residency: Lives of blocks, or None where they are not observed.
+        contents: What changed the level since it was settled, or None.
     """
+
+    contents: SettledContentsLog | None = None
 
     def __init__(self, unit_slots: int, residency: BlockResidency | None = None) -> None:
         self.row = 0
@@ -46,6 +50,8 @@ class CacheLog:
 
     def settle(self, cached: int, moment: int) -> None:
         """So many are cached from ``moment`` on."""
+        if self.contents is not None:
+            self.contents.settle(moment)
         self.change(cached - self._cached, moment)
         self._cached = cached
 

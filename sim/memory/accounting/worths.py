@@ -38,3 +38,8 @@ _ALL = (
 WORTHS = {each.name: each for each in _ALL}
 #: Their columns in ``memory.parquet``.
 WORTH_COLUMNS = {name: f"cached.{name}" for name in WORTHS}
+#: Those of the blocks of a host tier.
+HOST_WORTHS = {
+    "duplicate": Worth("duplicate", "whose contents a block of the GPU has, too", ("#56b4e9", "#56b4e9")),
+    **WORTHS,
+}

@@ -230,6 +230,10 @@ class Accounts(Protocol):
         """Cached blocks that have been reclaimed so far, and lost their contents, because free blocks ran out."""
         return 0
 
+    def log_no_contents(self) -> None:
+        """Keep no ``contents_kept``; called before the first step."""
+        return
+
     def advance(self, state: State, steps: int) -> Meter:
         """Grow the running sequences by ``steps`` tokens each, beginning with step ``state.decode_step``.
 

@@ -34,7 +34,7 @@ from ..accounting.repeats import idle_repeats
 from ..prefix import UNSHARED, BlockPool, BlockResidency, Chains, FreeKVCacheBlockQueue, lookup_blocks
 from ..prefix.block_tables import BlockTables
 from ..prefix.chains import Paths
-from ..prefix.contents_log import ContentsLog
+from ..prefix.contents_log import Asked, ContentsLog
 from .paged import PagedMemory
 from .transaction import PagedTransaction
 
@@ -240,6 +240,7 @@ class CachedMemory(PagedMemory):
     _transaction: CachedTransaction
     tables: CachedTables
     cache_log: CacheLog
+    num_kv_groups, hits_prefixes = 1, True
 
     def __init__(
         self, num_blocks: int, block_size: int, chains: Chains, order: type[FreeKVCacheBlockQueue], ahead: bool
@@ -269,8 +270,14 @@ class CachedMemory(PagedMemory):
         return self.contents
 
     def log_no_contents(self) -> None:
-        """See ``ContentsKept``."""
+        """See ``Memory``."""
         self.contents = self.pool.contents = self.contents_kept = None
+
+    def asked(self) -> Asked:
+        """See ``ContentsKept``."""
+        look_ups = self.cache_log.look_up_columns()
+        stop = lookup_blocks(look_ups["known_tokens"], self.block_size)
+        return Asked(look_ups["index"], np.zeros_like(stop), stop)
 
     def paths_of(self, requests: np.ndarray) -> Paths:
         """See ``ContentsKept``."""

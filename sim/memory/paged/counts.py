@@ -164,6 +164,7 @@ class BlockCounts(Memory):
         if chains is not None:
             self.cache = GroupCache(pool, size, groups, chains)
             self.cache_log = self.cached_level = self.cache.log
+            self.contents_kept = None if self.cache.log.contents is None else self.cache
         self.meter = self._group_meter()
         # Table entries beyond the first of a block, as included in ``free``.
         self._shared = 0
@@ -182,6 +183,12 @@ class BlockCounts(Memory):
         states = ("states",) * bool(self.fixed)
         shared = ("shared", "shared_in_windows", "shared_states") if self.cache else ()
         return (*self.meter, *skipped, *states, *shared)
+
+    def log_no_contents(self) -> None:
+        """See ``Memory``."""
+        if self.cache is not None:
+            self.cache.log_no_contents()
+        self.contents_kept = None
 
     @property
     def cached_blocks(self) -> int:

@@ -29,13 +29,18 @@ Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Values
 from typing import NamedTuple
+
+import numpy as np
 
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, GroupClass, PageGroups, skipped_blocks
 from ..accounting.repeats import idle_repeats
 from ..prefix import BlockPool, Chains, lookup_blocks
+from ..prefix.chains import Paths
+from ..prefix.contents_log import Asked, SettledContentsLog
 
 #: Entry of a released block, like vLLM's null block; the following entries keep their places in the table.
 NULL_BLOCK = None
@@ -106,7 +111,13 @@ class GroupCache:
     def __init__(self, pool: BlockPool, block_size: int, groups: PageGroups, chains: Chains) -> None:
         self.log = CacheLog(block_size)
         self.moment = 0
-        self.pool = pool
+        self.pool, self.block_size = pool, block_size
+        self.num_kv_groups = groups.number
+        #: Those of requests that share nothing are logged, too.
+        self.unshared: Values[bool] = (False,)
+        self.hits_prefixes = groups.kinds == (FULL,) and not groups.drops_block
+        if not chains.unshared or not all(chains.unshared):
+            pool.contents = self.log.contents = SettledContentsLog(groups.number)
         self.states: list[tuple[Sequence, int, int, int, int]] | None = None
         self._groups, self._size, self._chains = groups, block_size, chains
         self._number = groups.number
@@ -124,6 +135,26 @@ class GroupCache:
         self._names: dict[Sequence, list[int]] = {}
         self._published: dict[Sequence, int] = {}
         self._junction: dict[Sequence, int] = {}
+
+    def sealed_contents(self) -> SettledContentsLog:
+        """See ``ContentsKept``."""
+        assert self.log.contents is not None
+        self.pool.seal_contents()
+        return self.log.contents
+
+    def log_no_contents(self) -> None:
+        """See ``Memory``."""
+        self.pool.contents = self.log.contents = None
+
+    def asked(self) -> Asked:
+        """See ``ContentsKept``: the same hashes in each group."""
+        look_ups = self.log.look_up_columns()
+        stop = lookup_blocks(look_ups["known_tokens"], self._size) * (self._size // self._hashed)
+        return Asked(look_ups["index"], np.zeros_like(stop), stop)
+
+    def paths_of(self, requests: np.ndarray) -> Paths:
+        """See ``ContentsKept``."""
+        return self._chains.paths(requests, whole=True)
 
     def settle(self) -> None:
         """Log the number of cached blocks from ``moment`` on."""
@@ -263,6 +294,8 @@ class GroupCache:
                 self.shared[self._class_of[place]] += sum(references[block] > 0 for block in blocks)
                 self.pool.touch(blocks)
         self._published[sequence] = found.blocks
+        if self.log.contents is not None:
+            self.log.contents.on_looked_up(True, found.blocks, self.pool.num_free)
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 
     def publish(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int) -> None:

@@ -35,6 +35,7 @@ from ...types.sequence import Sequence
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups
 from ..accounting.moments import after_step
 from ..prefix import Chains, FreeKVCacheBlockQueue
+from ..prefix.contents_log import SettledContentsLog
 from ..prefix.host_tier import HostTier, Offer
 from .counts import Partial
 from .group_cache import NULL_BLOCK, Found
@@ -129,7 +130,7 @@ class OffloadTransaction(PagedTransaction):
             return
         super().enter(sequence, tokens, blocks)
         memory.tier.offering[sequence] = None
-        memory.tier.look_ups.append((sequence.index, sequence.start_tokens - sequence.computed_tokens, 0))
+        memory.tier.on_looked_up(sequence, sequence.computed_tokens, 0)
 
     def _continue(self, sequence: Sequence, tokens: int) -> None:
         """Grant a sequence that has loaded its blocks those to compute ``tokens``."""
@@ -189,6 +190,9 @@ class HostTierMemory(PagedMemory, ABC):
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
         self.tier = self.transfers = HostTier(offloaded_blocks, block_size, groups.number)
         assert self.cache is not None
+        if (contents := self.cache.log.contents) is not None:
+            contents.log_holdings()
+            self.tier.cache.contents = SettledContentsLog(groups.number)
         self.cache.states = []
         seekers = []
         for place, kind in enumerate(groups.kinds):
@@ -206,6 +210,11 @@ class HostTierMemory(PagedMemory, ABC):
         self.deferred: dict[Sequence, tuple[GroupTable, ...]] = {}
         # Whether blocks came free after the last decision.
         self._has_freed = False
+
+    def log_no_contents(self) -> None:
+        """See ``Memory``."""
+        self.tier.cache.contents = None
+        super().log_no_contents()
 
     @property
     def any_running(self) -> bool:
@@ -294,7 +303,7 @@ class HostTierMemory(PagedMemory, ABC):
         tables.take(sequence, tokens, known, loads=True)
         tables.take_for_drafts(sequence)
         self._hold_load(sequence, tokens, known)
-        self.tier.look_ups.append((sequence.index, sequence.start_tokens - known, tokens - known))
+        self.tier.on_looked_up(sequence, known, tokens - known)
         blocks: list[tuple[int, int]] = []
         for place, at in first.items():
             blocks += zip(cache.group_names(sequence, place, at, stop), range(at, stop), strict=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from itertools import chain as chained
 from operator import eq, itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -105,9 +105,13 @@ class Chains:
         tokens = self._tokens
         return self.path_of([*tokens.runs(request), *tokens.output_runs(request)])
 
-    def paths(self, requests: np.ndarray) -> Paths:
-        """Paths of requests in the order of their first look-ups, which ascends."""
-        shares = ~np.array(self.unshared, dtype=bool)[requests]
+    def paths(self, requests: np.ndarray, whole: bool = False) -> Paths:
+        """Paths of requests in the order of their first look-ups, which ascends.
+
+        Args:
+            whole: Whether those of requests that share no prefix are among them.
+        """
+        shares = whole | ~np.array(self.unshared, dtype=bool)[requests]
         paths = [self.path(request) for request in requests[shares].tolist()]
         lengths = np.zeros(len(requests), dtype=np.int64)
         lengths[shares] = [*map(len, paths)]
@@ -179,7 +183,10 @@ def _joined(runs: list[Run]) -> list[int]:
     return joined
 
 
-def lookup_blocks(prompt_tokens: int, block_size: int) -> int:
+_Count = TypeVar("_Count", int, np.ndarray)
+
+
+def lookup_blocks(prompt_tokens: _Count, block_size: int) -> _Count:
     """Number of blocks of a prompt that are looked up: the full blocks before its last token.
 
     The last token is always computed, because its output is the first generated token.

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..accounting.cache_log import CacheLog
+from ...types.errors import SimulationFault
 from ..accounting.ledger import Table
-from .chains import Paths
+from .chains import PLACE_BITS, Paths
 
 #: Columns of stays: moments; whether a hit ended it or an eviction; look-ups before its end; and its blocks, with hashes that follow
 #: one another from ``name`` on.
@@ -30,9 +30,27 @@ STAY = ("since", "until", "hit", "look_ups", "name", "blocks")
 #: Columns of events: its kind; the first of the hashes, which follow one another, or the number of the look-up; how many blocks they
 #: are, or were hit; and the fewest free blocks from then to the next event.
 EVENT = ("kind", "name", "blocks", "free")
+#: Columns of hashes that blocks have from a moment on, one block more (1) or fewer (-1).
+HOLDING = ("moment", "name", "more")
 #: Kinds of events: a look-up that led to an admission; blocks in a table that get a hash; blocks with a hash in a table that is given
 #: back; and none of them.
 LOOKED_UP, NAMED, RELEASED, TAKEN = range(4)
+
+
+_PENDING = -1
+
+
+class Asked(NamedTuple):
+    """Look-ups that led to an admission, in their order; int64 [look-ups].
+
+    Attributes:
+        requests: The request of each.
+        start, stop: Places in its path.
+    """
+
+    requests: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
 
 
 class ContentsLog:
@@ -106,24 +124,99 @@ class ContentsLog:
                 self.kept.append((self._since.pop(block), -1, False, self._look_ups, name, 1))
 
 
+class SettledContentsLog(ContentsLog):
+    """As ``ContentsLog``, of a cache that says later when its level changed: all since the last ``settle`` happened then.
+
+    Args:
+        num_kv_groups: KV groups; a hash modulo this is the block's. Logged hashes are those of one chain for each chain and group.
+
+    Attributes:
+        holdings: Hashes that came and went, as ``HOLDING``; None where no slower tier has the same ones.
+    """
+
+    holdings: Table | None = None
+
+    def __init__(self, num_kv_groups: int) -> None:
+        super().__init__()
+        self._kv_groups = num_kv_groups
+        # Since the last moment: blocks that were freed, stays that ended, and hashes that came (1) and went (-1).
+        self._freed: list[int] = []
+        self._ended: list[tuple[int, ...]] = []
+        self._held: list[tuple[int, int]] = []
+
+    def log_holdings(self) -> None:
+        """Log ``holdings``, too; before the first step."""
+        self.holdings = Table(HOLDING)
+
+    def on_freed(self, blocks: Iterable[int], moment: int = 0) -> None:
+        """See ``ContentsLog``."""
+        blocks = [*blocks]
+        self._since.update(dict.fromkeys(blocks, _PENDING))
+        self._freed += blocks
+
+    def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
+        """See ``ContentsLog``."""
+        for block, name in zip(blocks, map(self._in_chain, names), strict=True):
+            self._ended.append((self._since.pop(block), hit, self._look_ups, name))
+            if not hit and self.holdings is not None:
+                self._held.append((name, -1))
+
+    def on_named(self, names: Iterable[int], free: int) -> None:
+        """See ``ContentsLog``."""
+        names = [*map(self._in_chain, names)]
+        if self.holdings is not None:
+            self._held += ((name, 1) for name in names)
+        super().on_named(names, free)
+
+    def on_released(self, names: Iterable[int], free: int) -> None:
+        """See ``ContentsLog``."""
+        super().on_released((self._in_chain(name) for name in names if name), free)
+
+    def settle(self, moment: int) -> None:
+        """What has been noted since the last call happened at ``moment``."""
+        for since, hit, look_ups, name in self._ended:
+            self.stays.append((moment if since == _PENDING else since, moment, hit, look_ups, name, 1))
+        for block in self._freed:
+            if self._since.get(block) == _PENDING:
+                self._since[block] = moment
+        if self.holdings is not None:
+            for name, more in self._held:
+                self.holdings.append((moment, name, more))
+        self._freed, self._ended, self._held = [], [], []
+
+    def seal(self, kept: dict[int, int]) -> None:
+        """See ``ContentsLog``."""
+        if self._freed or self._ended:
+            raise SimulationFault("the cached level changed after it was settled for the last time")
+        super().seal({block: self._in_chain(name) for block, name in kept.items()})
+
+    def _in_chain(self, name: int) -> int:
+        """A hash of a group, as the hash of a block of another chain."""
+        number, group = divmod(name, self._kv_groups)
+        chain = (number >> PLACE_BITS) * (self._kv_groups - 1) + group
+        return number + (chain << PLACE_BITS)
+
+
 class ContentsKept(Protocol):
     """Optional part of a memory: what its cached blocks had, and what look-ups asked for, when the run has ended.
 
     Attributes:
-        block_size: Tokens of a block.
-        unshared: For each request, whether no other request has a common prefix with it.
-        cache_log: The look-ups.
+        block_size: Slots of a block.
+        unshared: For each request, whether no other request has a common prefix with it; those of such requests are not logged.
+        num_kv_groups: Chains of hashes of each chain of blocks.
+        hits_prefixes: Whether each look-up hits as many of its blocks as are cached without a gap.
     """
 
     block_size: int
     unshared: Sequence[bool]
-    cache_log: CacheLog
+    num_kv_groups: int
+    hits_prefixes: bool
+
+    def asked(self) -> Asked:
+        """The hashes that each look-up asks for."""
 
     def sealed_contents(self) -> ContentsLog:
         """Stays and events, complete."""
-
-    def log_no_contents(self) -> None:
-        """Keep no log, before the first step: the memory has no ``contents_kept`` then."""
 
     def paths_of(self, requests: np.ndarray) -> Paths:
         """Paths of requests, ascending, and perhaps of others."""

@@ -26,6 +26,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .contents_log import SettledContentsLog
+
 #: A name, and its place among the blocks of a request. Names of one request and KV group have different places.
 Placed = tuple[int, int]
 
@@ -65,12 +67,14 @@ class HostCache:
         num_kv_groups: KV groups; a name modulo this is the block's.
 
     Attributes:
+        contents: Log of what became of each block, by its name, or None.
         evicted_blocks: Blocks evicted so far.
         refused_stores: Offers that found too few blocks to evict, so that nothing was stored.
     """
 
     def __init__(self, num_blocks: int, num_kv_groups: int = 1) -> None:
         self.num_blocks, self._kv_groups = num_blocks, num_kv_groups
+        self.contents: SettledContentsLog | None = None
         self.evicted_blocks = self.refused_stores = 0
         # By name: number of copies that read the block, or ``_WRITTEN``; and its group.
         self._readers: dict[int, int] = {}
@@ -90,6 +94,12 @@ class HostCache:
         """Blocks that are ready and that no copy reads."""
         return self._evictable
 
+    def sealed_contents(self) -> SettledContentsLog | None:
+        """The log, complete, when the run has ended; None without one."""
+        if self.contents is not None:
+            self.contents.seal({name: name for name in self._readers})
+        return self.contents
+
     def has(self, name: int) -> bool:
         """Whether a block with this name is here, ready or on the way."""
         return name in self._readers
@@ -100,11 +110,14 @@ class HostCache:
 
     def start_load(self, request: int, blocks: Sequence[Placed]) -> None:
         """A request begins to load blocks that are ready."""
-        readers = self._readers
-        for name, _ in blocks:
+        readers, names = self._readers, [name for name, _ in blocks]
+        for name in names:
             self._evictable -= not readers[name]
             readers[name] += 1
         self._use(request, blocks)
+        if self.contents is not None:
+            self.contents.on_stays_ended(names, names, names, True)
+            self.contents.on_freed(names)
 
     def end_load(self, names: Iterable[int]) -> None:
         """A load has ended."""
@@ -128,6 +141,8 @@ class HostCache:
             self.refused_stores += 1
             return None
         readers.update(dict.fromkeys(missing, _WRITTEN))
+        if self.contents is not None:
+            self.contents.on_freed(missing)
         if missing:
             self._put(self._group(use), {name: use.places[name] for name in missing})
         return missing
@@ -214,11 +229,13 @@ class HostCache:
 
     def _evict(self, group: _Group, most: int, kept: set[int]) -> int:
         """Evict up to ``most`` blocks of a group. Returns their number."""
-        places, readers, group_of, passed, evicted = group.places, self._readers, self._group_of, [], 0
+        places, readers, group_of = group.places, self._readers, self._group_of
+        passed: list[int] = []
+        evicted: list[int] = []
         if group.in_turn is None:
             group.in_turn = sorted(places, key=places.__getitem__)
         in_turn = group.in_turn
-        while in_turn and evicted < most:
+        while in_turn and len(evicted) < most:
             name = in_turn.pop()
             if name not in places:
                 continue
@@ -226,6 +243,8 @@ class HostCache:
                 passed.append(name)
                 continue
             del places[name], readers[name], group_of[name]
-            evicted += 1
+            evicted.append(name)
         in_turn.extend(reversed(passed))
-        return evicted
+        if self.contents is not None:
+            self.contents.on_stays_ended(evicted, evicted, evicted, False)
+        return len(evicted)

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+
 from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...workload.source import NEVER
 from ..accounting.ledger import Table
+from .contents_log import Asked
 from .host_cache import HostCache
 
 #: Columns of an admission's look-up on the host, in tokens; parallel to those of the GPU's prefix cache.
@@ -102,6 +105,9 @@ class HostTier:
         self._to_flush: list[_Job] = []
         self._finished: list[Offer] = []
         self._offered: dict[Sequence, int] = {}
+        # Blocks that the GPU had at each look-up, and full blocks of the sequence.
+        self._known: list[int] = []
+        self._asked: list[int] = []
 
     def connect(self, clock: Callable[[], int], load: Callable[[int], int], store: Callable[[int], int]) -> None:
         """Set the clock of the run, and the time that a load or a store of some blocks takes, in ticks."""
@@ -296,7 +302,27 @@ class HostTier:
         self._submitted += 1
         self.transfers.append((job.sequence.index, now, start, job.end_ticks, blocks, job.is_store))
 
+    def on_looked_up(self, sequence: Sequence, known: int, found: int) -> None:
+        """A sequence enters, or begins to load.
+
+        Args:
+            known: Tokens that the GPU has.
+            found: Tokens after these that are here.
+        """
+        self.look_ups.append((sequence.index, sequence.start_tokens - known, found))
+        if self.cache.contents is not None:
+            self._known.append(known // self._block_size)
+            self._asked.append(sequence.start_tokens // self._block_size)
+            self.cache.contents.on_looked_up(True, -(-found // self._block_size), 0)
+
+    def asked(self) -> Asked:
+        """The full blocks of each look-up that the GPU does not have, where contents are logged."""
+        requests = self.look_ups.columns()["index"]
+        return Asked(requests, np.array(self._known, dtype=np.int64), np.array(self._asked, dtype=np.int64))
+
     def _record(self, now: int, wait: int) -> None:
+        if self.cache.contents is not None:
+            self.cache.contents.settle(now)
         if wait:
             self.flushes.append((now, wait))
         if self.cache.used_blocks != self._level:

@@ -12,7 +12,9 @@ import pytest
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue
+from fragmeter.sim.metrics.cache_bounds import cache_bounds
 from fragmeter.sim.metrics.prefix_cache import prefix_cache
+from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from paths import ROOT
@@ -99,6 +101,71 @@ def test_least_frequently_used_hits_as_often_as_a_search_says(example, seed, mon
     assert looks[0] == looks[1] == looks[2]
     assert prefix_cache(served("vllm-v1", work))["hit_tokens"] != found[0]["hit_tokens"]
     assert found[0]["evicted_blocks"] > 100
+
+
+class Clairvoyant(FreeKVCacheBlockQueue):
+    """All free blocks in the order in which they were freed; the prompts to come as lists of hashes."""
+
+    def __init__(self, num_blocks):
+        super().__init__(num_blocks)
+        self.queue, self.hashed = list(range(num_blocks)), set()
+        self.coming, self.pool, self.prompts = 0, None, []
+
+    def next_use(self, block):
+        name, first = self.pool.block_hash[block], self.pool._cached_block_hash_to_block
+        later = (at for at in range(self.coming, len(self.prompts)) if name in self.prompts[at])
+        return next(later, len(self.prompts)) if first.get(name) == block else len(self.prompts)
+
+    def popleft_n(self, count):
+        taken = []
+        for _ in range(count):
+            found = max(
+                self.queue, key=lambda block: (block not in self.hashed, block in self.hashed and self.next_use(block))
+            )
+            self.queue.remove(found)
+            self.hashed.discard(found)
+            taken.append(found)
+        self.num_free_blocks -= count
+        self.num_touched = max([self.num_touched, *(block + 1 for block in taken)])
+        return taken
+
+    def pass_to(self, coming):
+        self.coming = max(self.coming, coming)
+
+    remove_n = Searched.remove_n
+    free_n = Searched.free_n
+
+
+def prompts_of(memory, pool) -> list[set[int]]:
+    """What each request looks up."""
+    lengths = [sum(length for _, _, length in pool.token_runs.runs(at)) for at in range(len(memory.unshared))]
+    return [
+        set() if alone else {*memory.chains.names(at)[: (length - 1) // memory.block_size]}
+        for at, (alone, length) in enumerate(zip(memory.unshared, lengths, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_order_that_knows_the_future_is_that_of_a_search(seed, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    example = import_module("farthest_next_use")
+    policy, work = "farthest_next_use:FutureV1", load(seed)
+    runs = [served(policy, work), served(policy, work, leap=False)]
+
+    def memory(self, pool):
+        memory = VllmV1.memory(self, pool)
+        self.queue = queue = memory.pool.free_block_queue
+        queue.pool, queue.prompts = memory.pool, prompts_of(memory, pool)
+        return memory
+
+    monkeypatch.setattr(example.FutureV1, "eviction_order", Clairvoyant)
+    monkeypatch.setattr(example.FutureV1, "memory", memory)
+    runs.append(served(policy, work))
+    sys.modules.pop("farthest_next_use", None)
+    looks = [run.replica.cache_log.look_up_columns()["hit_tokens"].tolist() for run in runs]
+    assert looks[0] == looks[1] == looks[2]
+    plain, bounds = served("vllm-v1", work), cache_bounds(runs[0])
+    assert cache_bounds(plain).hits < bounds.hits <= bounds.fixed_schedule
 
 
 def test_the_example_is_short():

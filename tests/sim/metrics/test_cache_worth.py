@@ -27,9 +27,11 @@ from fragmeter.sim.metrics import summary as summary_module
 from fragmeter.sim.metrics.belady import Spans, most_kept
 from fragmeter.sim.metrics.cache_bounds import CacheBounds, cache_bounds, cache_summary
 from fragmeter.sim.metrics.cache_worth import cache_worth
+from fragmeter.sim.metrics.time_to_live import shortest, time_to_live
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
 from strategies import LineCost
@@ -84,6 +86,10 @@ def test_three_sessions_show_every_worth():
         "undecided": 3 * 4 * (4100 - 3100),
     }
     assert bounds == CacheBounds(asked=6, hits=2, fixed_schedule=4, infinite=4, closing_blocks=7)
+    # A's two blocks are hit after 1,900 ticks, just kept by a time to live of 1,900: A's last three were cached no longer.
+    assert time_to_live(worth, 1900) == (1900, 0, 0)
+    # Of ten stays all but C's three lasted 1,900 ticks.
+    assert time_to_live(worth, 1000) == (1000, 7 * 4 * 900, 2)
 
 
 def test_no_order_keeps_more_than_the_free_blocks_hold():
@@ -180,6 +186,35 @@ def test_every_cached_slot_has_the_worth_that_looking_ahead_gives(seed):
     for since, until, name in by_walking(run, lines):
         expected[name] += (until - since) * run.replica.block_size
     assert worth.slot_ticks() == expected
+
+
+@hypothesis_settings(max_examples=15)
+@given(seed=st.integers(0, 1 << 40))
+def test_a_time_to_live_frees_what_walking_frees(seed):
+    run, lines = told(Load(seed, "vllm-v1", most=25))
+    worth, bounds = cache_worth(run), cache_bounds(run)
+    if worth is None or bounds is None:
+        return
+    stays = by_walking(run, lines)
+    for ticks in (0, *(sorted(until - since for since, until, _ in stays)[:: 1 + len(stays) // 5])):
+        over = [(until - since - ticks, name) for since, until, name in stays if until - since > ticks]
+        freed = run.replica.block_size * sum(rest for rest, _ in over)
+        assert time_to_live(worth, ticks) == (ticks, freed, [name for _, name in over].count("hit_later"))
+
+
+@needs_core
+@hypothesis_settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 40))
+def test_the_shortest_time_to_live_loses_a_point_at_most(seed):
+    load = Load(seed, "vllm-v1")
+    worth, bounds = cache_worth(run := load.run()), cache_bounds(run)
+    if worth is None or bounds is None:
+        return
+    found = shortest(worth, bounds.asked)
+    assert 100 * found.lost_blocks <= bounds.asked and found.ticks % PER_SECOND == 0
+    if found.ticks:
+        assert 100 * time_to_live(worth, found.ticks - PER_SECOND).lost_blocks > bounds.asked
+    assert shortest(cache_worth(load.run(core=False)), bounds.asked) == found
 
 
 @hypothesis_settings(max_examples=40)

@@ -1,0 +1,102 @@
+"""What a time to live of the cached blocks would free, and which hits it would lose, on the schedule of the run.
+
+    released                 hit, or evicted
+    |---- cached ----|------ freed ------|          a stay that is longer than the time to live
+    |---- cached ----|
+
+A stay that a hit ends after more than the time to live is a lost hit: its request computes the block, for which it takes a free one, so
+that tables and numbers of free blocks stay those of the run. Of a chain the end is never released after its beginning, so what is left
+of a hit is still a prefix. The loss is an upper bound: another block may have the same contents, and what is freed may hold others.
+
+Contents that no other request shares are not logged one by one. They leave the free queue in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..runs.moments import ticks_of
+from ..types.sums import dot, total
+from ..types.ticks import PER_SECOND
+from .cache_worth import CacheWorth
+
+#: Share of the blocks asked for that the time to live may lose, as its reciprocal: one point of hit rate.
+_LOSS = 100
+
+
+class TimeToLive(NamedTuple):
+    """One time to live.
+
+    Attributes:
+        ticks: How long contents are kept after their last table.
+        freed_slot_ticks: Cached slots that are free in its place, over time.
+        lost_blocks: Hits that it loses, at most.
+    """
+
+    ticks: int
+    freed_slot_ticks: int
+    lost_blocks: int
+
+
+def shortest(worth: CacheWorth, asked_blocks: int) -> TimeToLive:
+    """The shortest time to live, in whole seconds, that loses at most one point of the hit rate of a run.
+
+    Args:
+        asked_blocks: Blocks that the look-ups of the run ask for.
+    """
+    lasted, hits = _stays(worth)
+    longest = np.argsort(-lasted, kind="stable")
+    lost = np.cumsum(hits[longest])
+    # The first stay whose hit may not be lost is kept to its end.
+    first = int(np.searchsorted(lost, asked_blocks // _LOSS, side="right"))
+    seconds = 0 if first == len(lost) else -(-int(lasted[longest[first]]) // PER_SECOND)
+    return time_to_live(worth, seconds * PER_SECOND)
+
+
+def time_to_live(worth: CacheWorth, ticks: int) -> TimeToLive:
+    """What a time to live of so many ticks would have freed and lost."""
+    run, names = worth.run, worth.names
+    lasted, hits = _stays(worth)
+    kept = run.log.end_ticks - ticks_of(run.log, names.kept["since"])
+    unlogged, slots = _unlogged(worth)
+    freed = dot(names.stays["blocks"], np.maximum(lasted - ticks, 0))
+    freed += dot(names.kept["blocks"], np.maximum(kept - ticks, 0))
+    freed = run.replica.block_size * freed + dot(slots, np.maximum(unlogged - ticks, 0))
+    return TimeToLive(ticks, freed, total(hits[lasted > ticks]))
+
+
+def _stays(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray]:
+    """How long each logged stay lasted that has ended, in ticks, and its blocks if a hit ended it; int64."""
+    log, stays = worth.run.log, worth.names.stays
+    lasted = ticks_of(log, stays["until"]) - ticks_of(log, stays["since"])
+    return lasted, np.where(stays["hit"] > 0, stays["blocks"], 0)
+
+
+def _unlogged(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray]:
+    """How long contents that are not logged were cached, in ticks, and their slots; int64."""
+    log, names, nothing = worth.run.log, worth.names, np.zeros(0, dtype=np.int64)
+    if worth.all_shared:
+        return nothing, nothing
+    size, changes = worth.run.replica.block_size, log.cache_changes
+    came = np.concatenate([names.stays["since"], names.kept["since"]])
+    slots = size * np.concatenate([names.stays["blocks"], names.kept["blocks"]])
+    more, fewer = np.maximum(changes["slots"], 0), np.maximum(-changes["slots"], 0)
+    arrived = _over_time(ticks_of(log, changes["moment"]), more, ticks_of(log, came), slots)
+    stays = size * names.stays["blocks"]
+    left = _over_time(ticks_of(log, changes["moment"]), fewer, ticks_of(log, names.stays["until"]), stays)
+    ends = np.union1d(arrived[1], left[1])
+    first, last = (times[np.searchsorted(sums, ends)] for times, sums in (arrived, left))
+    return last - first, np.diff(ends, prepend=0)
+
+
+def _over_time(
+    ticks: np.ndarray, slots: np.ndarray, logged_ticks: np.ndarray, logged: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Times at which slots came (or went) that are not logged, ascending, and how many until each."""
+    times, at = np.unique(np.concatenate([ticks, logged_ticks]), return_inverse=True)
+    counts = np.zeros(len(times), dtype=np.int64)
+    np.add.at(counts, at, np.concatenate([slots, -logged]))
+    some = np.flatnonzero(counts)
+    return times[some], np.cumsum(counts[some])

@@ -1,0 +1,288 @@
+"""The worth of cached slots of KV groups, with drafts, and of a host tier, beside a walk over what each block went through."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from core_loads import shared_content
+from engine_runs import LONG_MODEL
+from family_runs import CopyCost
+from fragmeter.sim.config.settings import settings
+from fragmeter.sim.engine.run import simulate
+from fragmeter.sim.memory.accounting.cache_log import CacheLog
+from fragmeter.sim.memory.accounting.worths import HOST_WORTHS, WORTHS
+from fragmeter.sim.memory.paged.group_cache import GroupCache
+from fragmeter.sim.memory.prefix.block_pool import BlockPool
+from fragmeter.sim.memory.prefix.host_cache import HostCache
+from fragmeter.sim.memory.prefix.host_tier import HostTier
+from fragmeter.sim.metrics.cache_bounds import cache_bounds
+from fragmeter.sim.metrics.cache_worth import cache_worth
+from fragmeter.sim.metrics.host_worth import host_slot_ticks
+from fragmeter.sim.runs.moments import ticks_of
+from fragmeter.sim.runs.run import Run
+from fragmeter.sim.workload.workload import Workload
+
+NGRAMS = {
+    "method": "ngram",
+    "num_speculative_tokens": 2,
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rates": [0.5, 0.5],
+}
+#: Settings by what the memory is composed of, with the tokens of a pool that evicts; 0 of blocks of 1,040 tokens.
+KINDS: dict[str, tuple[dict[str, Any], int]] = {
+    "host": ({"model": LONG_MODEL, "block_size": 4, "kv_offloading_size": 0.08}, 160),
+    "windows": ({"model": "gemma-3-27b", "gpu": "h200"}, 2400),
+    "windows and host": ({"model": "gemma-3-27b", "gpu": "h200", "kv_offloading_size": 0.5}, 2400),
+    "states": ({"model": "nemotron-h-8b", "gpu": "h200"}, 0),
+    "drafts": (
+        {"model": LONG_MODEL, "block_size": 4, "speculative_config": json.dumps(NGRAMS)},
+        160,
+    ),
+}
+each_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if "windows" in kind else []) for kind in KINDS]
+)
+
+
+def work_of(seed: int, longest: int) -> Workload:
+    """A few requests, most of which share a beginning with another one."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(8, 20))
+    work = Workload(
+        "load",
+        np.cumsum(rng.integers(0, 40, count)),
+        rng.integers(1, longest // 2, count),
+        rng.integers(1, 12, count),
+    )
+    return Workload(
+        "load", work.arrival_ticks, work.prompt_tokens, work.output_tokens, content=shared_content(rng, work)
+    )
+
+
+def served(kind: str, seed: int, **more: Any) -> Run:
+    """A run of this kind in a pool that evicts."""
+    chosen, tokens = KINDS[kind]
+    longest = {LONG_MODEL: 48, "nemotron-h-8b": 8000}.get(chosen["model"], 900)
+    blocks = {"num_gpu_blocks_override": tokens // chosen.get("block_size", 16) if tokens else 60}
+    asks = {"policy": "vllm-v1", "max_model_len": min(2 * longest, 8192), "outside_ms": 0, "max_num_seqs": 4}
+    return simulate(settings(**asks, **blocks, **chosen, **more), work_of(seed, longest), CopyCost())
+
+
+class Diary:
+    """Lines of what happened, in order; what is of the GPU, or of the host, happened at the next ``settled`` of it."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, ...]] = []
+
+    def patches(self) -> list[Any]:
+        note = self.lines.append
+
+        class Told(BlockPool):
+            def get_new_blocks(self, count, moments=None):
+                before = dict(enumerate(self.block_hash))
+                taken = super().get_new_blocks(count, moments)
+                for block in taken:
+                    if before.get(block) is not None:
+                        note(("gpu", "gone", block, before[block]))
+                return taken
+
+            def touch(self, blocks, moment=0):
+                for block in blocks:
+                    if not self.ref_cnt[block]:
+                        note(("gpu", "hit", block, self.block_hash[block]))
+                super().touch(blocks, moment)
+
+            def cache_full_blocks(self, blocks, names):
+                blocks = [*blocks]
+                super().cache_full_blocks(blocks, names)
+                for block, name in zip(blocks, names, strict=True):
+                    note(("gpu", "named", block, name))
+
+            def free_blocks(self, table, moment=0):
+                super().free_blocks(table, moment)
+                for block in table:
+                    if not self.ref_cnt[block] and self.block_hash[block] is not None:
+                        note(("gpu", "kept", block, self.block_hash[block]))
+
+        settle, enter, record = CacheLog.settle, GroupCache.enter, HostTier._record
+        load, store, evict = HostCache.start_load, HostCache.start_store, HostCache._evict
+
+        def settled(log, cached, moment):
+            note(("gpu", "settled", moment, None))
+            settle(log, cached, moment)
+
+        def entered(cache, sequence, found):
+            names = cache.names_of(sequence)
+            most, size = sequence.start_tokens - 1, cache._size
+            asked = names[: most // size * size // cache._hashed]
+            note(("gpu", "asked", None, {cache._hash(name, place) for name in asked for place in range(cache._number)}))
+            known = found.blocks
+            beyond = names[known : sequence.start_tokens // size]
+            note(
+                ("host", "asked", None, {cache._hash(name, place) for name in beyond for place in range(cache._number)})
+            )
+            enter(cache, sequence, found)
+
+        def recorded(tier, now, wait):
+            note(("host", "settled", now, None))
+            record(tier, now, wait)
+
+        def loaded(cache, request, blocks):
+            for name, _ in blocks:
+                note(("host", "hit", name, name))
+                note(("host", "kept", name, name))
+            load(cache, request, blocks)
+
+        def stored(cache, request, blocks):
+            missing = store(cache, request, blocks)
+            for name in missing or ():
+                note(("host", "kept", name, name))
+            return missing
+
+        def evicted(cache, group, most, kept):
+            before = {*cache._readers}
+            found = evict(cache, group, most, kept)
+            for name in sorted(before - {*cache._readers}):
+                note(("host", "gone", name, name))
+            return found
+
+        changed = {
+            CacheLog: {"settle": settled},
+            GroupCache: {"enter": entered},
+            HostTier: {"_record": recorded},
+            HostCache: {"start_load": loaded, "start_store": stored, "_evict": evicted},
+        }
+        pool = mock.patch("fragmeter.sim.memory.paged.counts.BlockPool", Told)
+        return [pool, *(mock.patch.multiple(owner, **names) for owner, names in changed.items())]
+
+
+def told(kind: str, seed: int) -> tuple[Run, list[tuple[Any, ...]]]:
+    diary = Diary()
+    patches = diary.patches()
+    for patch in patches:
+        patch.start()
+    try:
+        return served(kind, seed), diary.lines
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def by_walking(run: Run, lines: list[tuple[Any, ...]], tier: str) -> list[tuple[int, int, int, str]]:
+    """Each stay: ticks from and to, hash and worth."""
+
+    def ticks(place: int) -> int:
+        moment = next((each[2] for each in lines[place:] if each[:2] == (tier, "settled")), None)
+        assert moment is not None
+        return moment if tier == "host" else int(ticks_of(run.log, np.array([moment]))[0])
+
+    found = []
+    for place, (of, what, block, name) in enumerate(lines):
+        if (of, what) != (tier, "kept"):
+            continue
+        for later, (of_other, how, other, _) in enumerate(lines[place + 1 :], place + 1):
+            if of_other == tier and how in ("hit", "gone") and other == block:
+                again = any(each[:2] == (tier, "asked") and name in each[3] for each in lines[later:])
+                worth = "hit_later" if how == "hit" else "too_late" if again else "never"
+                found.append((ticks(place), ticks(later), name, worth))
+                break
+        else:
+            found.append((ticks(place), run.log.end_ticks, name, "undecided"))
+    return found
+
+
+def on_gpu(run: Run, lines: list[tuple[Any, ...]]) -> dict[int, list[tuple[int, int]]]:
+    """Spans in which blocks of the GPU have each hash, in ticks: one for each block, so that they may overlap."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for place, (of, what, block, name) in enumerate(lines):
+        if (of, what) == ("gpu", "named"):
+            gone = [at for at, line in enumerate(lines) if at > place and line[:3] == ("gpu", "gone", block)]
+            since, until = (
+                next((line[2] for line in lines[at:] if line[:2] == ("gpu", "settled")), None) if at else None
+                for at in (place, gone[0] if gone else 0)
+            )
+            assert since is not None
+            start = int(ticks_of(run.log, np.array([since]))[0])
+            end = run.log.end_ticks if until is None else int(ticks_of(run.log, np.array([until]))[0])
+            spans.setdefault(name, []).append((start, end))
+    return spans
+
+
+def covered(spans: list[tuple[int, int]], since: int, until: int) -> int:
+    """Ticks of a span that others cover."""
+    edges = sorted({since, until, *(min(max(edge, since), until) for span in spans for edge in span)})
+    return sum(
+        end - start
+        for start, end in zip(edges, edges[1:])
+        if any(first <= start and end <= last for first, last in spans)
+    )
+
+
+@each_kind
+def test_every_cached_slot_has_the_worth_that_looking_ahead_gives(kind):
+    seen = Counter()
+    for seed in range(5):
+        run, lines = told(kind, seed)
+        worth = cache_worth(run)
+        if worth is None:
+            continue
+        expected = dict.fromkeys(WORTHS, 0)
+        for since, until, _, name in by_walking(run, lines, "gpu"):
+            expected[name] += (until - since) * run.replica.block_size
+        assert worth.slot_ticks() == expected
+        seen.update(name for name, ticks in expected.items() if ticks)
+    assert {*seen} >= {"too_late", "never", "undecided"}
+
+
+@pytest.mark.parametrize("kind", ["host", pytest.param("windows and host", marks=pytest.mark.slow)])
+def test_every_slot_of_the_host_has_the_worth_that_looking_ahead_gives(kind):
+    seen = Counter()
+    for seed in range(5):
+        run, lines = told(kind, seed)
+        found = host_slot_ticks(run)
+        if found is None:
+            continue
+        spans, expected = on_gpu(run, lines), dict.fromkeys(HOST_WORTHS, 0)
+        for since, until, name, worth in by_walking(run, lines, "host"):
+            duplicate = covered(spans.get(name, []), since, until)
+            expected["duplicate"] += duplicate * run.replica.block_size
+            expected[worth] += (until - since - duplicate) * run.replica.block_size
+        assert found == expected
+        seen.update(name for name, ticks in expected.items() if ticks)
+    assert {*seen} >= {"duplicate", "too_late", "never", "undecided"}
+    assert kind != "host" or "hit_later" in seen
+
+
+@each_kind
+def test_the_worths_add_up_on_the_gpu_in_every_row_and_on_the_host_over_time(kind):
+    for seed in range(8):
+        run = served(kind, seed)
+        worth = cache_worth(run)
+        if worth is None:
+            continue
+        assert all((column >= 0).all() for column in worth.at_rows.values())
+        assert (sum(worth.at_rows.values()) == run.accounts.at_rows()["cached"]).all()
+        assert sum(worth.slot_ticks().values()) == run.accounts.window().slot_ticks["cached"]
+        tier = run.replica.memory.transfers
+        if tier is not None:
+            levels = tier.levels.columns()
+            until = np.append(levels["ticks"][1:], run.log.end_ticks)
+            blocks = int((levels["used_blocks"] * (until - levels["ticks"])).sum())
+            assert sum(host_slot_ticks(run).values()) == blocks * run.replica.block_size
+
+
+@each_kind
+def test_bounds_are_of_one_group_without_a_drafter_that_drops_blocks(kind):
+    for seed in range(5):
+        run = served(kind, seed)
+        bounds = cache_bounds(run)
+        assert bounds is None or kind in ("host", "drafts")
+        if bounds is not None:
+            assert bounds.hits <= bounds.fixed_schedule <= bounds.infinite <= bounds.asked
+            assert bounds.hits * run.replica.block_size == run.replica.cache_log.look_up_columns()["hit_tokens"].sum()
