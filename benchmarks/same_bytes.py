@@ -114,7 +114,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     )
     yield (
         "report",
-        ["report", "{out}/../plain_vllm-v1/result", "--out", "{out}/page.html"],
+        ["report", "{out}/../plain_vllm-v1/result", "--out", "{out}/page.html", "--perfetto", "{out}/run.pftrace"],
     )
     for name in ("azure2023.csv", "mooncake.jsonl", "bench_serve.json", "ours.jsonl", "sharegpt.json"):
         yield f"stats {name}", ["traces", "stats", "{trace}/" + name, "--json", "{out}/stats.json"]

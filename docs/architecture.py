@@ -68,6 +68,7 @@ PURPOSES = {
     "reports/explore": "page with sliders",
     "reports/figures": "charts",
     "reports/page": "HTML pages",
+    "reports/perfetto": "timelines",
     "reports/story": "stories, step by step",
     "reports/style": "colours and labels",
     "sim": "public names",

@@ -147,9 +147,10 @@ def test_files_of_different_runs_are_refused_in_a_line(results, other, tmp_path,
 def test_a_place_below_a_file_is_refused_in_a_line(results, tmp_path, capsys):
     (tmp_path / "file").write_bytes(b"")
     place = tmp_path / "file" / "below"
-    assert report(results / "orca-max", "--out", place) == MISTAKE
-    said = capsys.readouterr().err
-    assert f"{place}: cannot be written" in said and said.count("\n") == 1
+    for flags in (["--out", place], ["--out", tmp_path / "page.html", "--perfetto", place]):
+        assert report(results / "orca-max", *flags) == MISTAKE
+        said = capsys.readouterr().err
+        assert f"{place}: cannot be written" in said and said.count("\n") == 1
 
 
 def test_a_result_of_another_version_is_refused_in_a_line(results, tmp_path, capsys):
