@@ -76,9 +76,7 @@ claims: $(VENV)/.core
 	$(BIN)/fragmeter reproduce claims --out out/claims --markdown docs/results/claims.md
 
 waste-today: $(VENV)/.core
-	mkdir -p out
-	$(BIN)/fragmeter reproduce waste-today --out out/waste-today --json out/waste-today.json
-	$(BIN)/python docs/waste_today.py out/waste-today.json
+	$(BIN)/fragmeter reproduce waste-today --out out/waste-today --markdown docs/results/waste-today.md
 
 servers: $(VENV)/.core
 	mkdir -p out

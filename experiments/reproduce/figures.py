@@ -5,7 +5,7 @@ To add a figure, write a module that states its set-up and makes its document fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -37,6 +37,7 @@ from ..paper.fit import fit
 from ..paper.paper import DEFAULT_SEEDS
 from ..runs.kept import Kept
 from ..runs.output import Report
+from ..today.tables import markdown_parts as waste_today_parts
 from ..today.waste_today import print_waste_today, show_waste_today, waste_today
 from . import sections
 from .text import print_figure
@@ -63,6 +64,7 @@ class Figure:
         shares: Figures with the same value share runs; one process makes them one after another.
         page: Title and first sentence of its page, if it is not of the paper.
         markdown: The document in Markdown, if it is not that of ``reproduce.markdown``.
+        parts: The parts of its page in Markdown, which has places for them, in place of the whole.
     """
 
     make: Callable[..., Payload]
@@ -77,6 +79,7 @@ class Figure:
     shares: str | None = None
     page: tuple[str, str] | None = None
     markdown: Callable[[Payload], str] | None = None
+    parts: Callable[[Payload], Mapping[str, str]] | None = None
 
     def document(self, bench: Bench, parts: Kept) -> Payload:
         """The document, made on a bench; stored parts of a document are not made again."""
@@ -183,6 +186,7 @@ FIGURES: dict[str, Figure] = {
             "Waste of today's models",
             "Today's models on today's cards under three allocators, and published figures of their waste; no GPU was used.",
         ),
+        parts=waste_today_parts,
     ),
     "claims": Figure(
         lambda bench, parts: compare_claims(bench.source.seeds, parts),

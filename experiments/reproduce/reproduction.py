@@ -267,7 +267,10 @@ def _one(
     page = Page([name], with_stories=False, head=head_of(name))
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
-    report.markdown(lambda: _markdown(name, document))
+    if (parts := FIGURES[name].parts) is None:
+        report.markdown(lambda: _markdown(name, document))
+    else:
+        report.markdown_parts(head_of(name)[0], lambda: parts(document))
     report.data(document)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Group, Parameter
 from rich.console import Console
 
+from ...reports.page.table import filled
 from ...sim.output.files import STDOUT, as_json, is_stdout, is_stream, require_writable_file, write_whole
 from ...sim.types.errors import SettingError, user_paths
 from ...sim.types.notes import notes
@@ -201,6 +202,20 @@ class Report:
         """Write the command's Markdown, if it is asked for."""
         if self._markdown_target is not None:
             write_whole(self._markdown_target, text())
+
+    def markdown_parts(self, title: str, parts: Callable[[], Mapping[str, str]]) -> None:
+        """Write parts into their places of a page that is there (``reports.page.table.filled``), else the parts alone."""
+        target = self._markdown_target
+        if target is None:
+            return
+        found = parts()
+        page = "" if is_stream(target) or not Path(target).is_file() else Path(target).read_text("utf-8", "replace")
+        if f"<!-- {next(iter(found))} -->" in page:
+            write_whole(target, filled(page, found))
+        else:
+            write_whole(
+                target, "\n\n".join((f"# {title}", *(f"{name}:\n\n{text}" for name, text in found.items()), ""))
+            )
 
     def data_so_far(self, document: Any) -> None:
         """Write the data of finished items to the file. A pipe or a device gets one document, at the end."""

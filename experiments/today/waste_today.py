@@ -11,7 +11,6 @@ import numpy as np
 from ...reports.figures import figures
 from ...reports.figures.memory import KV_DEFINITIONS, kv_definitions
 from ...reports.page.page import Section
-from ...reports.page.table import Column, Table
 from ...sim import simulate
 from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.metrics.views import definition_lines
@@ -27,6 +26,7 @@ from . import published
 from .loads import LOADS, Load
 from .replay import BUCKETS, Holdings, measured_steps, replayed, vllm_account
 from .servers import SERVERS, Server, hbm_gib
+from .tables import HEADINGS, heading, kv_table, of_load, published_table
 
 FIGURE = "waste-today"
 ALLOCATORS = {
@@ -143,29 +143,16 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, _DECIMALS) + 0.0 for name, value in values.items()}
 
 
-def of_load(rows: Sequence[Row], load: str) -> list[Row]:
-    """The rows of a load; one row for a model in which all layers keep the same, as its pages are alike everywhere."""
-    mine = [row for row in rows if row["load"] == load]
-    alike = {row["server"] for row in mine if row["allocator"] == "jenga"} - {
-        row["server"] for row in mine if _differs(row, mine)
-    }
-    return [row for row in mine if row["allocator"] == "vllm" or row["server"] not in alike]
-
-
-def _differs(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether an account differs from vLLM's in more than what vLLM caches."""
-    [base] = [each for each in rows if each["server"] == row["server"] and each["allocator"] == "vllm"]
-    return any(abs(row[bucket] - base[bucket]) > 0.01 for bucket in BUCKETS if bucket not in ("cached", "free"))
-
-
 def print_waste_today(payload: Payload, report: Report) -> None:
     """Print a table for each load, the comparison with published figures, and the basis."""
     report.print_line(f"{FIGURE}: % of the bytes of the KV cache, by allocator", style="bold")
     report.print_line(payload["workload"])
     for load in dict.fromkeys(row["load"] for row in payload["kv_bytes"]):
         report.print_line()
-        report.console.print(_table(load, of_load(payload["kv_bytes"], load)))
-    for text in definition_lines((_HEADINGS.get(bucket, bucket), KV_DEFINITIONS[bucket][1]) for bucket in BUCKETS):
+        report.console.print(kv_table(load, of_load(payload["kv_bytes"], load), whole=False))
+    for text in definition_lines(
+        (HEADINGS.get(name := heading(bucket), name), KV_DEFINITIONS[bucket][1]) for bucket in BUCKETS
+    ):
         report.print_line(text)
     report.print_line()
     for found in payload["findings"]:
@@ -173,21 +160,6 @@ def print_waste_today(payload: Payload, report: Report) -> None:
     for text in (*payload["unserved"], *payload["basis"]):
         report.print_line(text)
     report.print_line()
-
-
-_HEADINGS = {"block_tail": "tail", "page_padding": "pad", "reserved": "resv", "stranded": "strand"}
-
-
-def _table(load: str, rows: Sequence[Row]) -> Table:
-    names = (_HEADINGS.get(bucket, bucket) for bucket in BUCKETS)
-    table = Table(load, Column("pool", is_text=True), *names, "fits", gap=1)
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
-        first = row["allocator"] == "vllm"
-        cells = (f"{row[bucket]:.1f}" for bucket in BUCKETS)
-        last = after is None or after["server"] != row["server"]
-        name = row["server"].split(",")[0] if first else ""
-        table.add_row(name, row["allocator"], *cells, f"{row['fits']:,.0f}", ends_group=last)
-    return table
 
 
 def show_waste_today(payload: Payload, _: Bench) -> list[Section]:
@@ -222,22 +194,7 @@ def _pictures(payload: Payload) -> Iterator[Section]:
 
 
 def _published(payload: Payload) -> Section:
-    table = []
-    for row in payload["rows"]:
-        found = published.comparison(row)
-        table.append(
-            {
-                "Figure": found.figure,
-                "Result": "pass" if found.passes else "miss",
-                "Error": found.error,
-                "Limit": found.limit,
-                "Published": f"{row['published']:,.10g}",
-                "Here": f"{row['simulated']:,.10g}",
-                "Kind": row["kind"],
-                "Limit stated": row["limit_stated"],
-                "Source": row["source"],
-            }
-        )
+    table = published_table(payload["rows"]).records()
     checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
     text = (
         "Figures that threads and papers state, computed from the same settings."

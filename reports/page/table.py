@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table as RichTable
 
+from ...sim.types.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -105,6 +107,23 @@ def markdown(headings: Sequence[str], rows: Iterable[Iterable[Any]]) -> list[str
     """The lines of a table of Markdown; cells as on a terminal, and a missing value is empty."""
     texts = (("" if cell is None else cell_text(cell) for cell in row) for row in rows)
     return [_line(headings), "|" + "---|" * len(headings), *map(_line, texts)]
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """A page of Markdown with each part between its comments, ``<!-- NAME -->`` and ``<!-- end of NAME -->``; all else stays.
+
+    Raises:
+        UserError: The page has no place for a part.
+    """
+    for name, text in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, found, rest = page.partition(begin)
+        old, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise UserError(f"the page has no {begin} with {end} after it; give a new file to get the parts alone")
+        # A number within a sentence stays on its line.
+        page = before + begin + (f"\n\n{text}\n\n" if "\n" in old else text) + end + after
+    return page
 
 
 def _line(cells: Iterable[str]) -> str:

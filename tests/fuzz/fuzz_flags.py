@@ -41,7 +41,6 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ("simulate",): [Base((), LOAD), Base((), {"--trace": "trace.csv"}, ("trace.csv",))],
     ("sweep",): [
         Base((), LOAD | {"--grid": "seed=0:1", "--jobs": "1", "--out": "out"}),
-        Base((), LOAD | {"--search": "block_size=8:9", "--minimize": "p99_ttft_ms", "--trials": "2", "--jobs": "1", "--out": "out"}),
     ],
     ("compare",): [
         Base((), LOAD | {"--seeds": "2", "--jobs": "1"}, always=("--set", "block_size=8", "--set", "n=2")),
@@ -75,7 +74,7 @@ BASES: dict[tuple[str, ...], list[Base]] = {
 #: Flags that name what is written.
 _OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images", "--predict"}
 #: What more of which is more work, as the user asked; only what no machine can do is tried.
-_WORK = {"--num-prompts", "--seeds", "--verify-seeds", "--trials", "--n", "--num-replicas", "--every", "--jobs"}
+_WORK = {"--num-prompts", "--seeds", "--verify-seeds", "--n", "--num-replicas", "--every", "--jobs"}
 #: Values that would start workers, wait for clusters, or open a browser.
 _UNTRIED = {
     "--jobs": {"2", "7"},

@@ -97,7 +97,7 @@ ALONE = [
 ]
 
 #: Packages of the extras.
-OPTIONAL = ("cupy", "kaleido", "optuna", "perfetto", "pooch", "scipy", "tokenizers", "torch")
+OPTIONAL = ("cupy", "kaleido", "perfetto", "pooch", "scipy", "tokenizers", "torch")
 
 #: What vllm bench serve says of a few requests, all alike.
 BENCHMARK = {

@@ -83,16 +83,6 @@ class TestSweep:
         assert latency["vllm-v1", 0.2] == latency["vllm-v1", 1]
         assert latency["lightllm", 0.2] != latency["lightllm", 1]
 
-    @pytest.mark.parametrize(("policies", "fine"), [("vllm-v1,orca", False), ("vllm-v1,vattention", True)])
-    def test_searches_likewise(self, policies, fine, tmp_path, capsys):
-        pytest.importorskip("optuna")
-        axes = ["--search", "page_size=64,128", "--search", f"policy={policies}", "--maximize", "request_throughput"]
-        tokens = ["sweep", *SOME, *axes, "--trials", "2", "--out", str(tmp_path / "out")]
-        if fine:
-            assert status(tokens) == DONE
-        else:
-            assert "page_size = 64: vllm-v1 does not read it; use --policy vattention" in refused(capsys, *tokens)
-
 
 class TestCompare:
     def test_refuses_what_no_side_reads(self, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import pytest
 from fragmeter.experiments.paper.bench import Bench
 from fragmeter.experiments.paper.paper import Source
 from fragmeter.experiments.runs.output import Report
-from fragmeter.experiments.today import published, waste_today
+from fragmeter.experiments.today import published, tables, waste_today
 from fragmeter.experiments.today.loads import LOADS
 from fragmeter.experiments.today.replay import BUCKETS
 from fragmeter.experiments.today.servers import SERVERS, Server, hbm_gib
@@ -94,7 +93,7 @@ def test_several_seeds_give_means(monkeypatch):
 
 
 def test_a_model_in_which_all_layers_keep_the_same_has_one_row(document):
-    shown = waste_today.of_load(document["kv_bytes"], "short chat")
+    shown = tables.of_load(document["kv_bytes"], "short chat")
     assert [(row["server"].split(",")[0], row["allocator"]) for row in shown] == [
         ("Llama 8B", "vllm"),
         *(("Gemma 3 12B", allocator) for allocator in ("vllm", "jenga", "separate")),
@@ -117,7 +116,7 @@ def test_it_is_printed_and_shown(document, capsys, tmp_path):
     notes = "\n\n".join(published.basis(published.rows()))
     assert published.limits(published.rows()) in compared.text and compared.details == notes
     assert "".join(notes.split()) in "".join(printed.split())
-    short = [[row["short"] for row in waste_today.of_load(document["kv_bytes"], load.name)] for load in LOADS]
+    short = [[row["short"] for row in tables.of_load(document["kv_bytes"], load.name)] for load in LOADS]
     for figure, beyond in zip((*first.figures, *memory.figures), (*short, [0, 0]), strict=True):
         numbers = figure.layout.meta["numbers"]["rows"]
         for place, row in enumerate(numbers):
@@ -130,10 +129,10 @@ def test_it_is_printed_and_shown(document, capsys, tmp_path):
 @pytest.mark.slow
 def test_the_documentation_has_the_published_table():
     lines = PAGE.read_text("utf-8").splitlines()
-    made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_published_table"](published.rows()))
+    made = tables.published_table(published.rows()).markdown()
     start = lines.index(made[0])
     assert lines[start : start + len(made)] == made
-    notes = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_notes"](published.rows()))
+    notes = tables.note_lines(published.rows())
     start = lines.index(notes[0])
     assert lines[start : start + len(notes)] == notes
     least, most = published.blocks_of_a_short_request()
@@ -145,14 +144,14 @@ def test_the_documentation_has_the_published_table():
     kinds = Counter(row["kind"] for row in published.rows())
     assert all(f" of {number} {kind}" in text for kind, number in kinds.items())
     passes = [finding["passes"] for finding in published.findings(published.rows())]
-    assert ["| pass |" in line and "| **miss** |" not in line for line in made[2:]] == passes
+    assert ["| pass |" in line and "| miss |" not in line for line in made[2:]] == passes
 
 
 @pytest.mark.parametrize("label", ["Qwen3-Next 80B", "Nemotron 3 Nano"])
 def test_a_row_of_the_documentation_is_what_comes_out_today(label):
     server = next(server for server in SERVERS if server.label == label)
     found = waste_today.measure(server, LOADS[1], 0)["kv_bytes"]
-    made = list(runpy.run_path(str(ROOT / "docs" / "waste_today.py"))["_kv_table"](found))
+    made = tables.kv_table(LOADS[1].name, found).markdown()
     assert "\n".join(made[2:]) in PAGE.read_text("utf-8")
 
 
