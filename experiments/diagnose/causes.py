@@ -252,6 +252,26 @@ def _larger_chunks(case: Case) -> Iterator[Change]:
             yield {"max-num-batched-tokens": str(factor * chunk)}
 
 
+def _long_prompts(case: Case) -> str | None:
+    """vLLM serves prompts in order: one that is longer than a step takes whole steps, in which those behind it wait."""
+    launch, prompts = case.server.launch, case.load.trace.prompt_tokens
+    chunk = launch.max_num_batched_tokens
+    longer = prompts > chunk
+    if case.seen.wait_steps < WAITS or not longer.any() or launch.long_prefill_token_threshold:
+        return None
+    return (
+        f"{longer.mean():.1%} of the prompts are longer than the {chunk:,} tokens of a step, and the longest fills"
+        f" {-(-int(prompts.max()) // chunk):,} steps; requests wait for a step {case.seen.wait_steps:.0%} of the time"
+    )
+
+
+def _shorter_long_chunks(case: Case) -> Iterator[Change]:
+    chunk = case.server.launch.max_num_batched_tokens
+    for share in (2, 4, 8, 16):
+        if chunk // share >= _LEAST_CHUNK:
+            yield {"long-prefill-token-threshold": str(chunk // share)}
+
+
 def _uncached(case: Case) -> str | None:
     if case.server.launch.enable_prefix_caching or case.would_hit < WAITS:
         return None
@@ -288,6 +308,9 @@ CAUSES = (
     Cause("max-num-seqs too low", "Requests wait though the KV cache has room", _too_few, _more_seqs),
     Cause("chunk too large", "Prompts are computed in chunks that are too large", _stalls, _smaller_chunks),
     Cause("chunk too small", "Prompts are computed in chunks that are too small", _waits_for_steps, _larger_chunks),
+    Cause(
+        "long prompts", "Long prompts fill the steps that shorter ones wait for", _long_prompts, _shorter_long_chunks
+    ),
     Cause("caching off", "Prefixes are computed again and again", _uncached, _caching),
     Cause("drafts", "Drafts take more time than they save", _drafts, _no_drafts),
     Cause("no CUDA graphs", "Steps wait for the host", _eager, _graphs),
