@@ -10,6 +10,7 @@
                            where the chunk is above vLLM's default
     chunk too small        requests wait for steps                              --max-num-batched-tokens
     caching off            prefix caching is off, and prompts share a prefix    --enable-prefix-caching
+    evicted prefixes       blocks are asked for after their eviction            --kv-offloading-size
     drafts                 --speculative-config, and the accepted drafts known  without it
     no CUDA graphs         --enforce-eager                                      without it
 
@@ -23,9 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...sim.metrics.registry import metric_text
-from ...sim.spec.startup.capacity import capture_blocks, users
+from ...sim.spec.gpu import GIB
+from ...sim.spec.startup.capacity import capture_blocks, stage_memories, users
 from ..measured.server_metrics import ServerMetrics
 from .load import ServedLoad
 from .run import Observation
@@ -55,6 +58,8 @@ class Case:
     Attributes:
         seen: Means of its runs.
         would_hit: Hit rate of a prefix cache, if its own is off and the contents of prompts are known; else 0.
+        cache_worth: What its cached blocks were worth in one run (``cache_worth`` of the summary); None without a cache, or where
+            the contents of prompts are not known.
     """
 
     server: Server
@@ -62,6 +67,7 @@ class Case:
     seen: Observation
     metrics: ServerMetrics | None
     would_hit: float = 0.0
+    cache_worth: dict[str, Any] | None = None
 
     @property
     def fitting(self) -> int:
@@ -282,6 +288,26 @@ def _caching(case: Case) -> Iterator[Change]:
     yield {"enable-prefix-caching": True}
 
 
+def _evicted(case: Case) -> str | None:
+    found = case.cache_worth
+    if found is None or not found.get("asked_blocks"):
+        return None
+    hit, infinite = (found[name] / found["asked_blocks"] for name in ("hit_blocks", "infinite_hit_blocks"))
+    if infinite - hit < WAITS:
+        return None
+    return f"of the blocks that prompts ask for {hit:.0%} are hit, and {infinite:.0%} would be if none were evicted"
+
+
+def _host_memory(case: Case) -> Iterator[Change]:
+    """Host memory of the size of the KV cache, and four times of it."""
+    server = case.server
+    if "kv-offloading-size" in server.line.flags:
+        return
+    ranks, blocks = server.launch.tensor_parallel, server.pool.num_blocks
+    whole = ranks * blocks * sum(stage.block_bytes for stage in stage_memories(server.launch))
+    yield from ({"kv-offloading-size": f"{max(1, round(factor * whole / GIB))}"} for factor in (1, 4))
+
+
 def _drafts(case: Case) -> str | None:
     config = case.server.launch.speculative
     if config is None or not config.acceptance_rates:
@@ -312,6 +338,7 @@ CAUSES = (
         "long prompts", "Long prompts fill the steps that shorter ones wait for", _long_prompts, _shorter_long_chunks
     ),
     Cause("caching off", "Prefixes are computed again and again", _uncached, _caching),
+    Cause("evicted prefixes", "Prefixes are evicted before they are asked for again", _evicted, _host_memory),
     Cause("drafts", "Drafts take more time than they save", _drafts, _no_drafts),
     Cause("no CUDA graphs", "Steps wait for the host", _eager, _graphs),
     Cause("KV dtype", "The KV cache has 16 bits a number", pressure, _fp8_cache, lossless=False),

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import expm1, inf, sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 from ...sim import Settings
 from ...sim.types.errors import SettingError
@@ -41,7 +42,7 @@ from .contradictions import Contradiction, contradictions, meets
 from .load import ServedLoad
 from .measured import ClientLatencies
 from .relief import Measure, measures
-from .run import Observation, mean_of, observe
+from .run import Observation, mean_of, observe, worth_of_cache
 from .server import Change, Server, flags_text
 
 #: Least gain: of the latency index, or of the share of requests that meet their objectives; and the confidence of its interval.
@@ -207,6 +208,7 @@ class Diagnoser:
             on, off = (served, other) if served.launch.enable_prefix_caching else (other, served)
             case = replace(case, would_hit=self._mean(on).hit_rate)
             caching = self._gain(off, on)
+        case = replace(case, cache_worth=self._cache_worth())
         if self._goal is not None and meets(case.seen, self._goal):
             return self._confirmed(Diagnosis(case, "healthy", (), caching, self._seeds))
         settled = "healthy" if self._goal is None else "misses"
@@ -240,6 +242,12 @@ class Diagnoser:
             what = f"all requests arrive within {seen.arriving:.1%} of the time that the server needs for them"
             remedy = "give the rate of the server's clients, or --max-concurrency"
             raise SettingError("request_rate", None, f"the draws are bursts: {what}; {remedy}")
+
+    def _cache_worth(self) -> dict[str, Any] | None:
+        """What the cached blocks are worth on the first seed, where that can be known."""
+        if not (self._load.knows_contents and self._server.launch.enable_prefix_caching):
+            return None
+        return worth_of_cache(self._server.settings(), self._load.work(self._seeds[0]))
 
     def _toggled(self) -> list[Server]:
         """The server with prefix caching on instead of off, or off instead of on, where that can be simulated."""

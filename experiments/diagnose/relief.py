@@ -83,6 +83,8 @@ def costs_of(change: Change, server: Server, other: Server) -> str:
         found.append(f"{more * server.launch.gpu.memory_bytes / GIB:.1f} GiB less of each GPU stay free")
     elif other.pool.num_tokens > server.pool.num_tokens and "kv-cache-dtype" not in change:
         found.append(f"memory for {other.pool.num_tokens - server.pool.num_tokens:,} more tokens")
+    if "kv-offloading-size" in change:
+        found.append(f"{change['kv-offloading-size']} GiB of host memory")
     if "kv-cache-dtype" in change:
         found.append("other answers of the model")
     if change.get("enable-prefix-caching") is False:

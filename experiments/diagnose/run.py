@@ -13,6 +13,7 @@ import numpy as np
 from ...sim import Settings, Workload, simulate
 from ...sim.config.unread import only_read
 from ...sim.cost import StepCost
+from ...sim.metrics.cache_bounds import cache_summary
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.work import work as work_of
@@ -102,6 +103,15 @@ def served(settings: Settings, work: Workload) -> Run:
         UserError, SimulationFault: As ``simulate``.
     """
     return simulate(only_read(settings, work), work, step_cost(settings), logs_contents=False)
+
+
+def worth_of_cache(settings: Settings, work: Workload) -> dict[str, Any] | None:
+    """``cache_worth`` of the run of a server.
+
+    Raises:
+        UserError, SimulationFault: As ``simulate``.
+    """
+    return cache_summary(simulate(only_read(settings, work), work, step_cost(settings)))
 
 
 def step_cost(settings: Settings) -> StepCost:

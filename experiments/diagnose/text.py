@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
+from ...reports.data.cache_worth import worth_sentence
 from ...reports.page.table import Column, Table
 from ...sim.metrics.registry import headings, metric_text
 from ...sim.types.optional import not_none
@@ -269,7 +270,8 @@ def _caching(found: Diagnosis, goal: Goal | None) -> str:
         pays = f"may {'pay' if gain.value > 0 else 'do harm'} (not certain with {len(found.seeds)} draws; add --seeds)"
     else:
         pays = "does not pay, and does no harm" if not large else "pays" if gain.value > 0 else "does harm"
-    return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens; with it {_gain_text(gain, goal)}."
+    worth = "" if case.cache_worth is None else f" {worth_sentence(case.cache_worth)}"
+    return f"Prefix caching is {state} and {pays}: it finds {hits:.0%} of the prompt tokens; with it {_gain_text(gain, goal)}.{worth}"
 
 
 def _changes(found: Diagnosis, goal: Goal | None) -> Table:
@@ -438,6 +440,7 @@ def as_data(found: Diagnosis, goal: Goal | None, clients: ClientLatencies | None
         "changes": [_remedy_data(each) | {"costs": _costs(found, each)} for each in found.remedies],
         "without_restart": [_relief_data(each) for each in found.reliefs],
         "prefix_caching": None if found.caching is None else asdict(found.caching) | {"hit_rate": case.would_hit},
+        "cache_worth": case.cache_worth,
         "measured": {
             "server": None if case.metrics is None else asdict(case.metrics),
             "clients": None if clients is None else asdict(clients),

@@ -142,7 +142,7 @@ def serve_observed(load: Load, observers: Sequence[Observer], progress: Callable
 
 def summarize(run: Run | ClusterRun, *, divided: bool = True) -> dict[str, Any]:
     """The content of a run's ``summary.json``; ``divided`` as in ``summary``."""
-    return cluster_summary(run) if isinstance(run, ClusterRun) else summary(run, divided=divided)
+    return cluster_summary(run, divided=divided) if isinstance(run, ClusterRun) else summary(run, divided=divided)
 
 
 def write_result(

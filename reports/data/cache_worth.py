@@ -47,7 +47,7 @@ def worth_sentence(found: dict[str, Any]) -> str:
     return (
         f"{pct['never'] + pct['too_late']:.0f} % of the pool's slot-hours hold blocks that are evicted without another hit"
         f" ({pct['too_late']:.0f} % are looked for again, too late), and {pct['hit_later']:.0f} % blocks that are hit"
-        f"{_bounds(found)}{_host(found)}"
+        f"{_bounds(found)}{_host(found)}{_duplicates(found)}"
     )
 
 
@@ -59,7 +59,7 @@ def _bounds(found: dict[str, Any]) -> str:
     actual, fixed, infinite = (f"{rate:.1f} %" for rate in rates)
     return (
         f"; of the blocks that requests ask for {actual} are hit, where the best order of eviction would have hit {fixed} and a cache"
-        f" without end {infinite}, on the same schedule, for which {found['closing_blocks']:,} blocks suffice. {_time_to_live(found)}"
+        f" without end {infinite}, on the same schedule, for which {found['closing_blocks']:,} blocks suffice.{_time_to_live(found)}"
     )
 
 
@@ -75,12 +75,23 @@ def _host(found: dict[str, Any]) -> str:
     )
 
 
+def _duplicates(found: dict[str, Any]) -> str:
+    """What it says of the copies of a fleet."""
+    if "duplicates" not in found:
+        return ""
+    pct = found["duplicates"]["pool_pct"]
+    return f" {pct:.1f} % of the slot-hours hold copies of what another replica caches, which a router by prefix saves."
+
+
 def _time_to_live(found: dict[str, Any]) -> str:
+    """One time to live, of one replica."""
+    if "time_to_live" not in found:
+        return ""
     kept = found["time_to_live"]
     if kept["freed_pct"] < _LEAST_FREED_PCT:
-        return "No time to live frees 1 % of the pool at a loss of at most one point of hit rate."
+        return " No time to live frees 1 % of the pool at a loss of at most one point of hit rate."
     lost = 100 * kept["lost_blocks"] / found["asked_blocks"]
     return (
-        f"A time to live of {kept['seconds']:,} s frees {kept['freed_pct']:.0f} % of the pool's slot-hours at a loss of at most"
+        f" A time to live of {kept['seconds']:,} s frees {kept['freed_pct']:.0f} % of the pool's slot-hours at a loss of at most"
         f" {lost:.1f} points of hit rate."
     )

@@ -328,15 +328,17 @@ SUMMARY = {
         ),
     },
 }
-#: Those of ``cache_worth`` in ``summary.json``, where it is; the bounds where ``asked_blocks`` is, and ``host`` where it is.
+#: Those of ``cache_worth`` in ``summary.json``, where it is; the bounds where ``asked_blocks`` is.
 CACHE_WORTH = {"pool_pct": dict.fromkeys(WORTHS, is_number)}
-CACHE_BOUNDS = {
-    **dict.fromkeys(
-        ("asked_blocks", "hit_blocks", "fixed_schedule_hit_blocks", "infinite_hit_blocks", "closing_blocks"), is_count
-    ),
+CACHE_BOUNDS = dict.fromkeys(
+    ("asked_blocks", "hit_blocks", "fixed_schedule_hit_blocks", "infinite_hit_blocks", "closing_blocks"), is_count
+)
+#: Further parts of ``cache_worth``, each where it is.
+CACHE_PARTS = {
     "time_to_live": {"seconds": is_count, "freed_pct": is_number, "lost_blocks": is_count},
+    "host": {"pool_pct": dict.fromkeys(HOST_WORTHS, is_number)},
+    "duplicates": {"pool_pct": is_number},
 }
-HOST_WORTH = {"pool_pct": dict.fromkeys(HOST_WORTHS, is_number)}
 RUN = {
     "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),
     "replica": {"block_size": is_count},

@@ -24,8 +24,8 @@ from ...sim.types.errors import UserError
 from ...sim.types.ticks import PER_SECOND
 from .declared import (
     CACHE_BOUNDS,
+    CACHE_PARTS,
     CACHE_WORTH,
-    HOST_WORTH,
     MOST_TICKS,
     RUN,
     SUMMARY,
@@ -143,9 +143,8 @@ def read_documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _check_cache_worth(found: dict[str, Any]) -> None:
     where = "summary.json: cache_worth"
-    check_document(found, CACHE_WORTH | (CACHE_BOUNDS if "asked_blocks" in found else {}), where)
-    if "host" in found:
-        check_document(found["host"], HOST_WORTH, f"{where}.host")
+    parts = {name: declared for name, declared in CACHE_PARTS.items() if name in found}
+    check_document(found, CACHE_WORTH | parts | (CACHE_BOUNDS if "asked_blocks" in found else {}), where)
 
 
 def _check_version(folder: Path, about: Mapping[str, Any]) -> None:

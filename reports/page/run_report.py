@@ -265,9 +265,10 @@ def _prefix_cache(inputs: PageInputs) -> Section | None:
 
 def _cache_worth(inputs: PageInputs) -> Section | None:
     """What the cached blocks were worth, of runs whose requests share prefixes."""
-    tables = [(result, table) for result in _served(inputs) if (table := worth_over_time(result)) is not None]
-    if not tables:
+    divided = [result for result in _served(inputs) if "cache_worth" in result.summary]
+    if not divided:
         return None
+    tables = [(result, table) for result in divided if (table := worth_over_time(result)) is not None]
     layers = {"held": BUCKETS["live"], **WORTH_HUES, "free": BUCKETS["free"]}
     definitions = [(worth.label, f"cached slots {worth.which}") for worth in WORTHS.values()]
     figures = [
@@ -283,7 +284,7 @@ def _cache_worth(inputs: PageInputs) -> Section | None:
         )
         for result, table in tables
     ]
-    finding = "\n\n".join(f"{result.name}: {worth_sentence(result.summary['cache_worth'])}" for result, _ in tables)
+    finding = "\n\n".join(f"{result.name}: {worth_sentence(result.summary['cache_worth'])}" for result in divided)
     text = (
         "The ledger's cached slots, each by what became of its contents when the run went on. Held slots are in tables of requests."
         " Where nothing runs the last decision is drawn on."

@@ -89,7 +89,10 @@ def write_cluster(
     """Write the result directory, whole or not at all; see ``result.write``."""
     tables = {name: partial(_whole, run, name) for name in TABLES}
     document = describe(run.settings, run.runs[0].replica, run.workload, request)
-    documents = {"summary": content or cluster_summary(run), "run": document | {"cluster": run.cluster.as_dict()}}
+    documents = {
+        "summary": content or cluster_summary(run, divided=True),
+        "run": document | {"cluster": run.cluster.as_dict()},
+    }
     return write_whole_folder(directory, tables, documents)
 
 

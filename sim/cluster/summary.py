@@ -20,6 +20,7 @@ from ..runs.integrals import Window
 from ..runs.run import Run
 from ..types.sums import total
 from ..types.ticks import PER_MS
+from .worth import cluster_cache_summary
 
 #: What is known where a request begins, where it ends, and what of that is counted on both.
 _BEGIN = ("first_scheduled_ticks", "first_token_ticks")
@@ -29,11 +30,14 @@ _HITS = ("queried_tokens", "hit_tokens", "preempted_queried_tokens", "preempted_
 _HOST_HITS = (*_HITS, "num_blocks", "max_used_blocks", "loaded_blocks", "stored_blocks")
 
 
-def cluster_summary(run: ClusterRun) -> dict[str, Any]:
+def cluster_summary(run: ClusterRun, *, divided: bool = False) -> dict[str, Any]:
     """All metrics of a cluster.
 
     The keys are those of ``summary``: latencies are those of all requests, ``waste`` and ``batch`` those of all
     pools together. ``num_gpu_blocks`` is the size of each pool.
+
+    Args:
+        divided: As of ``summary``.
     """
     first = run.runs[0]
     window = _together([part.window for part in run.runs])
@@ -52,6 +56,7 @@ def cluster_summary(run: ClusterRun) -> dict[str, Any]:
         "waste": waste(window),
         "work": work_summary(_work(run)),
         "prefix_cache": _hits(map(hits_and_evictions, run.runs), _HITS),
+        **({"cache_worth": cached} if divided and (cached := cluster_cache_summary(run)) is not None else {}),
         "kv_offloading": _hits(map(kv_offloading, run.runs), _HOST_HITS),
         "speculative_decoding": _speculative_decoding(run),
         "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],

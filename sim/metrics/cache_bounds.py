@@ -99,15 +99,19 @@ def cache_summary(run: Run) -> dict[str, Any] | None:
         return None
     ticks, log = worth.slot_ticks(), run.log
     pool = log.capacity_slots * log.end_ticks
-    found: dict[str, Any] = {**_shares(run, ticks, pool), **_bounds(run, worth, pool)}
+    found: dict[str, Any] = {**shares_of_pool(run, ticks, pool), **_bounds(run, worth, pool)}
     on_host, tier = host_slot_ticks(run), run.replica.memory.transfers
     if on_host is not None and tier is not None:
-        found["host"] = _shares(run, on_host, tier.cache.num_blocks * run.replica.block_size * log.end_ticks)
+        found["host"] = shares_of_pool(run, on_host, tier.cache.num_blocks * run.replica.block_size * log.end_ticks)
     return found
 
 
-def _shares(run: Run, slot_ticks: dict[str, int], whole_slot_ticks: int) -> dict[str, dict[str, float]]:
-    """Slots by worth over time, in three units."""
+def shares_of_pool(run: Run, slot_ticks: dict[str, int], whole_slot_ticks: int) -> dict[str, dict[str, float]]:
+    """Slots by worth over time, in three units.
+
+    Args:
+        run: Of a replica with these slots.
+    """
     slot_gb = _slot_bytes(run) / 1e9
     return {
         "slot_seconds": {name: each / PER_SECOND for name, each in slot_ticks.items()},

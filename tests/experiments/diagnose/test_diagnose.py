@@ -129,6 +129,23 @@ class TestPlanted:
         assert (found["causes"], found["advised"]) == (["caching off"], {"enable-prefix-caching": True})
         assert found["prefix_caching"]["hit_rate"] > 0.7 and found["prefix_caching"]["value"] > 0.05
 
+    def test_prefixes_that_are_evicted_too_early_are_kept_on_the_host(self, tmp_path, capsys):
+        """40 sessions in turn, each with 12,000 tokens in common, over a cache of 20 of them."""
+        count, sessions, turn = 160, 40, np.arange(160)
+        prompts, outputs = np.full(count, 12_500), np.full(count, 60)
+        content = PromptContent(np.arange(count + 1), turn % sessions, np.full(count, 12_000))
+        load = tmp_path / "sessions.parquet"
+        write(Trace("load", prompts, outputs, turn * 10**12 // 2, content=content), load)
+        line = f"{LINE} --kv-cache-memory-bytes 32G"
+        found = diagnose(tmp_path, line, "h100-80gb", "--trace", load, count=count)
+        assert found["causes"] == ["evicted prefixes"]
+        assert {*found["advised"]} == {"kv-offloading-size"}
+        worth = found["prefix_caching"]["hit_rate"], found["cache_worth"]
+        assert worth[0] < 0.1 and worth[1]["infinite_hit_blocks"] > 0.5 * worth[1]["asked_blocks"]
+        text = " ".join(capsys.readouterr().out.split())
+        assert "of the blocks that prompts ask for" in text and "GiB of host memory" in text
+        assert "% of the pool's slot-hours hold blocks that are evicted without another hit" in text
+
     @pytest.mark.slow
     def test_16_bits_are_halved_where_the_gpu_has_no_more(self, tmp_path):
         load = trace_of(tmp_path, 700, 300, 7)

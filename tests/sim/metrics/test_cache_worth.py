@@ -399,8 +399,12 @@ def test_only_a_run_that_is_written_is_divided(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "replicas", [("--num-replicas", "2"), ("--prefill-replicas", "1", "--decode-replicas", "1")], ids=["same", "apart"]
 )
-def test_several_replicas_have_no_division_yet(replicas, tmp_path):
-    """Of prefill and decode replicas only some would have the columns."""
-    flags = ["--policy", "vllm-v1", *shared_flags(tmp_path), *replicas]
-    assert status(["simulate", *flags, "--out", str(tmp_path / "run")]) == DONE
-    assert "cache_worth" not in json.loads((tmp_path / "run" / "summary.json").read_text())
+def test_a_fleet_is_divided_as_a_whole(replicas, tmp_path):
+    """Its page has the sentence and no picture."""
+    flags, folder = ["--policy", "vllm-v1", *shared_flags(tmp_path), *replicas], str(tmp_path / "run")
+    assert status(["simulate", *flags, "--out", folder]) == DONE
+    duplicates = json.loads((tmp_path / "run" / "summary.json").read_text())["cache_worth"]["duplicates"]["pool_pct"]
+    # The only replica that prefills has the only copies.
+    assert (duplicates > 0) == ("--num-replicas" in replicas)
+    assert status(["report", folder, "--out", str(tmp_path / "page.html")]) == DONE
+    assert "Worth of the cached blocks" in (tmp_path / "page.html").read_text()
