@@ -251,6 +251,6 @@ def traced_gaps_s(trace: Trace) -> np.ndarray:
 
 def taken(trace: Trace, rows: np.ndarray) -> Trace:
     """Rows of a trace without shared prompts; a row may occur several times."""
-    columns = (trace.max_tokens, trace.n)
-    max_tokens, n = (None if column is None else column[rows] for column in columns)
-    return Trace(trace.name, trace.prompt_tokens[rows], trace.output_tokens[rows], max_tokens=max_tokens, n=n)
+    named = ("max_tokens", "n", "priority", "ignore_eos")
+    columns = {name: column[rows] for name in named if (column := getattr(trace, name)) is not None}
+    return Trace(trace.name, trace.prompt_tokens[rows], trace.output_tokens[rows], **columns)

@@ -168,7 +168,15 @@ def _scaled(drawn: Drawn, prompts: float, outputs: float) -> Drawn:
         np.maximum(1, np.round(column * factor)).astype(np.int64)
         for column, factor in ((drawn.trace.prompt_tokens, prompts), (drawn.trace.output_tokens, outputs))
     )
-    trace = replace(drawn.trace, prompt_tokens=prompt_tokens, output_tokens=output_tokens, max_tokens=None)
+    ignores = drawn.trace.ignore_eos
+    limit = None if ignores is None or not ignores.all() else output_tokens
+    trace = replace(
+        drawn.trace,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        max_tokens=limit,
+        ignore_eos=None if limit is None else ignores,
+    )
     return replace(drawn, trace=trace, max_tokens=None)
 
 

@@ -36,6 +36,7 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import steps_until, ticks_of
 from ..workload.source import NEVER
+from .coordinator import Counts
 
 #: When the next request comes, while the router may yet send one.
 SOMEDAY = NEVER - 1
@@ -139,10 +140,10 @@ class RoutedEngine(Engine):
         self._mailbox = source
         self.number, self.priority = number, EventPriority(NORMAL + number)
         # What is under way: since when, until when, how many steps, the ledger's columns if it has any, whether it is
-        # a rest, whether an arrival ends it, and how many start in a step in which the others pause.
+        # a rest, whether an arrival ends it, how many start in a step in which the others pause, and whether it begins now.
         self._since = self._until = self._steps = self._starting = 0
         self._leap: Leap | None = None
-        self._resting = self._stops_at_arrival = False
+        self._resting = self._stops_at_arrival = self._begins = False
         # Requests on their way.
         self._expected = 0
         self._changed: Callable[[], None] = ignored
@@ -210,6 +211,27 @@ class RoutedEngine(Engine):
         room = memory.room_after(state, self._steps_over(now))
         return memory.capacity_slots - room + state.queued_tokens - computed
 
+    def report(self) -> tuple[int, int | None, Counts] | None:
+        """See ``routing.Seen``; as vLLM's scheduler counts (``get_request_counts``, ``get_kv_cache_usage``), once the coming step is
+        scheduled."""
+        state, memory, now = self.state, self.memory, int(self.env.now)
+        steps, until = 0, None
+        if not self._begins:
+            if self._resting:
+                return None
+            steps, until = self._next_boundary(now)
+        running = len(state.running) + len(state.prefilling) + len(state.stalled)
+        room = memory.room_after(state, steps + (self._steps > 0))
+        return now, until, Counts(self.num_requests - running, running, 1.0 - room / memory.capacity_slots)
+
+    def _next_boundary(self, now: int) -> tuple[int, int]:
+        """Steps of the leap in progress up to the first boundary at or after a tick, and that boundary."""
+        if self._steps < 2 or self._leap is None:
+            return 0, self._until
+        start, _, first, second, growth, *_ = self._leap
+        steps = steps_until(now - start, first, second, growth)
+        return steps, start + ticks_of(steps, first, second, growth)
+
     def _steps_over(self, now: int) -> int:
         """Steps of the leap in progress that ended before ``now``."""
         if self._steps < 2 or self._leap is None:
@@ -265,7 +287,9 @@ class RoutedEngine(Engine):
         """Record the start of a leap or a rest."""
         self._since, self._until, self._steps, self._leap = now, now + ticks, steps, leap
         self._stops_at_arrival, self._resting, self._starting = stops_at_arrival, rests, starting
+        self._begins = True
         self._changed()
+        self._begins = False
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         found = super()._leap_over(now, first_step)

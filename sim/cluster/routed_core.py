@@ -129,6 +129,9 @@ class RoutedCoreEngine:
         """See ``RoutedEngine``."""
         return self._core.look(self._handle, now)[2]
 
+    def report(self) -> None:
+        """See ``routing.Seen``; a router that follows steps has no core."""
+
     def _end(self) -> Generator[simpy.Event, None, None]:
         """Serve to the end once no more requests arrive, and take the records."""
         yield self._closed

@@ -4,6 +4,7 @@
     least-outstanding-tokens    the replica with the fewest tokens, prompts and outputs so far, of unfinished requests
     kv-aware                    the replica with the fewest KV slots in use or needed by waiting requests
     prefix-affine               the replica that received the longest prefix, if that is long enough and loads are even
+    vllm-dp                     the engine with the fewest requests, as vLLM's client knows it (``--data-parallel-size``)
 
 No router knows the length of an output. It knows the state of a replica at the last step boundary, as from the
 replica's metrics, and the requests that it has sent since. Ties go to the replica with the lowest number. In a fleet
@@ -22,6 +23,14 @@ most as many as the replica's pool, and the least recently used are removed firs
 size, and ties go to the replica with the fewest requests. The router does not know which blocks a replica still
 caches: the replica's own prefix cache decides the hits.
 
+``vllm-dp`` is ``DPLBAsyncMPClient.get_core_engine_for_request`` of vLLM 0.33.0 (``vllm/v1/engine/core_client.py``), with one API server:
+
+    load = max(unfinished requests sent there, waiting + running), both as last published by the coordinator (``coordinator``)
+         + waiting * 6 * (usage of the KV cache - 0.5), if that is positive
+
+The client adds each request that it sends to the published ``waiting``, until the next publication. It begins its look one engine further
+at each request, and takes the first with the lowest load.
+
 A fleet of a thousand replicas gets a request every millisecond, so no router reads all of them for each: replicas report what
 changes (``Seen.report_to``), and a choice reads those that did.
 """
@@ -33,11 +42,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Protocol
 
 import numpy as np
 
 from ..config.cluster import Cluster
+from .coordinator import Coordinator, Counts
 
 
 class Seen(Protocol):
@@ -60,6 +71,9 @@ class Seen(Protocol):
     def kv_tokens(self, now: int) -> int:
         """Slots in use, and tokens that need slots before waiting requests decode."""
 
+    def report(self) -> tuple[int, int | None, Counts] | None:
+        """The time, the end of the step in progress (None where one begins) and what the replica reports then; None while it rests."""
+
     def report_to(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever requests come or go, or steps begin."""
 
@@ -69,9 +83,11 @@ class Router(Protocol):
 
     Attributes:
         looks: Whether it reads the state of the replicas; if not, all its choices are known in advance.
+        follows: Whether it must hear of every step as it begins.
     """
 
     looks: bool
+    follows: bool
 
     def watch(self, replicas: Sequence[Seen]) -> None:
         """Choose among these from now on."""
@@ -87,7 +103,7 @@ class Router(Protocol):
 class RoundRobin:
     """Replicas in turn."""
 
-    looks = False
+    looks = follows = False
 
     def __init__(self, count: int) -> None:
         self._count, self._next = count, 0
@@ -117,7 +133,7 @@ class Lowest:
        none has a lower number.
     """
 
-    looks = True
+    looks, follows = True, False
 
     def __init__(self, value: Callable[[Seen, int], int], rises: Callable[[Seen], bool]) -> None:
         self._value, self._rises = value, rises
@@ -180,7 +196,7 @@ class PrefixAffine:
         most_blocks: Maximum number of blocks in the record of each replica.
     """
 
-    looks = True
+    looks, follows = True, False
 
     def __init__(self, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> None:
         self._cluster, self._names_of, self._most_blocks = cluster, names_of, most_blocks
@@ -250,21 +266,91 @@ class PrefixAffine:
         self._sizes[place] = len(record)
 
 
-def router(name: str, count: int, cluster: Cluster, names_of: Callable[[int], list[int]], most_blocks: int) -> Router:
-    """A router by its name, for ``count`` replicas; other arguments are those of ``PrefixAffine``."""
+class VllmDataParallel:
+    """The engine with the fewest requests, as vLLM's client knows it.
+
+    Args:
+        count: Number of engines.
+        lock_step: Whether they share experts.
+    """
+
+    looks = follows = True
+
+    def __init__(self, count: int, lock_step: bool) -> None:
+        self._coordinator, self._start = Coordinator(count, lock_step), 0
+        self._replicas: Sequence[Seen] = ()
+        self._known = [[0, 0.0, 0.0] for _ in range(count)]
+        # What engines will report at the end of the step in which requests came to them: by engine, its tick and its counts.
+        self._coming: dict[int, tuple[int, Counts]] = {}
+
+    def watch(self, replicas: Sequence[Seen]) -> None:
+        """See ``Router``."""
+        self._replicas = replicas
+        for number, replica in enumerate(replicas):
+            replica.report_to(partial(self._hear, number))
+
+    def choose(self, request: int, now: int, among: Sequence[int] | None = None) -> int:
+        """See ``Router``."""
+        self._report_before(now)
+        if (news := self._coordinator.news(now)) is not None:
+            self._known = [[*counts] for counts in news]
+        count, place, least = len(self._replicas), 0, inf
+        for number in ((self._start + step) % count for step in range(count)):
+            if among is None or number in among:
+                load = self._load(number)
+                if load < least:
+                    place, least = number, load
+        self._known[place][0] += 1
+        self._start = (self._start + 1) % count
+        return place
+
+    def _load(self, number: int) -> float:
+        waiting, running, usage = self._known[number]
+        # In vLLM's order: sums of floats depend on it.
+        return max(self._replicas[number].num_requests, waiting + running) + waiting * 6.0 * max(0.0, usage - 0.5)
+
+    def _hear(self, number: int) -> None:
+        if (found := self._replicas[number].report()) is None:
+            return
+        now, until, counts = found
+        self._report_before(now)
+        self._coming.pop(number, None)
+        if until is None:
+            self._coordinator.report(number, now, counts)
+        else:
+            self._coming[number] = until, counts
+
+    def _report_before(self, now: int) -> None:
+        """Report what is due before a tick, in the order of time."""
+        if self._coming:
+            for until, number in sorted((until, number) for number, (until, _) in self._coming.items() if until < now):
+                self._coordinator.report(number, until, self._coming.pop(number)[1])
+
+
+def router(
+    name: str,
+    count: int,
+    cluster: Cluster,
+    names_of: Callable[[int], list[int]],
+    most_blocks: int,
+    lock_step: bool = False,
+) -> Router:
+    """A router by its name, for ``count`` replicas; other arguments are those of ``PrefixAffine`` and ``VllmDataParallel``."""
     if name == "prefix-affine":
         return PrefixAffine(count, cluster, names_of, most_blocks)
-    return _plain(name, count)
+    return _plain(name, count, lock_step)
 
 
-def decode_router(cluster: Cluster) -> Router:
+def decode_router(cluster: Cluster, lock_step: bool) -> Router:
     """The router of prefilled requests."""
-    return _plain(cluster.decode_router, cluster.size - cluster.num_arriving)
+    return _plain(cluster.decode_router, cluster.size - cluster.num_arriving, lock_step)
 
 
-def _plain(name: str, count: int) -> Router:
+def _plain(name: str, count: int, lock_step: bool) -> Router:
     if name == "round-robin":
         return RoundRobin(count)
+    if name == "vllm-dp":
+        return VllmDataParallel(count, lock_step)
     if name == "kv-aware":
         return Lowest(lambda replica, now: replica.kv_tokens(now), lambda replica: replica.kv_rises)
     return Lowest(lambda replica, now: replica.outstanding_tokens(now), lambda replica: True)

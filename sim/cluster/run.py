@@ -106,7 +106,7 @@ class Fleet:
         self._barriers = self._lock_steps()
         apart = not (cluster.disaggregated or self._barriers or workload.users)
         # All replicas have the same settings.
-        self._by_core = apart and serves(settings, replicas[0])
+        self._by_core = apart and not choose.follows and serves(settings, replicas[0])
         if apart and not choose.looks:
             self.engines = self._split(choose)
             return
@@ -175,7 +175,7 @@ class Fleet:
             self._lengths,
             self._sent,
             decoders,
-            decode_router(cluster),
+            decode_router(cluster, bool(self._barriers)),
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
             partial(_prompt_bytes, chosen, self._replicas[0]),
             remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
@@ -355,7 +355,7 @@ def _simulate(
     check_fits(workload, first.max_model_len)
     needed = smallest_pools(first.policy, first.block_size, workload, grouped=False)
     rows = np.flatnonzero(needed <= first.num_blocks)
-    choose = _router(cluster, arriving, first, workload, whole)
+    choose = _router(cluster, arriving, first, workload, whole, settings.data_parallel_size > 1)
     fleet = Fleet(settings, cluster, workload, rows, replicas, sent, choose, schedule, check_leaps)
     with no_cycle_collection():
         fleet.run(progress)
@@ -474,14 +474,16 @@ def _sent_blocks(groups: GroupClass, tokens: int) -> int:
     return groups.number * (blocks if groups.kind in (FULL, SLIDING) else 1)
 
 
-def _router(cluster: Cluster, count: int, replica: Replica, workload: Workload, whole: TokenRuns) -> Router:
+def _router(
+    cluster: Cluster, count: int, replica: Replica, workload: Workload, whole: TokenRuns, lock_step: bool
+) -> Router:
     """The router of arriving requests."""
     size = max(replica.block_size, LEAST_NAMED_TOKENS)
     names_of: Callable[[int], list[int]] = _nameless
     if cluster.router == "prefix-affine":
         names_of = Chains(whole, size).prompt_names
     most_blocks = replica.memory.capacity_slots // size
-    return router(cluster.router, count, cluster, names_of, most_blocks)
+    return router(cluster.router, count, cluster, names_of, most_blocks, lock_step)
 
 
 def _nameless(row: int) -> list[int]:

@@ -12,7 +12,7 @@ from ..types.bounds import Replicas
 from ..types.errors import SettingError
 from .settings import setting_error
 
-ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine")
+ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine", "vllm-dp")
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -22,8 +22,9 @@ class Cluster:
     Attributes:
         num_replicas: Number of replicas that prefill and decode.
         router: Choice of the replica for a request: the next in turn ("round-robin"); the fewest outstanding tokens of
-            prompts and outputs ("least-outstanding-tokens"); the most room in the KV cache ("kv-aware"); or the
-            longest prefix received before, as long as loads are even ("prefix-affine").
+            prompts and outputs ("least-outstanding-tokens"); the most room in the KV cache ("kv-aware"); the
+            longest prefix received before, as long as loads are even ("prefix-affine"); or as vLLM divides requests among the
+            engines of --data-parallel-size ("vllm-dp").
         cache_threshold: Share of a prompt that a replica must have received for prefix-affine to choose it.
         balance_abs_threshold: prefix-affine chooses the least busy replica if the busiest has more than this many
             requests more,

@@ -150,7 +150,7 @@ def scan(name: str, *parts: Any) -> Scan | None:
     if name == "round-robin":
         return None
     if name == "prefix-affine":
-        return _Records(*parts).choose
+        return _Records(*parts[:4]).choose
     column = {"least-outstanding-tokens": 1, "kv-aware": 2}[name]
     return lambda row, seen, among: min(among, key=lambda number: seen[number][column])
 

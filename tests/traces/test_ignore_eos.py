@@ -8,6 +8,7 @@ import pytest
 
 from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.traces import Trace, read, workload, write
+from fragmeter.traces.synthesis.random_load import RandomLoad
 
 STATED = Trace("stated", [3, 1], [4, 5], [0, 10**12], max_tokens=[4, 9], ignore_eos=[1, 0])
 
@@ -86,8 +87,48 @@ def test_an_answer_below_the_drawn_range_shows_disable_ignore_eos(tmp_path):
     assert found.ignore_eos is None and found.max_tokens is None
 
 
-def test_vllm_bench_serve_does_not_say(tmp_path):
+def of_vllm(outputs: list[int], **about: object) -> str:
+    lists = {"input_lens": [5, 6], "output_lens": outputs, "start_times": [0.0, 1.0], "ttfts": [0.1, 0.1]}
+    return json.dumps({"backend": "vllm", "request_rate": 4.0, "duration": 2.0} | about | lists)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "about", "sent"),
+    [
+        ([4, 8], {}, False),
+        ([8, 8], {}, True),
+        ([4, 8], {"dataset_name": "random"}, True),
+        ([8, 8], {"dataset_name": "sharegpt"}, False),
+        ([4, 8], {"ignore_eos": "true", "dataset_name": "sharegpt"}, True),
+        ([8, 8], {"ignore_eos": "false", "dataset_name": "random"}, False),
+    ],
+)
+def test_vllm_bench_serve_says_it_by_metadata_or_by_equal_answers(tmp_path, outputs, about, sent):
     path = tmp_path / "vllm.json"
-    lists = {"input_lens": [5, 6], "output_lens": [4, 8], "start_times": [0.0, 1.0], "ttfts": [0.1, 0.1]}
-    path.write_text(json.dumps({"backend": "vllm", "request_rate": 4.0, "duration": 2.0} | lists))
-    assert read(path).ignore_eos is None
+    path.write_text(of_vllm(outputs, **about))
+    found = read(path)
+    assert (found.ignore_eos is not None) is sent
+    if sent:
+        assert (found.ignore_eos.tolist(), found.max_tokens.tolist()) == ([1, 1], outputs)
+
+
+def test_random_lengths_are_sent_as_the_data_set_random_sends_them():
+    found = RandomLoad(100, 20, (0.5, 0.5)).draw(50, 3, 2048)
+    assert found.ignore_eos.tolist() == [1] * 50 and (found.max_tokens == found.output_tokens).all()
+    assert workload(found, 1.0, max_tokens=2000).ignore_eos.tolist() == [0] * 50
+
+
+@pytest.mark.parametrize(
+    ("about", "sent"),
+    [
+        ({"conc": 4, "tput_per_gpu": 9.0, "tp": 1, "isl": 64, "osl": 32}, True),
+        ({"total_output_tokens_retokenized": 9, "request_rate": 4.0, "request_throughput": 2.0}, True),
+        ({"request_throughput": 2.0}, False),
+        ({"request_throughput": 2.0, "dataset_name": "random"}, True),
+    ],
+)
+def test_requests_rebuilt_from_a_summary_ask_as_the_client_did(tmp_path, about, sent):
+    path = tmp_path / ("summary.jsonl" if "total_output_tokens_retokenized" in about else "summary.json")
+    totals = {"completed": 3, "total_input_tokens": 30, "total_output_tokens": 12, "duration": 2.0, "mean_ttft_ms": 9.0}
+    path.write_text(json.dumps(about if "conc" in about else totals | about))
+    assert (read(path).ignore_eos is not None) is sent

@@ -71,6 +71,7 @@ def summary_of_inferencex(path: str | PathLike[str], document: Mapping[str, Any]
         ),
         states={"tensor_parallel_size": int(gpus)},
         assumed=(*_words(fields, outputs),),
+        ignores_eos=True,
     )
 
 

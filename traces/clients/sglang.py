@@ -55,6 +55,7 @@ def read_sglang(path: str | PathLike[str], document: Mapping[str, Any]) -> Bench
             found,
             prompts=_drawn(fields, found.prompts, "random_input_len"),
             outputs=_drawn(fields, found.outputs, "random_output_len"),
+            ignores_eos=True,
         )
     rows = per_request(path, document, (TTFTS, GAPS, ERRORS), "is missing; run bench_serving with --output-details")
     return BenchmarkResult(SGLANG, path, rows, about, _ignores_eos(Fields(path, document), rows))

@@ -67,6 +67,7 @@ class BenchmarkSummary:
         load: How the requests were sent.
         states: Settings of the server that the file states, by their names in Python.
         assumed: Clauses on what the file does not state and its client is known to do.
+        ignores_eos: As of ``BenchmarkResult``.
     """
 
     title: str
@@ -80,6 +81,7 @@ class BenchmarkSummary:
     load: ClientLoad
     states: Mapping[str, object] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
+    ignores_eos: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.requests <= _MOST_REQUESTS:

@@ -11,15 +11,17 @@ Without lists there are ``completed``, ``total_input_tokens``, ``total_output_to
 ``median_``, ``std_`` and percentiles (``p99_``) of ``ttft_ms``, ``tpot_ms``, ``itl_ms`` and ``e2el_ms``, as far as
 ``--percentile-metrics`` names them.
 
-``ignore_eos`` is sent with ``--ignore-eos``, and by the data sets ``random``, ``random-mm`` and ``timed_trace``. The file states
-neither, so that its requests are read without it.
+``ignore_eos`` is sent with ``--ignore-eos``, and by the data sets ``random`` and ``random-mm`` (to an OpenAI backend) and
+``timed_trace``. The file states neither, unless ``--metadata dataset_name=random`` or ``ignore_eos=true`` does. It is also taken as
+sent if two answers or more, all of them, have one length: only a limit ends all answers there.
 
 Source: vllm-project/vllm, vllm/benchmarks/serve.py (0.33) and pull request 32667.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -33,6 +35,8 @@ from .summary import OUTPUTS, REQUESTS, TOKENS, BenchmarkSummary, Fields, Statis
 
 PROMPT, OUTPUT, TTFTS, GAPS, ERRORS = "input_lens", "output_lens", "ttfts", "itls", "errors"
 _START = "start_times"
+#: Data sets with which the client sends ``ignore_eos`` by itself (0.33, ``serve.py``, lines 2183 to 2199).
+IGNORING_DATA = ("random", "random-mm", "timed_trace")
 VLLM = Client(
     Form(
         "vllm bench serve",
@@ -60,10 +64,21 @@ def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> Benchma
         TraceError: The result has lists of different lengths, or a value that cannot be.
     """
     if has_no_lists(document):
-        return summary_of(VLLM.form.title, path, document, document)
+        return replace(summary_of(VLLM.form.title, path, document, document), ignores_eos=_ignores_eos(document, ()))
     columns = (_START, TTFTS, GAPS, ERRORS)
     rows = per_request(path, document, columns, "is missing; run vllm bench serve with --save-result --save-detailed")
-    return BenchmarkResult(VLLM, path, in_order(rows, _START), document)
+    return BenchmarkResult(VLLM, path, in_order(rows, _START), document, _ignores_eos(document, rows))
+
+
+def _ignores_eos(document: Mapping[str, Any], requests: Sequence[Request]) -> bool:
+    """Whether the client sent ``ignore_eos``, by what ``--metadata`` states of it or by the lengths of the answers."""
+    stated = document.get("ignore_eos")
+    if stated is not None:
+        return str(stated).lower() in ("true", "1")
+    if (data := document.get("dataset_name")) is not None:
+        return data in IGNORING_DATA
+    answers = [request.fields[OUTPUT] for request in requests if not request.failed]
+    return len(answers) > 1 and all(answer == answers[0] for answer in answers)
 
 
 def has_no_lists(document: Mapping[str, Any]) -> bool:

@@ -209,6 +209,8 @@ def _summarised(summary: BenchmarkSummary) -> Source:
     columns = {"prompt_tokens": found.prompt_tokens, "output_tokens": found.output_tokens}
     if found.arrival_s is not None:
         columns["arrival_s"] = found.arrival_s
+    if summary.ignores_eos:
+        columns["ignore_eos"] = np.ones(summary.requests, dtype=np.int64)
     table = Table(
         summary.path,
         {name: pa.array(values) for name, values in columns.items()},

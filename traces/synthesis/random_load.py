@@ -8,7 +8,9 @@
     lognormal   by mean and coefficient of variation: exp(mu + sigma z), where sigma^2 = ln(1 + cv^2) and mu = ln(mean) -
                 sigma^2 / 2; requests longer than the model are drawn again
 
-A common prefix comes before each prompt, in addition to its length, as vLLM's ``--random-prefix-len``.
+A common prefix comes before each prompt, in addition to its length, as vLLM's ``--random-prefix-len``. Every request declares its
+output as ``max_tokens`` and ignores the end of the sequence: ``vllm/benchmarks/serve.py`` (0.33, line 2187) sets ``ignore_eos`` for
+``random`` and ``random-mm``.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class RandomLoad:
         return f"prompts of {prefix}{prompts}, outputs of {_in_words(self.output_len, ratios[1], cvs[1], least=1)}"
 
     def draw(self, n: int, seed: int, max_model_len: int) -> Trace:
-        """``n`` requests without arrivals, none longer than the model.
+        """``n`` requests without arrivals, none longer than the model; each generates all of its ``max_tokens``.
 
         Raises:
             SettingError: A request may be empty, or longer than the model; with a lognormal, nearly all are longer.
@@ -66,9 +68,8 @@ class RandomLoad:
         if self.prefix_len:
             pieces = np.full(n, self.prefix_len)
             content = PromptContent(np.arange(n + 1), np.zeros(n, dtype=np.int64), pieces)
-        return Trace(
-            self._name_as_drawn(prompts, outputs, max_model_len), prompts + self.prefix_len, outputs, content=content
-        )
+        name, sent = self._name_as_drawn(prompts, outputs, max_model_len), prompts + self.prefix_len
+        return Trace(name, sent, outputs, max_tokens=outputs, content=content, ignore_eos=np.ones_like(outputs))
 
     def _name_as_drawn(self, prompts: np.ndarray, outputs: np.ndarray, max_model_len: int) -> str:
         """The name, with the means of the requests where those of a lognormal are others, as longer ones than the model are left out."""
