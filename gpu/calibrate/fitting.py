@@ -22,81 +22,6 @@ from .points import REPEATED
 
 #: Logarithmic error beyond which a point has less weight.
 OUTLIER = 0.1
-_LATENT_DECODES = ("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8")
-_LATENT_PREFILLS = ("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8")
-_MSA_DECODES, _MSA_PREFILLS = ("msa_decode", "msa_decode_fp8"), ("msa_prefill", "msa_prefill_fp8")
-_COMPRESSED_DECODES, _COMPRESSED_PREFILLS = ("csa_decode", "hca_decode"), ("csa_prefill", "hca_prefill")
-_EXPERTS = ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8", "moe_int4")
-#: Knots of the residual tables: a spacing in doublings, or the knots themselves. Other operations have no table.
-#: FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
-KNOTS: dict[str, dict[str, float | tuple[float, ...]]] = {
-    "gemm": {"m": 2, "n": 2, "k": 2},
-    "gemm_fp8": {"m": 2, "n": 2, "k": 2},
-    "gemm_nvfp4": {"m": 2, "n": 2, "k": 2},
-    **dict.fromkeys(("gemm_w8", "gemm_w4"), {"m": 2, "n": 2, "k": 2}),
-    **dict.fromkeys(_EXPERTS, {"rows": 2, "reached": 2, "width": 2, "hidden": 2}),
-    "decode_attention": {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
-    "contiguous_attention": {"lanes": 1, "length": 1},
-    "prefill_attention": {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2},
-    "mixed_attention": {"lanes": 1, "length": 1, "rows": 2, "span": 2},
-    **dict.fromkeys(_LATENT_DECODES[:2], {"batch": 1, "length": 2, "heads": 1}),
-    **dict.fromkeys(_LATENT_PREFILLS[:2], {"tokens": 1, "keys": 2, "heads": 1}),
-    # Four tables each, so with fewer knots.
-    **dict.fromkeys(_LATENT_DECODES[2:], {"batch": 2, "length": 2, "heads": 1}),
-    **dict.fromkeys(_LATENT_PREFILLS[2:], {"tokens": 1, "keys": 4, "heads": 1}),
-    **dict.fromkeys(_MSA_DECODES, {"batch": 2, "length": 2, "heads": 1}),
-    **dict.fromkeys(_MSA_PREFILLS, {"tokens": 1, "keys": 2, "heads": 1}),
-    **dict.fromkeys(_COMPRESSED_DECODES, {"batch": 1, "length": 2, "heads": 1}),
-    **dict.fromkeys(_COMPRESSED_PREFILLS, {"tokens": 1, "span": 2, "heads": 1}),
-    "hyper_connections": {"tokens": 2},
-    "gdn_decode": {"lanes": 1, "heads": 2},
-    "gdn_prefill": {"tokens": 2, "length": 2, "heads": 1},
-    "all_reduce": {"message": 2, "ranks": 1},
-}
-#: Columns that are held out in turn, by operation.
-COLUMNS = {
-    "gemm": ("m", "n"),
-    "gemm_fp8": ("m", "n"),
-    "gemm_nvfp4": ("m", "n"),
-    **dict.fromkeys(("gemm_w8", "gemm_w4"), ("m", "n")),
-    **dict.fromkeys(_EXPERTS, ("tokens", "width")),
-    **dict.fromkeys(("decode_attention", "contiguous_attention"), ("batch", "length")),
-    "prefill_attention": ("tokens", "keys"),
-    "mixed_attention": ("batch", "length", "tokens", "span"),
-    **dict.fromkeys((*_LATENT_DECODES, *_MSA_DECODES), ("batch", "length", "heads")),
-    **dict.fromkeys((*_LATENT_PREFILLS, *_MSA_PREFILLS), ("tokens", "keys", "heads")),
-    **dict.fromkeys(_COMPRESSED_DECODES, ("batch", "length", "heads")),
-    **dict.fromkeys(_COMPRESSED_PREFILLS, ("tokens", "span", "heads")),
-    "hyper_connections": ("tokens",),
-    "gdn_decode": ("batch", "value_heads"),
-    "gdn_prefill": ("tokens", "length", "value_heads"),
-    "all_reduce": ("message",),
-}
-#: What makes a shape, by operation: the sizes that a model has and a load does not change.
-SHAPES = {
-    "gemm": ("n", "k"),
-    "gemm_fp8": ("n", "k"),
-    "gemm_nvfp4": ("n", "k"),
-    **dict.fromkeys(("gemm_w8", "gemm_w4"), ("n", "k")),
-    **dict.fromkeys(_EXPERTS, ("held", "hidden_size", "width")),
-    "decode_attention": ("heads", "kv_heads", "head_dim"),
-    "prefill_attention": ("heads", "kv_heads", "head_dim"),
-    "mixed_attention": ("heads",),
-    **dict.fromkeys(
-        (
-            *_LATENT_DECODES,
-            *_LATENT_PREFILLS,
-            *_MSA_DECODES,
-            *_MSA_PREFILLS,
-            *_COMPRESSED_DECODES,
-            *_COMPRESSED_PREFILLS,
-        ),
-        ("heads",),
-    ),
-    "hyper_connections": ("hidden_size",),
-    **dict.fromkeys(("gdn_decode", "gdn_prefill"), ("key_heads", "value_heads")),
-    "all_reduce": ("ranks",),
-}
 #: Limit of the median error of an operation, held out. The same for all operations: a step is their sum, and its time
 #: should be within 5 %.
 LIMIT = 0.05
@@ -168,7 +93,7 @@ def table(operation: OpName, rows: Sequence[Mapping[str, Any]]) -> Points:
     Raises:
         UserError: An argument is missing, or is not a positive number.
     """
-    takes = inspect.signature(OPERATIONS[operation]).parameters
+    takes = inspect.signature(OPERATIONS[operation].work).parameters
     arguments = {}
     for name in (*takes, "us"):
         given = [row.get(name) for row in rows]
@@ -265,7 +190,7 @@ def describe(
     report: dict[str, Any] = {"points": len(possible.us), "impossible": len(points.us) - len(possible.us)}
     report |= errors(possible, model.us(possible.work))
     within = reported(possible) if reported else None
-    held = {name: held_out(possible, name, limits, within) for name in COLUMNS.get(points.operation, ())}
+    held = {name: held_out(possible, name, limits, within) for name in OPERATIONS[points.operation].columns}
     report["held_out"] = {name: found for name, found in held.items() if found}
     if shapes := held_out_shapes(possible, limits, within):
         report["held_out_shapes"] = shapes
@@ -374,8 +299,8 @@ def _grid(points: Points) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...
         axes_at_sizes = KNOTS_AT_SIZES[points.operation]
         knots = {name: tuple(np.unique(points.column(name)).tolist()) for name in axes_at_sizes}
     else:
-        spacings = KNOTS.get(points.operation, {})
-        knots = {name: _knots(points.column(name), spacing) for name, spacing in spacings.items()}
+        spacings = OPERATIONS[points.operation].knots
+        knots = {name: _knots(points.column(name), each) for name, each in spacings.items() if each is not None}
     axes = tuple(name for name, values in knots.items() if len(values) > 1)
     return axes, tuple(knots[name] for name in axes)
 
@@ -443,7 +368,9 @@ def held_out_shapes(
     Args:
         within: bool [n], the points that the errors cover.
     """
-    columns = np.stack([points.column(name) for name in SHAPES.get(points.operation, ())] or [np.zeros(len(points.us))])
+    columns = np.stack(
+        [points.column(name) for name in OPERATIONS[points.operation].shape] or [np.zeros(len(points.us))]
+    )
     sizes = columns[[len(np.unique(column)) > 1 for column in columns]]
     if not len(sizes):
         return {}

@@ -33,7 +33,7 @@ from .gemms import layer_gemms
 from .kernels import MXFP8_EXPERTS, Kernels, experts_kernels, gemm_kernels, unpacked_gemm
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations, module_layers
 from .links import Links
-from .operations import OPERATIONS, OPTIONAL, Amount, OpModel, OpName, Work
+from .operations import OPERATIONS, Amount, OpModel, OpName, Work
 from .sampler import describe_sampler, sampler_us
 from .small_kernels import NORM_BYTES, norm_all_reduces, small_kernels
 from .states import GDN_OPERATIONS, StateOperations
@@ -334,7 +334,7 @@ class CalibratedCost:
         paged: bool = True,
         page_bytes: int = 0,
     ) -> None:
-        calibration.require(name for name in OPERATIONS if name not in OPTIONAL)
+        calibration.require(name for name, each in OPERATIONS.items() if each.is_measured and not each.is_optional)
         refusal = self.refusal(model, calibration, deployment.quantization)
         if refusal is not None:
             raise SettingError(

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import field, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -25,10 +25,14 @@ from ..spec.deployment import dtype_bits
 from ..types.errors import SettingError
 from ..types.user_files import content_of
 from ..types.validation import complaint
-from .operations import AXES, Coefficients, OpModel, OpName, smallest_call
+from .operations import OPERATIONS, Coefficients, OpModel, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
 SCHEMA_VERSION = 1
+if TYPE_CHECKING:
+    _Known = OpName
+else:
+    _Known = Literal[tuple(OPERATIONS)]
 #: Limit of the shortest call and of the time per piece: a thousand seconds. Larger values are in another unit.
 MOST_US = 1e9
 #: Limits of rates. The upper one is generous: a bound that no measured call reached may be fitted far above reality.
@@ -42,7 +46,7 @@ class _File:
     schema_version: Literal[1]
     kind: Literal["calibration", "profile"]
     source: str
-    ops: dict[OpName, OpModel]
+    ops: dict[_Known, OpModel]
     device: dict[str, Any] = field(default_factory=dict)
     dtype: str = "fp16"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
@@ -168,7 +172,7 @@ def profile(gpu: str) -> Calibration:
 
 
 def _check_axes(where: str, operation: OpName, model: OpModel) -> None:
-    known = AXES.get(operation, ())
+    known = OPERATIONS[operation].knots
     for axis in model.residuals.axes if model.residuals else ():
         if axis not in known:
             raise SettingError(where, axis, f"one of {', '.join(known)}" if known else f"{operation} has no axes")

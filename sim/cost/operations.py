@@ -16,9 +16,9 @@ import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import fsum, log2, prod
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -52,30 +52,10 @@ class Work(NamedTuple):
     at: Mapping[str, Amount] = {}
 
 
-def gemm(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
-    """``m`` rows of ``k`` elements by a matrix of ``k`` x ``n``, which is read from ``weight_bytes`` if quantised."""
-    weights = n * k * ELEMENT_BYTES if weight_bytes is None else weight_bytes
+def gemm(m: Amount, n: int, k: int, weight_bytes: float | None = None, element_bytes: float = ELEMENT_BYTES) -> Work:
+    """``m`` rows of ``k`` elements by a matrix of ``k`` x ``n``, of ``weight_bytes``, or ``element_bytes`` an element."""
+    weights = n * k * element_bytes if weight_bytes is None else weight_bytes
     return Work(2 * m * n * k, weights + m * (n + k) * ELEMENT_BYTES, at={"m": m, "n": n, "k": k})
-
-
-def gemm_fp8(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
-    """``gemm`` of fp8 weights and activations; quantising the activations, which come in 16 bits, is part of the call."""
-    return gemm(m, n, k, n * k if weight_bytes is None else weight_bytes)
-
-
-def gemm_nvfp4(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
-    """``gemm`` of nvfp4 weights and activations; quantising the activations is part of the call."""
-    return gemm(m, n, k, n * k * NVFP4_BYTES if weight_bytes is None else weight_bytes)
-
-
-def gemm_w8(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
-    """``gemm`` of 8-bit weights, which are unpacked to 16 bits."""
-    return gemm(m, n, k, n * k if weight_bytes is None else weight_bytes)
-
-
-def gemm_w4(m: Amount, n: int, k: int, weight_bytes: float | None = None) -> Work:
-    """``gemm`` of 4-bit weights, which are unpacked to 16 bits."""
-    return gemm(m, n, k, n * k / 2 if weight_bytes is None else weight_bytes)
 
 
 def moe(
@@ -111,37 +91,6 @@ def moe(
 def experts_name(count: int, used: int, hidden_size: int, intermediate_size: int) -> str:
     """Name of a model's experts: kernels of experts are tuned shape by shape, so that a table has a model for each."""
     return f"{count}x{used}x{hidden_size}x{intermediate_size}"
-
-
-def moe_fp8(tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3) -> Work:
-    """``moe`` of fp8 weights with a scale for each block of 128 x 128; quantising the activations is part of the call."""
-    return moe(tokens, used, count, held, hidden_size, width, 1, matrices)
-
-
-def moe_mxfp4(
-    tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3
-) -> Work:
-    """``moe`` of mxfp4 weights, unpacked to 16 bits."""
-    return moe(tokens, used, count, held, hidden_size, width, 4.25 / 8, matrices)
-
-
-def moe_nvfp4(
-    tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3
-) -> Work:
-    """``moe`` of nvfp4 weights and activations; quantising the activations is part of the call."""
-    return moe(tokens, used, count, held, hidden_size, width, NVFP4_BYTES, matrices)
-
-
-def moe_mxfp4_mxfp8(
-    tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3
-) -> Work:
-    """``moe_mxfp4`` with activations in mxfp8; quantising these is part of the call."""
-    return moe_mxfp4(tokens, used, count, held, hidden_size, width, matrices)
-
-
-def moe_int4(tokens: Amount, used: int, count: int, held: int, hidden_size: int, width: int, matrices: int = 3) -> Work:
-    """``moe`` of awq or gptq weights, unpacked to 16 bits."""
-    return moe(tokens, used, count, held, hidden_size, width, 4.15 / 8, matrices)
 
 
 def decode_attention(
@@ -260,16 +209,6 @@ def mla_prefill(
     return Work(flops, moved, at=at)
 
 
-def mla_decode_fp8(batch: Amount, context_tokens: Amount, heads: Amount) -> Work:
-    """``mla_decode`` with projections in fp8, a scale for each block of 128 x 128."""
-    return mla_decode(batch, context_tokens, heads, 1)
-
-
-def mla_prefill_fp8(tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount) -> Work:
-    """``mla_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
-    return mla_prefill(tokens, pairs, context_tokens, heads, 1)
-
-
 def sparse_name(hidden_size: int, kv_dtype: str) -> str:
     """Name of the widths of a model with sparse attention, and of its KV cache: tables have a model for each."""
     return f"{hidden_size}-{'fp8' if kv_dtype.startswith('fp8') else 'auto'}"
@@ -339,18 +278,6 @@ def dsa_prefill(
     return Work(flops, (params + indexer) * element_bytes + moved, at=at)
 
 
-def dsa_decode_fp8(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = MLA_HIDDEN_SIZE) -> Work:
-    """``dsa_decode`` with projections in fp8, a scale for each block of 128 x 128."""
-    return dsa_decode(batch, context_tokens, heads, hidden_size, 1)
-
-
-def dsa_prefill_fp8(
-    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = MLA_HIDDEN_SIZE
-) -> Work:
-    """``dsa_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
-    return dsa_prefill(tokens, pairs, context_tokens, heads, hidden_size, 1)
-
-
 class MsaWidths(NamedTuple):
     """Widths of a layer of MiniMax M3 with sparse attention; queries and keys of its indexer are as wide as those of attention.
 
@@ -404,16 +331,6 @@ def msa_prefill(
     flops, moved = _msa(tokens, pairs, (context_tokens, context_tokens), heads, element_bytes)
     at: dict[str, Amount] = {"tokens": tokens, "keys": np.minimum(pairs / tokens, (tokens + 1) / 2), "heads": heads}
     return Work(flops, moved, at=at)
-
-
-def msa_decode_fp8(batch: Amount, context_tokens: Amount, heads: Amount) -> Work:
-    """``msa_decode`` with projections in fp8, a scale for each block of 128 x 128."""
-    return msa_decode(batch, context_tokens, heads, 1)
-
-
-def msa_prefill_fp8(tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount) -> Work:
-    """``msa_prefill`` with projections in fp8, a scale for each block of 128 x 128."""
-    return msa_prefill(tokens, pairs, context_tokens, heads, 1)
 
 
 class CompressedWidths(NamedTuple):
@@ -478,47 +395,33 @@ def _compressed(
     return flops, moved + 2 * queries * (widths.hidden_size + heads * HEAD_DIM) * ELEMENT_BYTES
 
 
-def _compressed_decode(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount, ratio: int) -> Work:
+def csa_decode(
+    batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096, ratio: int = SPARSE
+) -> Work:
+    """Compressed attention of ONE layer of DeepSeek V4 with its projections, compressor and indexer: one new token of each of
+    ``batch`` sequences, which hold ``context_tokens`` together. A vector stands for ``ratio`` tokens: for 4, of which the indexer
+    scores all and chooses ``top_k``, or for 128, all of which are attended to.
+
+    Residuals go by sequences (``batch``), their mean ``length``, and ``heads``.
+    """
     flops, moved = _compressed(batch, batch, context_tokens, context_tokens, heads, hidden_size, ratio)
     return Work(flops, moved, at={"batch": batch, "length": context_tokens / batch, "heads": heads})
 
 
-def _compressed_prefill(
-    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount, ratio: int
-) -> Work:
-    flops, moved = _compressed(tokens, 1, pairs, context_tokens, heads, hidden_size, ratio)
-    return Work(flops, moved, at={"tokens": tokens, "span": pairs / tokens, "heads": heads})
-
-
-def csa_decode(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096) -> Work:
-    """Compressed sparse attention of ONE layer of DeepSeek V4 with its projections, compressor and indexer: one new token of each of
-    ``batch`` sequences, which hold ``context_tokens`` together. A vector stands for 4 tokens; the indexer scores all and chooses ``top_k``.
-
-    Residuals go by sequences (``batch``), their mean ``length``, and ``heads``.
-    """
-    return _compressed_decode(batch, context_tokens, heads, hidden_size, SPARSE)
-
-
 def csa_prefill(
-    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096
+    tokens: Amount,
+    pairs: Amount,
+    context_tokens: Amount,
+    heads: Amount,
+    hidden_size: Amount = 4096,
+    ratio: int = SPARSE,
 ) -> Work:
     """As ``csa_decode``, ``tokens`` queries over ``pairs`` causal (query, key) pairs, of ``context_tokens`` keys.
 
     Residuals go by ``tokens``, the mean keys that a query sees (``span``), and ``heads``.
     """
-    return _compressed_prefill(tokens, pairs, context_tokens, heads, hidden_size, SPARSE)
-
-
-def hca_decode(batch: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096) -> Work:
-    """``csa_decode`` of a layer that attends to all vectors, which stand for 128 tokens each."""
-    return _compressed_decode(batch, context_tokens, heads, hidden_size, DENSE)
-
-
-def hca_prefill(
-    tokens: Amount, pairs: Amount, context_tokens: Amount, heads: Amount, hidden_size: Amount = 4096
-) -> Work:
-    """``csa_prefill`` of a layer that attends to all vectors, which stand for 128 tokens each."""
-    return _compressed_prefill(tokens, pairs, context_tokens, heads, hidden_size, DENSE)
+    flops, moved = _compressed(tokens, 1, pairs, context_tokens, heads, hidden_size, ratio)
+    return Work(flops, moved, at={"tokens": tokens, "span": pairs / tokens, "heads": heads})
 
 
 def hyper_connections(tokens: Amount, hidden_size: Amount) -> Work:
@@ -623,149 +526,143 @@ def launches() -> Work:
     return Work()
 
 
-OpName = Literal[
-    "gemm",
-    "gemm_fp8",
-    "gemm_nvfp4",
-    "gemm_w8",
-    "gemm_w4",
-    "moe",
-    "moe_fp8",
-    "moe_nvfp4",
-    "moe_mxfp4",
-    "moe_mxfp4_mxfp8",
-    "moe_int4",
-    "decode_attention",
-    "contiguous_attention",
-    "prefill_attention",
-    "mixed_attention",
-    "mla_decode",
-    "mla_decode_fp8",
-    "mla_prefill",
-    "mla_prefill_fp8",
-    "dsa_decode",
-    "dsa_decode_fp8",
-    "dsa_prefill",
-    "dsa_prefill_fp8",
-    "msa_decode",
-    "msa_decode_fp8",
-    "msa_prefill",
-    "msa_prefill_fp8",
-    "csa_decode",
-    "csa_prefill",
-    "hca_decode",
-    "hca_prefill",
-    "hyper_connections",
-    "gdn_decode",
-    "gdn_prefill",
-    "small_kernel",
-    "kv_write",
-    "elementwise",
-    "embedding",
-    "block_copy",
-    "swap_out",
-    "swap_in",
-    "all_reduce",
-    "step",
-    "prefill_step",
-    "launches",
-]
-#: What a call of each operation takes as arguments, and the work that it is.
-OPERATIONS: dict[OpName, Callable[..., Work]] = {
-    "gemm": gemm,
-    "gemm_fp8": gemm_fp8,
-    "gemm_nvfp4": gemm_nvfp4,
-    "gemm_w8": gemm_w8,
-    "gemm_w4": gemm_w4,
-    "moe": moe,
-    "moe_fp8": moe_fp8,
-    "moe_nvfp4": moe_nvfp4,
-    "moe_mxfp4": moe_mxfp4,
-    "moe_mxfp4_mxfp8": moe_mxfp4_mxfp8,
-    "moe_int4": moe_int4,
-    "decode_attention": decode_attention,
-    "contiguous_attention": contiguous_attention,
-    "prefill_attention": prefill_attention,
-    "mixed_attention": mixed_attention,
-    "mla_decode": mla_decode,
-    "mla_decode_fp8": mla_decode_fp8,
-    "mla_prefill": mla_prefill,
-    "mla_prefill_fp8": mla_prefill_fp8,
-    "dsa_decode": dsa_decode,
-    "dsa_decode_fp8": dsa_decode_fp8,
-    "dsa_prefill": dsa_prefill,
-    "dsa_prefill_fp8": dsa_prefill_fp8,
-    "msa_decode": msa_decode,
-    "msa_decode_fp8": msa_decode_fp8,
-    "msa_prefill": msa_prefill,
-    "msa_prefill_fp8": msa_prefill_fp8,
-    "csa_decode": csa_decode,
-    "csa_prefill": csa_prefill,
-    "hca_decode": hca_decode,
-    "hca_prefill": hca_prefill,
-    "hyper_connections": hyper_connections,
-    "gdn_decode": gdn_decode,
-    "gdn_prefill": gdn_prefill,
-    "small_kernel": small_kernel,
-    "kv_write": kv_write,
-    "elementwise": elementwise,
-    "embedding": embedding,
-    "block_copy": transfer,
-    "swap_out": transfer,
-    "swap_in": transfer,
-    "all_reduce": all_reduce,
-    "step": step,
-    "prefill_step": prefill_step,
-    "launches": launches,
+#: A name in ``OPERATIONS``.
+OpName = str
+#: Knots of an axis of a fit's residuals: their spacing in doublings, or themselves; None where only a calibration has a table.
+Knots = float | tuple[float, ...] | None
+
+
+class Operation(NamedTuple):
+    """An operation, declared once.
+
+    Attributes:
+        work: What a call takes as arguments, and the work that it is.
+        knots: Axes that its residuals may have.
+        columns: Arguments and axes whose values a fit holds out in turn.
+        shape: The sizes that a model has and a load does not change.
+        is_measured: Whether ``fragmeter calibrate`` measures it; others are only in profiles that are fitted to tables.
+        is_optional: Whether a calibration may lack it: its place is then taken by others, with a stated factor, or by ``step``.
+    """
+
+    work: Callable[..., Work]
+    knots: Mapping[str, Knots] = {}
+    columns: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+    is_measured: bool = True
+    is_optional: bool = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Work:
+        """The work of a call."""
+        return self.work(*arguments, **named)
+
+
+def _gemm(element_bytes: float, is_measured: bool = False) -> Operation:
+    knots = dict.fromkeys(("m", "n", "k"), 2)
+    return Operation(partial(gemm, element_bytes=element_bytes), knots, ("m", "n"), ("n", "k"), is_measured)
+
+
+def _experts(element_bytes: float) -> Operation:
+    knots = dict.fromkeys(("rows", "reached", "width", "hidden"), 2)
+    shape = ("held", "hidden_size", "width")
+    return Operation(partial(moe, element_bytes=element_bytes), knots, ("tokens", "width"), shape, False)
+
+
+def _decode(work: Callable[..., Work], batch: int = 2) -> Operation:
+    """Decodes of one layer with its projections."""
+    knots = {"batch": batch, "length": 2, "heads": 1}
+    return Operation(work, knots, ("batch", "length", "heads"), ("heads",), False)
+
+
+def _prefill(work: Callable[..., Work], seen: str = "keys", spacing: int = 2) -> Operation:
+    """Prompts in one layer with its projections."""
+    knots = {"tokens": 1, seen: spacing, "heads": 1}
+    return Operation(work, knots, ("tokens", seen, "heads"), ("heads",), False)
+
+
+_FP8: dict[str, Any] = {"element_bytes": 1}
+_OF_HEADS = ("heads", "kv_heads", "head_dim")
+#: Every operation. Weights and activations are in 16 bits, or in those of the name (``w8`` and ``w4`` are weights alone, unpacked to
+#: 16 bits); quantising the activations, which come in 16 bits, is part of the call. Of ``mla``, ``dsa`` and ``msa`` fp8 means the
+#: projections, with a scale for each block of 128 x 128.
+OPERATIONS: dict[OpName, Operation] = {
+    "gemm": _gemm(ELEMENT_BYTES, is_measured=True),
+    "gemm_fp8": _gemm(1),
+    "gemm_nvfp4": _gemm(NVFP4_BYTES),
+    "gemm_w8": _gemm(1),
+    "gemm_w4": _gemm(1 / 2),
+    "moe": Operation(moe, *_experts(ELEMENT_BYTES)[1:]),
+    "moe_fp8": _experts(1),
+    "moe_nvfp4": _experts(NVFP4_BYTES),
+    "moe_mxfp4": _experts(4.25 / 8),
+    "moe_mxfp4_mxfp8": _experts(4.25 / 8),
+    "moe_int4": _experts(4.15 / 8),
+    # FlashAttention-2 never splits a context with one query head per KV head, so a group of 1 has a knot of its own.
+    "decode_attention": Operation(
+        decode_attention,
+        {"lanes": 1, "length": 1, "group": (1, 2, 16), "block_size": 2},
+        ("batch", "length"),
+        _OF_HEADS,
+    ),
+    "contiguous_attention": Operation(
+        contiguous_attention, {"lanes": 1, "length": 1}, ("batch", "length"), is_optional=True
+    ),
+    "prefill_attention": Operation(
+        prefill_attention, {"rows": 2, "keys": 1, "head_dim": 1, "prefix": 2}, ("tokens", "keys"), _OF_HEADS
+    ),
+    "mixed_attention": Operation(
+        mixed_attention,
+        {"lanes": 1, "length": 1, "rows": 2, "span": 2},
+        ("batch", "length", "tokens", "span"),
+        ("heads",),
+        is_optional=True,
+    ),
+    "mla_decode": _decode(mla_decode, batch=1),
+    "mla_decode_fp8": _decode(partial(mla_decode, **_FP8), batch=1),
+    "mla_prefill": _prefill(mla_prefill),
+    "mla_prefill_fp8": _prefill(partial(mla_prefill, **_FP8)),
+    # Four tables each, so with fewer knots.
+    "dsa_decode": _decode(dsa_decode),
+    "dsa_decode_fp8": _decode(partial(dsa_decode, **_FP8)),
+    "dsa_prefill": _prefill(dsa_prefill, spacing=4),
+    "dsa_prefill_fp8": _prefill(partial(dsa_prefill, **_FP8), spacing=4),
+    "msa_decode": _decode(msa_decode),
+    "msa_decode_fp8": _decode(partial(msa_decode, **_FP8)),
+    "msa_prefill": _prefill(msa_prefill),
+    "msa_prefill_fp8": _prefill(partial(msa_prefill, **_FP8)),
+    "csa_decode": _decode(csa_decode, batch=1),
+    "csa_prefill": _prefill(csa_prefill, "span"),
+    "hca_decode": _decode(partial(csa_decode, ratio=DENSE), batch=1),
+    "hca_prefill": _prefill(partial(csa_prefill, ratio=DENSE), "span"),
+    "hyper_connections": Operation(hyper_connections, {"tokens": 2}, ("tokens",), ("hidden_size",), False),
+    "gdn_decode": Operation(
+        gdn_decode, {"lanes": 1, "heads": 2}, ("batch", "value_heads"), ("key_heads", "value_heads"), False
+    ),
+    "gdn_prefill": Operation(
+        gdn_prefill,
+        {"tokens": 2, "length": 2, "heads": 1},
+        ("tokens", "length", "value_heads"),
+        ("key_heads", "value_heads"),
+        False,
+    ),
+    "small_kernel": Operation(small_kernel, is_measured=False),
+    "kv_write": Operation(kv_write),
+    "elementwise": Operation(elementwise, {"tokens": None}),
+    "embedding": Operation(embedding),
+    "block_copy": Operation(transfer),
+    "swap_out": Operation(transfer),
+    "swap_in": Operation(transfer),
+    "all_reduce": Operation(all_reduce, {"message": 2, "ranks": 1}, ("message",), ("ranks",), False),
+    "step": Operation(step),
+    "prefill_step": Operation(prefill_step, is_optional=True),
+    "launches": Operation(launches, is_optional=True),
 }
-#: What ``fragmeter calibrate`` does not measure: only profiles that are fitted to tables have it.
-FROM_TABLES: frozenset[OpName] = frozenset(
-    (
-        "gemm_fp8", "gemm_nvfp4", "gemm_w8", "gemm_w4", "moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8",
-        "moe_int4", "mla_decode", "mla_decode_fp8", "mla_prefill", "mla_prefill_fp8",
-        "dsa_decode", "dsa_decode_fp8", "dsa_prefill", "dsa_prefill_fp8", "msa_decode", "msa_decode_fp8", "msa_prefill", "msa_prefill_fp8",
-        "csa_decode", "csa_prefill", "hca_decode", "hca_prefill",
-        "hyper_connections", "gdn_decode", "gdn_prefill", "small_kernel", "all_reduce",
-    )
-)  # fmt: skip
-#: What a calibration may lack: its place is then taken by others, with a stated factor, or by ``step``.
-OPTIONAL: frozenset[OpName] = FROM_TABLES | {
-    "contiguous_attention", "mixed_attention", "prefill_step", "launches",
-}  # fmt: skip
+FROM_TABLES = frozenset(name for name, each in OPERATIONS.items() if not each.is_measured)
 
 
 def smallest_call(operation: OpName) -> Work:
     """The work of a call with every size equal to one: the kinds of work that the operation has."""
-    sizes = inspect.signature(OPERATIONS[operation]).parameters.values()
+    sizes = inspect.signature(OPERATIONS[operation].work).parameters.values()
     return OPERATIONS[operation](*(1 for size in sizes if size.default is inspect.Parameter.empty))
-
-
-#: Axes that residuals of an operation may have; the others have none.
-AXES = {
-    "gemm": ("m", "n", "k"),
-    "gemm_fp8": ("m", "n", "k"),
-    "gemm_nvfp4": ("m", "n", "k"),
-    **dict.fromkeys(("gemm_w8", "gemm_w4"), ("m", "n", "k")),
-    **dict.fromkeys(
-        ("moe", "moe_fp8", "moe_nvfp4", "moe_mxfp4", "moe_mxfp4_mxfp8", "moe_int4"),
-        ("rows", "reached", "width", "hidden"),
-    ),
-    "decode_attention": ("lanes", "length", "group", "block_size"),
-    "contiguous_attention": ("lanes", "length"),
-    "prefill_attention": ("rows", "keys", "head_dim", "prefix"),
-    "mixed_attention": ("lanes", "length", "rows", "span"),
-    **dict.fromkeys(("mla_decode", "mla_decode_fp8", "dsa_decode", "dsa_decode_fp8"), ("batch", "length", "heads")),
-    **dict.fromkeys(("mla_prefill", "mla_prefill_fp8", "dsa_prefill", "dsa_prefill_fp8"), ("tokens", "keys", "heads")),
-    **dict.fromkeys(("msa_decode", "msa_decode_fp8"), ("batch", "length", "heads")),
-    **dict.fromkeys(("msa_prefill", "msa_prefill_fp8"), ("tokens", "keys", "heads")),
-    **dict.fromkeys(("csa_decode", "hca_decode"), ("batch", "length", "heads")),
-    **dict.fromkeys(("csa_prefill", "hca_prefill"), ("tokens", "span", "heads")),
-    "hyper_connections": ("tokens",),
-    "gdn_decode": ("lanes", "heads"),
-    "gdn_prefill": ("tokens", "length", "heads"),
-    "elementwise": ("tokens",),
-    "all_reduce": ("message", "ranks"),
-}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

@@ -427,7 +427,7 @@ class TestProfiles:
         assert [(row["op"], row["held_out"]) for row in rows if row["held_out"] not in SHAPES] == [
             (operation, column)
             for operation in ("gemm", "decode_attention", "prefill_attention", "all_reduce")
-            for column in fitting.COLUMNS[operation]
+            for column in OPERATIONS[operation].columns
         ]
         assert {(row["op"], row["held_out"]) for row in rows} >= {("gemm", shapes) for shapes in SHAPES}
         assert all(row["met"] and row["median_error"] < 0.05 for row in rows)

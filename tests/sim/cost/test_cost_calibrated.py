@@ -30,7 +30,7 @@ from fragmeter.sim.cost.base import among, context_of_reads, effective_context
 from fragmeter.sim.cost.calibrated import AttentionCurves, experts_model, gemm_model
 from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
-from fragmeter.sim.cost.operations import OPERATIONS, gemm, gemm_w4
+from fragmeter.sim.cost.operations import OPERATIONS, gemm
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
@@ -596,7 +596,7 @@ class TestNumberFormatsOfGemms:
         assert gemm_model(profile("h100-80gb"), gpu("h100-80gb"), "awq") is profile("h100-80gb").ops["gemm"]
         # Few rows read a quarter of the bytes; many are multiplied in 16 bits as well, at half of the rate: Marlin's published 0.60 and less.
         sixteen, four = fit.ops["gemm"], fit.ops["gemm_w4"]
-        few, many = ((gemm(m, 28_672, 4096), gemm_w4(m, 28_672, 4096)) for m in (4, 4096))
+        few, many = ((gemm(m, 28_672, 4096), OPERATIONS["gemm_w4"](m, 28_672, 4096)) for m in (4, 4096))
         assert 0.25 < four.us(few[1]) / sixteen.us(few[0]) < 0.5 and 1.4 < four.us(many[1]) / sixteen.us(many[0]) < 2
 
     @pytest.mark.parametrize(("m", "n", "k"), [(16, 28_672, 4096), (256, 4096, 14_336), (8192, 28_672, 4096)])
