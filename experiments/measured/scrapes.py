@@ -250,23 +250,6 @@ def total(scrape: Samples, names: tuple[str, ...]) -> float | None:
     return None
 
 
-def kv_usage_over_time(path: str | PathLike[str]) -> list[tuple[float, float]]:
-    """Seconds since 1970, and share of the pool in use, of each scrape after a line with its time.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
-    found: list[tuple[float, float]] = []
-    time_s: float | None = None
-    for line in text_of(path, "metrics").splitlines():
-        if (time := number(line)) is not None:
-            time_s = time
-        elif time_s is not None and (sample := _SAMPLE.fullmatch(line)) and canonical(sample[1]) in KV_USAGE:
-            found.append((time_s, float(sample[3])))
-            time_s = None
-    return found
-
-
 def _samples(path: str | PathLike[str], text: str) -> Iterator[Sample]:
     """The samples of one server, that of the first one, in order."""
     clock, server = None, None

@@ -322,16 +322,6 @@ def board_of(runs: Sequence[ServerRun], rows: Sequence[Mapping[str, Any]]) -> li
     return [board_row(run.fact, run.settings, by_run[run.name]) for run in runs]
 
 
-def board_rows(folder: Path | None = None, added: Path | None = None) -> list[BoardRow]:
-    """All runs simulated with the shipped defaults: their classes and errors, from which coverage can be computed.
-
-    Args:
-        folder, added: See ``runs_of``.
-    """
-    runs = runs_of(folder, added)
-    return board_of(runs, [row for run in runs for row in _rows(run, "nothing", "", run.outcome(None))])
-
-
 def data_sheet_rows(folder: Path | None = None) -> Iterator[dict[str, Any]]:
     """The errors of all runs that no constant is fitted to, simulated with ``--cost roofline``: what a data sheet is worth where it stands in.
 

@@ -113,7 +113,3 @@ class FleetSchedule:
             gone = end_ticks if life.leaves is None else min(max(life.leaves, finish), end_ticks)
             spans.append((life.ordered, max(life.ordered, gone)))
         return spans
-
-    def replica_ticks(self, last_finish_ticks: Sequence[int], end_ticks: int) -> int:
-        """Time that is paid for, of all replicas; arguments are those of ``paid_spans``."""
-        return sum(gone - ordered for ordered, gone in self.paid_spans(last_finish_ticks, end_ticks))

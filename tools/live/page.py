@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fragmeter.experiments.measured.replay import Replayed, scatter
-from fragmeter.experiments.measured.scrapes import kv_usage_over_time
+from fragmeter.experiments.measured.scrapes import KV_USAGE, read_scrapes, total
 from fragmeter.experiments.measured.step_fit import step_table
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.figures.measured import simulated_against_measured
@@ -91,7 +91,8 @@ def load_pictures(out: Path, sessions: Sequence[Session], model: Path | None) ->
         served = recorded(session, folder, model or folder / "model" / "config.json", probe)
         for name in names:
             replayed = predict(served[name], cost)
-            gauge = kv_usage_over_time(folder / f"{name}.metrics.txt")
+            scrapes = read_scrapes(folder / f"{name}.metrics.txt").scrapes
+            gauge = [(each.at_s, total(each.samples, KV_USAGE) or 0.0) for each in scrapes if each.at_s is not None]
             found[f"{session.name}/{name}"] = LoadPictures(served[name], replayed, cost, gauge)
     return found
 

@@ -25,7 +25,7 @@ from fragmeter.sim.output.files import as_json
 from fragmeter.sim.recording.probe import STATE_SPECS, ProbedRequest, ProbedRun, ProbedStep
 from fragmeter.sim.types.errors import UserError
 
-from .loads import CALIBRATION, Session
+from .loads import Session
 
 #: What is judged.
 METRICS = (
@@ -193,9 +193,3 @@ def judged(repetitions: Sequence[RecordedLoad], replayed: Mapping[str, Replayed]
             row[f"{name}_error"] = metrics[metric] / mean - 1 if mean else None
         found[metric] = row
     return found
-
-
-def calibration_of(sessions: Mapping[str, Mapping[str, RecordedLoad]]) -> RecordedLoad:
-    """The run on which step times are calibrated."""
-    session, load = CALIBRATION
-    return sessions[session][load]

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...runs.crossing import crossing
 from ..bench import Bench
 from ..comparison import Payload
 from ..constants import SWAPS, Constant, constant
@@ -42,7 +41,7 @@ from ..rate_sweep.panels import (
     ratio_text,
     spare_seeds,
 )
-from ..rate_sweep.rate_sweep import TARGET_S, Load, System, latency_s
+from ..rate_sweep.rate_sweep import Load, System
 from ..rows import accuracy, ordered
 from ..settings import paper_settings
 from .fig12 import SCALE, load
@@ -72,10 +71,7 @@ class Shares(NamedTuple):
 
 #: Fitted to drawn lengths, and to the paper's own pairs.
 DRAWN, EXACT = Shares(0.445, 0.639), Shares(0.507, 0.558)
-#: Every sequence takes Fig 1's time, also those of one request.
-NO_SHARES = Shares(0.0, 0.0)
 SAMPLES_FITTED_ON, BEAMS_FITTED_ON = "b", "e"
-_SLOPE_START = 0.5
 
 
 def panel(letter: str, bench: Bench) -> Payload:
@@ -151,30 +147,14 @@ def shares_of(source: Source) -> Shares:
 
 def system(kind: str, n: int, series: str, shares: Shares = DRAWN) -> System:
     """One of the four systems, with this many samples or beams per request."""
-    return _system(kind, n, series, sequence_slope(kind, n, shares))
-
-
-def _system(kind: str, n: int, series: str, slope: float) -> System:
     chosen = paper_settings(policy=SERIES[series], use_beam_search=kind == BEAMS)
-    return System(chosen, Steps(sequence_slope=slope), n)
+    return System(chosen, Steps(sequence_slope=sequence_slope(kind, n, shares)), n)
 
 
 def sequence_slope(kind: str, n: int, shares: Shares = DRAWN) -> float:
     """The share of Fig 1's time per sequence, without the reading, that each of ``n`` samples or beams takes."""
     share = 1 - shares.request + shares.request / n
     return share + shares.beam if kind == BEAMS else share
-
-
-def asked_slope(letter: str, source: Source, most_requests: int | None) -> float:
-    """The ``sequence_slope`` with which vLLM crosses at exactly the published rate; other arguments as for ``panel_of``."""
-    kind, n = PANELS[letter]
-    rate = published_panel(FIGURE, f"{letter} {kind} {n}")[VLLM]
-    arriving = load_of(lengths_of(ALPACA, source), rate, most_requests, source.seeds[0])
-
-    def latency(slope: float) -> float:
-        return latency_s(_system(kind, n, VLLM, slope), arriving, rate, SCALE.value)
-
-    return crossing(latency, TARGET_S, _SLOPE_START).at
 
 
 def _published_text() -> str:

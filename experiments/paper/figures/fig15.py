@@ -12,71 +12,27 @@ two beams; the text has 44.3. With six beams 0.988 saves 65.9 %; the text has 66
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from ....sim.engine.replica import FITTED_STEP_SCALE
 from ....sim.policy.options import FITTED_BEAM_SURVIVAL
-from ....sim.types.optional import not_none
-from ...runs.crossing import scan
 from ..comparison import Payload, row
 from ..constants import STEP, SWAPS, constant
 from ..fit import ON
 from ..grades import POINTS
-from ..paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source
+from ..paper import FIG15, FIG15_SHAREGPT, Experiment, Source
 from ..published import Published
 from ..rows import OTHER_SEEDS, STEP_CHANGES, Row, accuracy, as_finding, moved
 from ..sharing import CLOSED_FORM, SAVED, Saved, SharingCase, measure_sharing
 
 BEAMS_ALPACA, FITTED_ON_BEAMS = "beam search, Alpaca", 2
-#: The lengths that the survival is fitted on.
-ALPACA = Source((0,), drawn_from=ALPACA_SET)
-#: Scanned survivals, in thousandths.
-_COARSE, _COARSE_SHAREGPT, _FINE_STEP = range(900, 951, 10), range(940, 991, 10), 1
 #: Survivals at which the values of beams are reported.
-SURVIVALS = tuple(thousandths / 1000 for thousandths in _COARSE)
+SURVIVALS = tuple(thousandths / 1000 for thousandths in range(900, 951, 10))
 BEAMS_SHAREGPT = "beam search, ShareGPT"
 #: Survival of beams on ShareGPT, with outputs six times as long; fitted on the paper's own pairs.
 SHAREGPT_BEAM_SURVIVAL = 0.988
-
-
-@dataclass(frozen=True)
-class SurvivalFit:
-    """A survival and its fit.
-
-    Attributes:
-        survival: The probability.
-        published: The value that it is fitted on.
-        scan: (survival, value) of every scanned point.
-    """
-
-    survival: float
-    published: float
-    scan: tuple[tuple[float, float], ...]
-
-
-def fit_survival() -> SurvivalFit:
-    """Repeat the scan that gives ``FITTED_BEAM_SURVIVAL``; about a minute on one core."""
-    return _fit(FIG15, ALPACA, BEAMS_ALPACA, _COARSE)
-
-
-def fit_sharegpt_survival(source: Source) -> SurvivalFit:
-    """Repeat the scan that gives ``SHAREGPT_BEAM_SURVIVAL``, over the paper's own pairs; two minutes on one core."""
-    return _fit(FIG15_SHAREGPT, source, BEAMS_SHAREGPT, _COARSE_SHAREGPT)
-
-
-def _fit(experiment: Experiment, source: Source, series: str, coarse: range) -> SurvivalFit:
-    published = not_none(FIG15.published()[series, FITTED_ON_BEAMS])
-    best, values = scan(partial(_measure, experiment, source), published, coarse, _FINE_STEP)
-    return SurvivalFit(best / 1000, published, tuple((at / 1000, value) for at, value in values.items()))
-
-
-def _measure(experiment: Experiment, source: Source, thousandths: range) -> dict[int, float]:
-    cases = {at: SharingCase(experiment, source.seeds[0], FITTED_ON_BEAMS, at / 1000) for at in thousandths}
-    found = measure_sharing(list(cases.values()), {experiment: source}, "fitting the beams' survival")
-    return {at: found[case].values[SAVED] for at, case in cases.items()}
 
 
 FIGURE = FIG15.figure

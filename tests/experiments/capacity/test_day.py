@@ -32,7 +32,10 @@ def test_replicas_are_ordered_before_a_busier_step_and_leave_when_it_ends():
     assert list(schedule.taking_requests(ticks(99.9)[0])) == [0]
     assert list(schedule.taking_requests(ticks(100)[0])) == [0, 1, 2]
     # 300 s of the first, 230 of the second, and 130 of the third.
-    assert schedule.replica_ticks([0, 0, 0], ticks(300)[0]) == ticks(300 + 230 + 130)[0]
+    assert (
+        sum(gone - ordered for ordered, gone in schedule.paid_spans([0, 0, 0], ticks(300)[0]))
+        == ticks(300 + 230 + 130)[0]
+    )
 
 
 def test_a_start_that_takes_longer_than_a_quiet_step_bridges_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.measured.scrapes import _samples, kv_usage_over_time, read_scrapes, scrapes_of
+from fragmeter.experiments.measured.scrapes import _samples, read_scrapes, scrapes_of
 from fragmeter.experiments.measured.server_metrics import ServerMetrics, read_metrics, served_load
 from fragmeter.sim.types.errors import UserError
 from served_bench import Server, requests
@@ -272,8 +272,3 @@ def test_samples_are_those_of_prometheus_own_parser():
             for (name, labels), value in ours.items()
         }
         assert unescaped == theirs
-
-
-def test_the_use_of_the_pool_over_time_has_the_scrapes_with_a_time(tmp_path):
-    (tmp_path / "metrics.txt").write_text(scrape(0, 0.1, 0) + "1763790001.5\n" + scrape(4, 0.25, 0) + scrape(4, 0.5, 0))
-    assert kv_usage_over_time(tmp_path / "metrics.txt") == [(1763790001.5, 0.25)]

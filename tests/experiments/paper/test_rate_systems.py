@@ -15,8 +15,9 @@ from fragmeter.experiments.paper.figures import fig12, fig14, fig16, fig17
 from fragmeter.experiments.paper.paper import ALPACA_SET, Source
 from fragmeter.experiments.paper.paper import source as paper_source
 from fragmeter.experiments.paper.rate_sweep.costs import Steps
-from fragmeter.experiments.paper.rate_sweep.panels import ALPACA, ORACLE, VLLM, lengths_of
+from fragmeter.experiments.paper.rate_sweep.panels import ALPACA, ORACLE, VLLM, lengths_of, published_panel
 from fragmeter.experiments.paper.rate_sweep.rate_sweep import TARGET_S, latency_s
+from fragmeter.experiments.runs.crossing import crossing
 from fragmeter.sim.cost import cost
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.requests import request_times
@@ -26,6 +27,19 @@ from fragmeter.sim.types.ticks import PER_SECOND
 FASTER_TRANSFORMER = "FasterTransformer"
 FITTED = ((fig14.SAMPLES_FITTED_ON, fig14.SAMPLES), (fig14.BEAMS_FITTED_ON, fig14.BEAMS))
 STEP_S, DECODE_S, PROMPT_S = 0.0257, 0.00042, 0.000047
+
+
+def asked_slope(letter: str, lengths: Source, most_requests: int | None) -> float:
+    """The ``sequence_slope`` with which vLLM crosses at exactly the published rate of a panel of Fig 14."""
+    kind, n = fig14.PANELS[letter]
+    rate = published_panel(fig14.FIGURE, f"{letter} {kind} {n}")[VLLM]
+    arriving = fig14.load_of(lengths_of(ALPACA, lengths), rate, most_requests, lengths.seeds[0])
+
+    def latency(slope: float) -> float:
+        system = replace(fig14.system(kind, n, VLLM), steps=Steps(sequence_slope=slope))
+        return latency_s(system, arriving, rate, fig14.SCALE.value)
+
+    return crossing(latency, TARGET_S, 0.5).at
 
 
 class TestSteps:
@@ -70,7 +84,7 @@ class TestSystems:
     @pytest.mark.slow
     def test_the_asked_slope_puts_the_crossing_where_it_is_published(self):
         source = Source((0,))
-        slope = fig14.asked_slope("b", source, 300)
+        slope = asked_slope("b", source, 300)
         rate, scale = 10.3, fig12.SCALE.value
         arriving = fig12.load(lengths_of(ALPACA, source), rate, 300 / rate, 0)
         system = replace(fig14.system("parallel", 4, VLLM), steps=Steps(sequence_slope=slope))
@@ -114,7 +128,7 @@ class TestSystems:
 def test_the_shares_are_those_that_are_asked_for():
     """Each on one value of vLLM's, on drawn lengths."""
     source = Source((0,))
-    samples, beams = (fig14.asked_slope(letter, source, fig14.MOST_REQUESTS[kind]) for letter, kind in FITTED)
+    samples, beams = (asked_slope(letter, source, fig14.MOST_REQUESTS[kind]) for letter, kind in FITTED)
     assert (1 - samples) / (1 - 1 / 4) == pytest.approx(fig14.DRAWN.request, abs=0.03)
     assert beams - samples == pytest.approx(fig14.DRAWN.beam, abs=0.06)
 
@@ -125,6 +139,6 @@ def test_the_shares_on_exact_pairs_are_those_that_are_asked_for():
     """With the requests of an hour, as in the paper."""
     folder = Path(os.environ["FRAGMETER_TRACES"])
     exact = paper_source(folder / "sosp23_sharegpt_opt.csv.gz", None, folder / "sosp23_alpaca_opt.csv.gz")
-    samples, beams = (fig14.asked_slope(letter, exact, None) for letter, _ in FITTED)
+    samples, beams = (asked_slope(letter, exact, None) for letter, _ in FITTED)
     assert (1 - samples) / (1 - 1 / 4) == pytest.approx(fig14.EXACT.request, abs=0.01)
     assert beams - samples == pytest.approx(fig14.EXACT.beam, abs=0.01)

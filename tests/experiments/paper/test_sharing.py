@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.paper.figures.fig15 import (
-    ALPACA,
     BEAMS_ALPACA,
+    BEAMS_SHAREGPT,
     CLOSED,
+    FITTED_ON_BEAMS,
     SAMPLES_ALPACA,
     SHAREGPT_BEAM_SURVIVAL,
     SURVIVALS,
     compare_sharing,
-    fit_sharegpt_survival,
-    fit_survival,
 )
-from fragmeter.experiments.paper.paper import FIG15, FIG15_SHAREGPT, source
+from fragmeter.experiments.paper.paper import ALPACA_SET, FIG15, FIG15_SHAREGPT, Experiment, Source, source
 from fragmeter.experiments.paper.sharing import (
     CLOSED_FORM,
     SAVED,
@@ -31,10 +30,13 @@ from fragmeter.experiments.paper.sharing import (
     measure,
     measure_sharing,
 )
+from fragmeter.experiments.runs.crossing import scan
 from fragmeter.sim import Workload
 from fragmeter.sim.policy.options import FITTED_BEAM_SURVIVAL
 from fragmeter.traces import read
 
+#: The lengths that the survival is fitted on.
+ALPACA = Source((0,), drawn_from=ALPACA_SET)
 SHORT = replace(FIG15, duration_s=90, window_s=(30, 90))
 needs_traces = pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
 
@@ -118,11 +120,23 @@ def test_the_fewer_beams_live_on_the_more_they_share():
     assert values[0] == pytest.approx(measure(ALPACA.workload(SHORT, 0), SharingCase(SHORT, 0, 4)).values[SAVED])
 
 
+def fitted(experiment: Experiment, lengths: Source, series: str, coarse: range) -> tuple[float, dict[int, float]]:
+    """The survival nearest to the published value of two beams, and all scanned values by thousandths."""
+
+    def measured(thousandths: range) -> dict[int, float]:
+        cases = {at: SharingCase(experiment, lengths.seeds[0], FITTED_ON_BEAMS, at / 1000) for at in thousandths}
+        found = measure_sharing(list(cases.values()), {experiment: lengths}, "")
+        return {at: found[case].values[SAVED] for at, case in cases.items()}
+
+    best, values = scan(measured, FIG15.published()[series, FITTED_ON_BEAMS], coarse, 1)
+    return best / 1000, values
+
+
 @pytest.mark.slow
 def test_the_survival_that_comes_with_the_simulator_is_the_one_that_is_fitted():
-    fit = fit_survival()
-    assert fit.survival == FITTED_BEAM_SURVIVAL
-    coarse = [value for survival, value in fit.scan if survival in SURVIVALS]
+    survival, values = fitted(FIG15, ALPACA, BEAMS_ALPACA, range(900, 951, 10))
+    assert survival == FITTED_BEAM_SURVIVAL
+    coarse = [value for thousandths, value in values.items() if thousandths / 1000 in SURVIVALS]
     assert coarse == sorted(coarse, reverse=True)
 
 
@@ -130,7 +144,8 @@ def test_the_survival_that_comes_with_the_simulator_is_the_one_that_is_fitted():
 @needs_traces
 def test_sharegpt_s_survival_is_the_one_that_is_fitted_on_the_pairs():
     pairs = Path(os.environ["FRAGMETER_TRACES"]) / "sosp23_sharegpt_opt.csv.gz"
-    assert fit_sharegpt_survival(source(pairs)).survival == SHAREGPT_BEAM_SURVIVAL
+    survival, _ = fitted(FIG15_SHAREGPT, source(pairs), BEAMS_SHAREGPT, range(940, 991, 10))
+    assert survival == SHAREGPT_BEAM_SURVIVAL
 
 
 def check(rows: list[dict]) -> None:

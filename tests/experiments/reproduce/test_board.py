@@ -23,7 +23,7 @@ from fragmeter.experiments.reproduce.board import (
     worsened,
 )
 from fragmeter.experiments.reproduce.server_loads import random, sharegpt
-from fragmeter.experiments.reproduce.servers import board_rows, facts
+from fragmeter.experiments.reproduce.servers import board_of, facts, runs_of
 from fragmeter.sim.config.settings import settings
 
 MINE = {
@@ -155,6 +155,12 @@ def test_loads_have_the_published_totals():
     apart = random("x", 2000, 1024, 128, 8.0)
     assert np.diff(apart.arrival_ticks).mean() / 1e12 == pytest.approx(1 / 8, rel=0.05)
     assert set(random("x", 5, 10, 3).arrival_ticks) == {0}
+
+
+def board_rows(folder=None, added=None):
+    """All runs simulated with the shipped defaults."""
+    runs = runs_of(folder, added)
+    return board_of(runs, [row for run in runs for row in servers._rows(run, "nothing", "", run.outcome(None))])
 
 
 @pytest.fixture(scope="module")

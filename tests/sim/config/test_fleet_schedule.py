@@ -48,14 +48,16 @@ def test_replicas_join_after_their_start_up_and_the_newest_leaves_first():
     taking = {now: list(schedule.taking_requests(now)) for now in (0, 129, 130, 199, 200, 239, 240)}
     assert taking == {0: [0], 129: [0], 130: [0, 1, 2], 199: [0, 1, 2], 200: [0, 1], 239: [0, 1], 240: [0, 1, 3]}
     # 0 and 1 to the end, 2 until its last finish, 3 from its order.
-    assert schedule.replica_ticks([400, 390, 215, 395], 400) == 400 + 300 + 115 + 190
+    assert (
+        sum(gone - ordered for ordered, gone in schedule.paid_spans([400, 390, 215, 395], 400)) == 400 + 300 + 115 + 190
+    )
 
 
 def test_a_replica_that_has_not_started_when_the_size_falls_never_joins():
     schedule = FleetSchedule((0, 10, 20), (1, 2, 1), startup_ticks=50)
     assert schedule.lifetimes[1] == Lifetime(10, 60, 20)
     assert all(list(schedule.taking_requests(now)) == [0] for now in (0, 15, 20, 60, 100))
-    assert schedule.replica_ticks([100, 0], 100) == 100 + 10
+    assert sum(gone - ordered for ordered, gone in schedule.paid_spans([100, 0], 100)) == 100 + 10
 
 
 @pytest.mark.parametrize(
