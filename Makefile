@@ -80,8 +80,8 @@ waste-today: $(VENV)/.core
 
 servers: $(VENV)/.core
 	mkdir -p out
-	$(BIN)/fragmeter reproduce servers $(if $(RUNS),--runs $(RUNS)) --json out/servers.json
-	$(BIN)/python docs/servers.py out/servers.json
+	$(BIN)/fragmeter reproduce servers $(if $(RUNS),--runs $(RUNS)) --markdown docs/results/servers.md --json out/servers.json
+	$(BIN)/python docs/server_errors.py out/servers.json
 	$(BIN)/python docs/facts.py
 
 test: $(VENV)/.test

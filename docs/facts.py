@@ -156,7 +156,9 @@ FACTS = {
     ),
     "server_runs": Fact(
         _SERVERS,
-        lambda: _found(r"simulates (\d+) published runs of real servers", _page("servers.md")),
+        lambda: _found(
+            r"simulates <!-- runs -->(\d+)<!-- end of runs --> published runs of real servers", _page("servers.md")
+        ),
         ("<N> runs of real servers", "None of the <N> runs is eager"),
     ),
     "held_out_runs": Fact(

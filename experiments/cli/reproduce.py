@@ -69,7 +69,8 @@ def reproduce(
             settings, lengths and code are not repeated.
         view: Division of the KV pool in the printed waste table: the paper's four categories, or slots, what becomes of each
             slot. The page has both.
-        markdown: Markdown file with the values and findings of each figure; - for standard output. Not of servers or prefix-cache.
+        markdown: Markdown file with the values and findings of each figure; - for standard output. Of servers and waste-today a page
+            that has places for their tables gets these alone. Not of prefix-cache.
     """
     report = Report(json, markdown=markdown)
     require_apart(
@@ -82,14 +83,7 @@ def reproduce(
     if view != "paper" and figure not in (WASTE, ALL):
         raise SettingError("view", view, f"has no effect on {figure}; leave it out")
     if figure == SERVERS:
-        given = {
-            "trace": trace,
-            "alpaca_trace": alpaca_trace,
-            "seeds": seeds,
-            "jobs": jobs,
-            "markdown": markdown,
-        }
-        _refuse_given(given, SERVERS)
+        _refuse_given({"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs}, SERVERS)
         reproduce_servers(runs, report, folder_of(out), add, accept_medians)
     elif figure == PREFIX_CACHE:
         _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown}, PREFIX_CACHE)

@@ -2,7 +2,7 @@
 
 ``facts/server_errors.json`` has the errors of runs of real servers (``experiments.reproduce.servers``), simulated with the shipped
 defaults, with the source of each; ``make servers`` writes it. ``facts/data_sheet_errors.json`` has those of the same runs, simulated
-from the data sheets of their cards; ``docs/data_sheets.py`` writes it.
+from the data sheets of their cards; ``docs/server_errors.py --data-sheets`` writes it.
 """
 
 from __future__ import annotations

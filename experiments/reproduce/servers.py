@@ -57,6 +57,7 @@ from .board import (
     worsened,
 )
 from .server_loads import LOADS
+from .servers_page import markdown_parts
 
 FIGURE = "servers"
 #: ``class`` of a fact that nothing may be fitted to.
@@ -432,6 +433,7 @@ def reproduce_servers(
         report.point_to("Medians by class", ACCEPTED)
     if out is not None:
         out.write(f"{FIGURE}.json", as_json(payload))
+    report.markdown_parts("Measured servers beside the simulation", lambda: markdown_parts(payload))
     report.data(payload)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 
 import numpy as np
 import pytest
 
 from fragmeter.experiments.cli.app import DONE, status
-from fragmeter.experiments.reproduce import servers
+from fragmeter.experiments.reproduce import servers, servers_page
 from fragmeter.experiments.reproduce.server_loads import closed_loop, poisson, shared_prefix
 from fragmeter.experiments.reproduce.servers import TARGETS, ServerRun, facts, fit_constants
 from fragmeter.experiments.runs.output import Report
+from fragmeter.reports.page.table import filled
 from fragmeter.sim import simulate
 from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.cost import ServerConstants
@@ -208,13 +208,12 @@ def some_document():
         return as_read(servers.compare_servers(None))
 
 
-PAGE = runpy.run_path(str(ROOT / "docs" / "servers.py"))
 WRITTEN = (ROOT / "docs" / "results" / "servers.md").read_text("utf-8")
 
 
 @pytest.mark.slow
 def test_the_page_of_the_documentation_has_every_run(whole_document):
-    text = PAGE["page"](whole_document)
+    text = filled(WRITTEN, servers_page.markdown_parts(whole_document))
     others = {fact["name"]: len(fact.get("published", fact.get("published_errors", {}))) for fact in facts()["runs"]}
     for name in {row["run"]: None for row in whole_document["rows"]}:
         # A line of errors for each set of constants and each other simulator; and the values.
@@ -228,7 +227,7 @@ def test_the_written_page_has_every_target_and_every_run_that_is_held_out():
 
 
 def held_out_lines(document: dict) -> set[str]:
-    return {line for line in PAGE["error_table"](document["rows"]) if "| nothing | held out |" in line}
+    return {line for line in servers_page.error_table(document["rows"]) if "| nothing | held out |" in line}
 
 
 @pytest.mark.slow
