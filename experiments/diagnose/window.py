@@ -30,6 +30,7 @@ from ..measured.scrapes import (
     Samples,
     Scrape,
     arriving,
+    engines_of,
     in_flight,
     server_of,
     total,
@@ -44,6 +45,8 @@ _READINGS, _BESIDE = 6, 2
 #: Use of the KV cache from which on it is full, and from which on it has no room to spare; requests that are a queue, at least and
 #: relative to those that run.
 FULL, NEARLY_FULL, _QUEUE, _QUEUE_SHARE = 0.95, 0.9, 1.0, 0.05
+#: Requests in flight of the busiest engine, over those of the others, from which on engines are out of balance.
+_UNBALANCED = 2.0
 #: Share of the KV cache that is to be in use behind a limit at the gateway.
 _FILLED = 0.9
 
@@ -81,6 +84,7 @@ class Now:
         end_s: Time of the last reading; None without times.
         server: Name of the server's software.
         engine, num_engines: As in ``ServerMetrics``.
+        others: Mean requests in flight of each other engine; None if there is none.
         limit: Requests that run where others wait, if that is a limit.
         at_gateway: Requests in flight with which the KV cache is filled to ``_FILLED``; None where it is not full.
     """
@@ -97,6 +101,7 @@ class Now:
     server: str
     engine: str | None
     num_engines: int
+    others: float | None
     limit: float | None
     at_gateway: int | None
 
@@ -136,9 +141,19 @@ def now_of(readings: Readings, metrics: ServerMetrics) -> Now:
         server=server_of(scrapes[-1].samples),
         engine=metrics.engine,
         num_engines=metrics.num_engines,
+        others=_others(readings.scrapes[begin:], since),
         limit=metrics.running_limit,
         at_gateway=at_gateway,
     )
+
+
+def _others(scrapes: Sequence[Scrape], of_busiest: Sequence[Scrape]) -> float | None:
+    """Mean requests in flight of each engine but the busiest."""
+    others = len(engines_of(scrapes[-1].samples)) - 1
+    if others < 1:
+        return None
+    rest = [in_flight(each.samples) - in_flight(busy.samples) for each, busy in zip(scrapes, of_busiest, strict=True)]
+    return _mean(rest) / others
 
 
 def _symptom(
@@ -226,7 +241,7 @@ def clock(at_s: float) -> str:
 
 def lines(now: Now) -> list[str]:
     """The first screen by the readings alone: what happens, since when, why, and what to do without a restart."""
-    return [line for line in (measured_now(now), _since(now), _why(now), _do(now)) if line]
+    return [line for line in (measured_now(now), _since(now), _why(now), _balance(now), _do(now)) if line]
 
 
 def measured_now(now: Now) -> str:
@@ -268,6 +283,17 @@ def _why(now: Now) -> str:
         "nearly full": "Nothing waits yet; the KV cache has no room for a burst, or for requests that get longer.",
         "light": "Nothing waits, and the KV cache has room.",
     }[now.symptom]
+
+
+def _balance(now: Now) -> str:
+    busiest = now.running + now.waiting
+    if now.others is None or busiest < _UNBALANCED * now.others or busiest - now.others < _LEAST["requests in flight"]:
+        return ""
+    return (
+        f"Out of balance: engine {now.engine} has {busiest:,.1f} requests in flight, each of the other {now.num_engines - 1} has"
+        f" {now.others:,.1f} in the mean. Now, without a restart: let the router send by requests in flight, and look at"
+        " sessions or prefixes that it keeps on one engine."
+    )
 
 
 def _do(now: Now) -> str:

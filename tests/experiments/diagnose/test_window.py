@@ -97,6 +97,23 @@ class TestWhy:
         assert f"at most {found.at_gateway} requests be in flight" in " ".join(lines(found))
 
 
+@pytest.mark.parametrize(("others", "balanced"), [((6.0, 2.0), False), ((30.0, 20.0), True)])
+def test_engines_out_of_balance_are_named_with_what_to_do_without_a_restart(others, balanced):
+    """Engine 1 has 41 requests in flight; the other two 4 or 25 in the mean."""
+    rows = []
+    for place in range(6):
+        rows.append(f"{1_790_000_000 + 10 * place}")
+        for engine, count in enumerate((others[0], 40.0, others[1])):
+            rows.append(f'vllm:num_requests_running{{engine="{engine}"}} {count}')
+            rows.append(f'vllm:num_requests_waiting{{engine="{engine}"}} {1.0 if engine == 1 else 0.0}')
+    readings = readings_of("m.txt", "\n".join(rows) + "\n")
+    found = now_of(readings, served_load(readings))
+    assert found.engine == "1" and found.others == sum(others) / 2
+    said = " ".join(lines(found))
+    sentence = "Out of balance: engine 1 has 41.0 requests in flight, each of the other 2 has 4.0 in the mean."
+    assert (sentence in said) != balanced and ("Out of balance" in said) != balanced
+
+
 def test_lengths_follow_from_tokens_and_the_use_of_the_pool():
     """Of a server with lengths of ShareGPT's shape: 200 run, by their residence, in a pool of 200,000 tokens."""
     from fragmeter.experiments.runs.inputs import DATASETS, DEFAULT_DATASET
