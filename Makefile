@@ -16,7 +16,7 @@ test test-all test-vllm test-sglang test-llama-cpp: export PYTHONDONTWRITEBYTECO
 # Workers take all cores: threads of libraries would wait for each other.
 test test-all test-vllm test-sglang test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-sglang test-llama-cpp follow follow-vllm follow-sglang test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check benchmark docs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-sglang test-llama-cpp follow follow-vllm follow-sglang test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check artifact benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
@@ -36,6 +36,7 @@ help:
 	@echo "make sanitize     run the compiled core under ASan and UBSan beside Python (300 runs, a minute; gcc)"
 	@echo "make smoke        run the main commands once, without the packages of the tests; smoke-lowest: on the lowest versions"
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
+	@echo "make artifact     write dist/fragmeter-VERSION-artifact.tar.gz, which makes every figure again on a clean machine"
 	@echo "make benchmark    measure the speed of the simulator on one core"
 	@echo "make docs         write docs/results/reproduction.md again, its grades into README.md, and out/waste.html; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
@@ -191,6 +192,10 @@ test-lowest:
 # Builds are isolated and dependencies installed anew: it needs an index of packages.
 release-check: $(VENV)/.dev
 	$(BIN)/python tests/helpers/release_check.py dist
+
+# The committed files, and the versions of the packages here; tools/artifact/run.sh runs in it.
+artifact: $(VENV)/.core
+	$(BIN)/python -m tools.artifact dist
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/engine_speed.py

@@ -89,9 +89,11 @@ def test_the_citation_has_the_day_of_the_release(citation):
     assert date.fromisoformat(str(citation["date-released"]))
 
 
-def test_the_changelog_has_ten_lines_a_release():
+def test_the_changelog_has_ten_lines_a_release(citation):
+    """Under its version and the day that CITATION.cff has."""
     unreleased, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
-    assert unreleased.startswith("Unreleased\n") and releases[0].startswith(f"{fragmeter.__version__}\n")
+    assert unreleased.startswith("Unreleased\n")
+    assert releases[0].startswith(f"{fragmeter.__version__} ({citation['date-released']})\n")
     for release in releases:
         version, _, text = release.partition("\n")
         changes, _, _ = text.partition("\nNames of ")

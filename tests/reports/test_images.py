@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from fragmeter.reports.page import run_report
 from fragmeter.reports.page.images import write_images
 from fragmeter.reports.page.run_report import PageInputs, figures
 from fragmeter.sim.metrics.views import PAPER_VIEW
+from paths import ROOT
 
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,7,5\n0,9,3\n0.1,30,4\n"
 
@@ -87,6 +89,26 @@ def test_a_pdf_has_the_width_of_a_column_and_its_fonts(browser, folder, tmp_path
     assert abs(float(width) - 84 / 25.4 * 72) < 1 and abs(float(height) - 0.72 * 0.75 * figure.layout.height) < 2
     fonts = re.findall(rb"/Type /FontDescriptor.*?>>", content, re.DOTALL)
     assert fonts and all(b"/FontFile" in font for font in fonts)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex (texlive-latex-base)")
+@pytest.mark.filterwarnings("ignore:The kopts argument is ignored")
+def test_latex_includes_a_picture_at_the_width_of_a_column(browser, folder, tmp_path):
+    """examples/paper/figure.tex: nothing is scaled, and nothing is wider than the column."""
+    write_images(tmp_path / "images", figures(PageInputs([read_result(folder)]))[:1], "pdf", 84)
+    shutil.copy(ROOT / "examples" / "paper" / "figure.tex", tmp_path)
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "figure.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    log = (tmp_path / "figure.log").read_text("latin-1").replace("\n", "")
+    assert done.returncode == 0, log[-2000:]
+    [width] = re.findall(r"Requested size: ([\d.]+)pt", log)
+    assert abs(float(width) - 84 / 25.4 * 72.27) < 1 and "Overfull" not in log
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
 
 
 @pytest.mark.parametrize("width", ["84", "84 mm", "3.3in", "-84mm", "39mm", "421mm", "nan"])
