@@ -1,8 +1,8 @@
 """Facts that several pages state, measured once: ``python docs/facts.py`` writes docs/facts.json and the pages.
 
-A fact is read from the page that a measuring command writes, or from the code. Other pages carry it between two comments, with its name in
-the first: ``<!--starts-->159<!---->``. ``FACTS`` has the phrases that state each, with <N> for the number. The program puts the comments around
-the number of every such phrase, so that a page is right if the program would not change it; a test asks just that.
+A fact is read from the page that a measuring command writes, or from the code. ``FACTS`` has the phrases that state each on other pages, with
+<N> for it: "the public logs of <N> servers". The program writes it there, so that a page is right if the program would not change it; a test
+asks just that. docs/facts.json says how often each page states a fact: a phrase that was reworded is missing there, and the test fails.
 
 README.md and README.zh-CN.md also have the grades of the figures, the misses first, between two comments.
 """
@@ -76,17 +76,19 @@ PAGES = {
 
 
 class Fact(NamedTuple):
-    """A number that several pages state.
+    """A number, or a list of cards, that several pages state.
 
     Attributes:
         source: The command that measures it.
         value: Reads it.
-        said: Phrases that state it, as regular expressions with <N> for the number.
+        said: Phrases that state it, as regular expressions with <N> for it.
+        form: What stands in the place of <N>, right or wrong.
     """
 
     source: str
     value: Callable[[], str]
     said: tuple[str, ...]
+    form: str = r"\d+(?:\.\d+)*"
 
 
 @cache
@@ -120,6 +122,15 @@ def _held_out() -> list[tuple[str, str, int]]:
     section = _page("servers.md").partition("\n## Held-out runs\n")[2]
     rows = re.findall(r"^\| (\S+) (\S+) \((\d+)\)(?: \\\*)? \|", section, re.MULTILINE)
     return [(card, model, int(number)) for card, model, number in rows]
+
+
+def _cards() -> str:
+    """Cards whose results gpu/results has, by NVIDIA's names."""
+    found = {
+        json.loads(path.read_text("utf-8"))["device"]["name"]
+        for path in (ROOT / "gpu" / "results").glob("*/bench.json")
+    }
+    return ", ".join(sorted({name.removeprefix("NVIDIA ").split()[0] for name in found}))
 
 
 def _pinned(folder: str, package: str) -> str:
@@ -179,10 +190,16 @@ FACTS = {
     "h100_e2e_pct": Fact(_SERVERS, lambda: _h100("E2E"), ("mean E2E <N> %", "平均 E2E <N> %")),
     "h100_tpot_pct": Fact(_SERVERS, lambda: _h100("TPOT"), (r"E2E \S+ %, ?TPOT <N> %",)),
     "h100_ttft_pct": Fact(_SERVERS, lambda: _h100("TTFT"), (r"E2E \S+ %, ?TPOT \S+ %, ?TTFT <N> %",)),
+    "cards": Fact(
+        "python -m fragmeter.gpu.runbook",
+        _cards,
+        (r"measured on cards \(<N>\)", r"在显卡 \(<N>\) 上测量", r"ran on cards \(<N>\)"),
+        form=r"[A-Z]+\d+(?:, [A-Z]+\d+)*",
+    ),
     "vllm": Fact(
         "make test-vllm",
         lambda: _pinned("real_vllm", "vllm").removesuffix(".0"),
-        (r"vLLM's own parsers, 0\.8 to <N>", r"0\.9 to <N> are accepted", r"unmodified vLLM <N>\.0 wheel"),
+        (r"vLLM's own parsers, 0\.8 to <N>", r"`--vllm-release` 0\.9 to <N>", r"unmodified vLLM <N>\.0 wheel"),
     ),
     "sglang": Fact("make test-sglang", lambda: _pinned("real_sglang", "sglang"), ("wheel of SGLang <N>",)),
     "llama_cpp": Fact(
@@ -191,7 +208,6 @@ FACTS = {
         ("llama-cpp-python <N>",),
     ),
 }
-_COMMENT = re.compile(r"<!--\w*-->")
 #: Pages that commands write: the facts are read from some of them.
 _WRITTEN = ("reproduction.md", "startups.md", "servers.md", "CHANGELOG.md")
 
@@ -202,33 +218,43 @@ def measured() -> dict[str, str]:
 
 
 def pages() -> Iterator[Path]:
-    """Pages that carry facts."""
+    """Pages that state facts."""
     for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
         if path.name not in _WRITTEN:
             yield path
 
 
 def with_facts(written: str, values: Mapping[str, str]) -> str:
-    """A page with the facts between comments, wherever a phrase of ``FACTS`` states one.
+    """A page with the facts wherever a phrase of ``FACTS`` states one.
 
     Args:
         written: The page as it is.
         values: Result of ``measured``.
     """
-    text = _COMMENT.sub("", written)
-    places = []
-    for name, fact in FACTS.items():
-        for phrase in fact.said:
-            before, after = phrase.split("<N>")
-            for found in re.finditer(rf"{before}(\d+(?:\.\d+)*){after}", text):
-                places.append((*found.span(1), name))
-    for start, end, name in sorted(set(places), reverse=True):
-        text = f"{text[:start]}<!--{name}-->{values[name]}<!---->{text[end:]}"
+    text = written
+    for start, end, name in sorted(_places(written), reverse=True):
+        text = text[:start] + values[name] + text[end:]
     return text
 
 
+def stated(written: str) -> dict[str, int]:
+    """How often a page states each fact that it states."""
+    return dict(Counter(name for _, _, name in sorted(_places(written))))
+
+
+def _places(text: str) -> set[tuple[int, int, str]]:
+    """Start, end and name of each fact that a page states."""
+    places = set()
+    for name, fact in FACTS.items():
+        for phrase in fact.said:
+            before, after = phrase.split("<N>")
+            for found in re.finditer(rf"{before}({fact.form}){after}", text):
+                places.add((*found.span(1), name))
+    return places
+
+
 def wrong_lines(page: str, written: str, values: Mapping[str, str]) -> list[str]:
-    """A sentence for each line of a page that states a fact wrongly, or outside of its comments."""
+    """A sentence for each line of a page that states a fact wrongly."""
     right = with_facts(written, values).split("\n")
     return [
         f"{page}, line {number}: {was.strip()} should be {is_.strip()}; run python docs/facts.py"
@@ -240,8 +266,6 @@ def wrong_lines(page: str, written: str, values: Mapping[str, str]) -> list[str]
 def main() -> None:
     """Write docs/facts.json, the facts into all pages, and the grades into the two front pages."""
     values = measured()
-    listed = {name: {"value": values[name], "measured_by": fact.source} for name, fact in FACTS.items()}
-    (ROOT / "docs" / "facts.json").write_text(json.dumps(listed, indent=2) + "\n", "utf-8")
     for path in pages():
         written = path.read_text("utf-8")
         text = with_facts(written, values)
@@ -249,6 +273,20 @@ def main() -> None:
             text = with_grades(path.name, text, _page("reproduction.md"))
         if text != written:
             path.write_text(text, "utf-8")
+    (ROOT / "docs" / "facts.json").write_text(json.dumps(listed(values), indent=2) + "\n", "utf-8")
+
+
+def listed(values: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """docs/facts.json: value, command and pages of each fact."""
+    by_page = {str(path.relative_to(ROOT)): stated(path.read_text("utf-8")) for path in pages()}
+    return {
+        name: {
+            "value": values[name],
+            "measured_by": fact.source,
+            "stated_on": {page: found[name] for page, found in by_page.items() if name in found},
+        }
+        for name, fact in FACTS.items()
+    }
 
 
 def with_grades(page: str, written: str, text: str) -> str:
