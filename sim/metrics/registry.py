@@ -9,6 +9,7 @@ Percentiles are generated: one more in ``PERCENTILES`` is in the summary, its ta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor, isfinite, log10
 from typing import Literal
 
 from .views import PAPER_VIEW
@@ -51,6 +52,7 @@ class Metric:
         unit: Empty if the label says it, or for a count.
         better: Whether more of it is better, or less; empty where that depends.
         decimals: In text, below ``WHOLE_FROM``; 0 for a count.
+        digits: Significant digits at the least, for a value below 1: 0.196 goodput, not 0.20.
     """
 
     path: str
@@ -58,6 +60,7 @@ class Metric:
     unit: str = ""
     better: Direction = ""
     decimals: int = 1
+    digits: int = 0
 
     @property
     def heading(self) -> str:
@@ -80,6 +83,8 @@ class Metric:
     def _places(self, value: float) -> int:
         # The mean of a count over several runs.
         decimals = self.decimals or int(value % 1 != 0)
+        if self.digits and value and isfinite(value):
+            decimals = max(decimals, self.digits - 1 - floor(log10(abs(value))))
         return decimals if abs(value) < WHOLE_FROM else 0
 
 
@@ -125,10 +130,10 @@ _OF_SHARES: dict[str, Direction] = {"token_states": "more", "external_and_others
 METRICS = {
     each.path: each
     for each in (
-        Metric("request_throughput", "requests/s", better="more", decimals=2),
+        Metric("request_throughput", "requests/s", better="more", decimals=2, digits=3),
         Metric("output_throughput", "output tokens/s", better="more"),
         Metric("total_token_throughput", "tokens/s", better="more"),
-        Metric("request_goodput", "goodput, requests/s", better="more", decimals=2),
+        Metric("request_goodput", "goodput, requests/s", better="more", decimals=2, digits=3),
         *(
             Metric(key(statistic, name), f"{statistic} {latency.label}", "ms", "less")
             for name, latency in LATENCIES.items()
