@@ -754,9 +754,37 @@ class SGLangOptions(Options):
     """Options of SGLang."""
 
     schedule_policy: Annotated[
-        Literal["lpm", "fcfs"],
-        Field(description='Order of the queue: "lpm" is longest cached prefix first, "fcfs" is order of arrival.'),
+        Literal["lpm", "fcfs", "lof"],
+        Field(
+            description='Order of the queue: "lpm" is longest cached prefix first, "fcfs" is order of arrival, "lof" is longest'
+            " declared output first."
+        ),
     ] = "fcfs"
+    enable_priority_scheduling: Annotated[
+        bool,
+        Field(
+            description="Order of the queue by the priority of requests first, higher first; a request may preempt running ones of"
+            " lower priority."
+        ),
+    ] = False
+    schedule_low_priority_values_first: Annotated[
+        bool, Field(description="With enable_priority_scheduling, lower priorities come first.")
+    ] = False
+    disable_priority_preemption: Annotated[
+        bool, Field(description="With enable_priority_scheduling, no running request is preempted for a waiting one.")
+    ] = False
+    priority_scheduling_preemption_threshold: Annotated[
+        int,
+        Field(ge=0, le=2**31, description="Difference of priorities above which a running request is preempted."),
+        Tried(0),
+    ] = 10
+    retraction_policy: Annotated[
+        Literal["length", "priority"],
+        Field(
+            description='Which requests are retracted when the KV cache is full: "length" is those with the shortest output, then the'
+            ' longest prompt, "priority" is those of the lowest priority first.'
+        ),
+    ] = "length"
     mem_fraction_static: Annotated[
         float | None,
         Field(

@@ -208,17 +208,19 @@ def test_a_queue_above_128_is_not_sorted():
 
 
 class TestMistakes:
-    def test_blocks_of_more_than_a_token(self):
-        with pytest.raises(SettingError, match="block_size = 16: sglang's tree has pages of one token; leave it out"):
-            build(settings(policy="sglang", block_size=16))
+    def test_chunks_that_are_not_whole_pages(self):
+        with pytest.raises(SettingError, match="max_num_batched_tokens = 100: sglang's chunks are whole pages"):
+            build(settings(policy="sglang", block_size=16, max_num_batched_tokens=100))
         assert build(settings(policy="sglang")).block_size == 1
+        assert build(settings(policy="sglang", model="qwen3-8b", gpu="gb300")).block_size == 64
 
     def test_another_order(self):
         with pytest.raises(SettingError, match="schedule_policy"):
-            settings(policy="sglang", schedule_policy="lof")
+            settings(policy="sglang", schedule_policy="random")
 
     def test_more_slots_than_there_are(self):
         memory, state = RadixMemory(3), State()
         state.batch_size = 4
+        memory.phases.add(0, 4)
         with pytest.raises(SimulationFault, match="1 more slots are taken than there are"):
             memory.advance(state, 1)
