@@ -796,6 +796,18 @@ class SGLangOptions(Options):
         Tried(0.9),
     ] = None
 
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        """See ``Options``; without priorities, and what they decide without the switch."""
+        if name == "enable_priority_scheduling" and workload is not None and workload.priority is None:
+            return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
+        by_priority = ("schedule_low_priority_values_first", "disable_priority_preemption")
+        if name in (*by_priority, "priority_scheduling_preemption_threshold", "retraction_policy"):
+            if not self.enable_priority_scheduling:
+                return f"requests are not served by priority; use enable_priority_scheduling, {LEAVE_OUT}"
+            if self.disable_priority_preemption and name == "priority_scheduling_preemption_threshold":
+                return f"nothing is preempted with disable_priority_preemption; {LEAVE_OUT}"
+        return super().why_unread(name, replica, workload)
+
 
 def help_of(declared: type, name: str) -> str:
     """The help text of an option; empty if its declaration has none."""

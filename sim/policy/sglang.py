@@ -86,6 +86,10 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         # Looks at a queue that was not sorted.
         self._unsorted = 0
         chosen = self.options
+        if chosen.enable_priority_scheduling and chosen.schedule_policy == "lpm":
+            raise SettingError(
+                "schedule_policy", "lpm", "enable_priority_scheduling orders fcfs or lof; use one of these"
+            )
         self._preempts = chosen.enable_priority_scheduling and not chosen.disable_priority_preemption
         self._sign = 1 if chosen.schedule_low_priority_values_first else -1
         # By priority: in which order sequences joined the queue, for the last time; and tokens that a request was found to lack when it

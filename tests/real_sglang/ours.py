@@ -80,13 +80,13 @@ def settings_of(case: Case, **others: object) -> Settings:
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
         schedule_policy=case.schedule_policy,
-        enable_priority_scheduling=case.enable_priority_scheduling,
-        schedule_low_priority_values_first=case.schedule_low_priority_values_first,
-        disable_priority_preemption=case.disable_priority_preemption,
-        priority_scheduling_preemption_threshold=case.priority_scheduling_preemption_threshold,
-        retraction_policy=case.retraction_policy,
         outside_ms=0,
     )
+    if case.enable_priority_scheduling:
+        names = ["schedule_low_priority_values_first", "disable_priority_preemption", "retraction_policy"]
+        if not case.disable_priority_preemption:
+            names.append("priority_scheduling_preemption_threshold")
+        chosen |= {name: getattr(case, name) for name in ("enable_priority_scheduling", *names)}
     return settings(**chosen | others)
 
 

@@ -113,7 +113,7 @@ def test_a_share_of_outputs_that_ignore_the_end_of_text_is_noticed(monkeypatch):
 
 def test_an_admission_without_its_page_is_noticed(monkeypatch):
     """As in 0.5.9."""
-    compute = PrefillBatch._compute
+    compute, room = PrefillBatch._compute, PrefillBatch._room
 
     def without(batch, *args):
         compute(batch, *args)
@@ -121,6 +121,7 @@ def test_an_admission_without_its_page_is_noticed(monkeypatch):
         batch._taken_now -= batch._page
 
     monkeypatch.setattr(PrefillBatch, "_compute", without)
+    monkeypatch.setattr(PrefillBatch, "_room", property(lambda batch: room.fget(batch) + batch._page))
     assert _is_noticed("ignore_eos")
 
 

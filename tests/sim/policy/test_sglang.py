@@ -218,6 +218,19 @@ class TestMistakes:
         with pytest.raises(SettingError, match="schedule_policy"):
             settings(policy="sglang", schedule_policy="random")
 
+    def test_the_longest_prefix_by_priority(self):
+        with pytest.raises(
+            SettingError, match="schedule_policy = 'lpm': enable_priority_scheduling orders fcfs or lof"
+        ):
+            chosen = settings(policy="sglang", schedule_policy="lpm", enable_priority_scheduling=True)
+            columns = np.zeros(1, int), np.full(1, 4), np.full(1, 2)
+            simulate(chosen, Workload("w", *columns, priority=np.zeros(1, int)))
+
+    def test_priorities_that_no_request_has(self):
+        chosen = settings(policy="sglang", enable_priority_scheduling=True)
+        with pytest.raises(SettingError, match="enable_priority_scheduling = True: no request has a priority"):
+            simulate(chosen, Workload("w", np.zeros(1, int), np.full(1, 4), np.full(1, 2)))
+
     def test_more_slots_than_there_are(self):
         memory, state = RadixMemory(3), State()
         state.batch_size = 4
