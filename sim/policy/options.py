@@ -754,9 +754,37 @@ class SGLangOptions(Options):
     """Options of SGLang."""
 
     schedule_policy: Annotated[
-        Literal["lpm", "fcfs"],
-        Field(description='Order of the queue: "lpm" is longest cached prefix first, "fcfs" is order of arrival.'),
+        Literal["lpm", "fcfs", "lof"],
+        Field(
+            description='Order of the queue: "lpm" is longest cached prefix first, "fcfs" is order of arrival, "lof" is longest'
+            " declared output first."
+        ),
     ] = "fcfs"
+    enable_priority_scheduling: Annotated[
+        bool,
+        Field(
+            description="Order of the queue by the priority of requests first, higher first; a request may preempt running ones of"
+            " lower priority."
+        ),
+    ] = False
+    schedule_low_priority_values_first: Annotated[
+        bool, Field(description="With enable_priority_scheduling, lower priorities come first.")
+    ] = False
+    disable_priority_preemption: Annotated[
+        bool, Field(description="With enable_priority_scheduling, no running request is preempted for a waiting one.")
+    ] = False
+    priority_scheduling_preemption_threshold: Annotated[
+        int,
+        Field(ge=0, le=2**31, description="Difference of priorities above which a running request is preempted."),
+        Tried(0),
+    ] = 10
+    retraction_policy: Annotated[
+        Literal["length", "priority"],
+        Field(
+            description='Which requests are retracted when the KV cache is full: "length" is those with the shortest output, then the'
+            ' longest prompt, "priority" is those of the lowest priority first.'
+        ),
+    ] = "length"
     mem_fraction_static: Annotated[
         float | None,
         Field(
@@ -767,6 +795,18 @@ class SGLangOptions(Options):
         ),
         Tried(0.9),
     ] = None
+
+    def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
+        """See ``Options``; without priorities, and what they decide without the switch."""
+        if name == "enable_priority_scheduling" and workload is not None and workload.priority is None:
+            return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
+        by_priority = ("schedule_low_priority_values_first", "disable_priority_preemption")
+        if name in (*by_priority, "priority_scheduling_preemption_threshold", "retraction_policy"):
+            if not self.enable_priority_scheduling:
+                return f"requests are not served by priority; use enable_priority_scheduling, {LEAVE_OUT}"
+            if self.disable_priority_preemption and name == "priority_scheduling_preemption_threshold":
+                return f"nothing is preempted with disable_priority_preemption; {LEAVE_OUT}"
+        return super().why_unread(name, replica, workload)
 
 
 def help_of(declared: type, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 import numpy as np
@@ -12,13 +12,20 @@ from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransac
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.prefix import RadixTree, first_tokens
 from ..spec.startup.launch import Launch
-from ..spec.startup.sglang import ServerDefaults, fraction_of, max_running_requests, num_slots, server_defaults
+from ..spec.startup.sglang import (
+    ServerDefaults,
+    fraction_of,
+    max_running_requests,
+    num_slots,
+    page_size,
+    server_defaults,
+)
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
-from .base import Policy, Source
+from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
 from .server import Limits, Pool, Server
 
@@ -34,8 +41,6 @@ MAX_PREFILL_TOKENS = 16_384
 IGNORE_EOS_RESERVE = 1
 #: In place of what was found: behind all others.
 PUT_OFF = -1
-#: Slots of a page, which an admission counts beyond its tokens.
-PAGE = 1
 #: An output counts no longer than this when room is asked for it.
 CLIP_MAX_NEW_TOKENS = 4096
 
@@ -80,6 +85,18 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._idle_spans = 0
         # Looks at a queue that was not sorted.
         self._unsorted = 0
+        chosen = self.options
+        if chosen.enable_priority_scheduling and chosen.schedule_policy == "lpm":
+            raise SettingError(
+                "schedule_policy", "lpm", "enable_priority_scheduling orders fcfs or lof; use one of these"
+            )
+        self._preempts = chosen.enable_priority_scheduling and not chosen.disable_priority_preemption
+        self._sign = 1 if chosen.schedule_low_priority_values_first else -1
+        # By priority: in which order sequences joined the queue, for the last time; and tokens that a request was found to lack when it
+        # was looked at last, before which SGLang knows of none.
+        self._joined: dict[Sequence, int] = {}
+        self._joins = 0
+        self._lacked: dict[Sequence, int] = {}
 
     @classmethod
     def pool_size(
@@ -88,19 +105,22 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         """See ``Policy``; the slots that SGLang computes at its start (``spec.startup.sglang``).
 
         Raises:
-            SettingError: The weights leave no slot.
+            SettingError: The weights leave no slot, or chunks are not whole pages.
         """
-        if block_size not in (None, 1):
-            raise SettingError("block_size", block_size, "sglang's tree has pages of one token; leave it out")
+        size = block_size or page_size(server.gpu, server.model)
+        chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
+        if chunk % size:
+            remedy = f"sglang's chunks are whole pages; give a multiple of block_size = {size}, or smaller blocks"
+            raise SettingError("max_num_batched_tokens", chunk, remedy)
         if num_blocks is not None:
-            return num_blocks, 1
+            return num_blocks, size
         assert isinstance(options, SGLangOptions)
         launch = Launch(
             model=server.model,
             gpu=server.gpu,
             max_model_len=server.max_model_len,
             max_num_seqs=server.max_num_seqs or 0,
-            max_num_batched_tokens=server.max_num_batched_tokens or _defaults(server).chunked_prefill_size,
+            max_num_batched_tokens=chunk,
             tensor_parallel=server.tensor_parallel,
             deployment=server.deployment,
         )
@@ -109,7 +129,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             fraction = options.mem_fraction_static or fraction_of(launch)
             remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
             raise SettingError("mem_fraction_static", fraction, remedy)
-        return found, 1
+        return found // size, size
 
     @classmethod
     def step_limits(
@@ -120,7 +140,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def memory(self, pool: Pool) -> RadixMemory:
         kind = SlotRadixMemory if pool.ids else RadixMemory
-        return kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes)
+        return kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size)
 
     def schedule(self, state: State, transaction: RadixTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes."""
@@ -130,29 +150,63 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if not state.batch_size or self._full_at != transaction.departures:
             self._full_at = None
         queue: Queue = state.waiting
+        if self._preempts:
+            self._join(each for each in queue if each not in self._joined)
+        preempted: tuple[Sequence, ...] = ()
         if state.prefilling or (queue and not self._is_full(state, transaction)):
             queue = self._in_order(queue, transaction)
-            plan = self._prefill(state, transaction, queue)
-            if plan is not None:
-                return plan
-        return self._decode(state, transaction, queue)
+            batch = self._prefill(state, transaction, queue)
+            preempted = tuple(batch.preempted)
+            if preempted:
+                self._join(preempted)
+                queue = (*queue, *preempted)
+            if batch:
+                return StepPlan(
+                    tuple(batch.admitted),
+                    batch.tokens,
+                    preempted,
+                    valid_until_horizon=False,
+                    chunks=tuple(batch.chunks),
+                    prefill_only=True,
+                    order=_order(state, queue),
+                )
+        return self._decode(state, transaction, queue, preempted)
+
+    def _join(self, sequences: Iterable[Sequence]) -> None:
+        """They join the queue, in this order."""
+        for sequence in sequences:
+            self._joined[sequence] = self._joins
+            self._joins += 1
 
     def _is_full(self, state: State, transaction: RadixTransaction) -> bool:
         """Whether the queue is not considered: it was in vain since the last sequence left, or there is no seat."""
+        if self._preempts:
+            return False
         if state.batch_size >= self.limits.max_num_seqs:
             self._full_at = transaction.departures
         return self._full_at is not None
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
-        """Waiting requests, the longest prefix first; those with a prefix that another one will compute come last.
-
-        The queue itself, where it is not sorted.
-        """
-        if not transaction.keeps:
-            return queue
-        if self.options.schedule_policy == "fcfs" or len(queue) > MOST_SORTED:
+        """Waiting requests in the order of ``schedule_policy``; the queue itself, where it is not sorted."""
+        chosen = self.options
+        if chosen.schedule_policy == "lpm" and transaction.keeps and len(queue) <= MOST_SORTED:
+            return self._by_prefix(queue, transaction)
+        if chosen.schedule_policy == "lof":
+            # Stable: the outputs first, then what counts more.
+            queue = tuple(sorted(queue, key=transaction.max_output_tokens, reverse=True))
+        if chosen.enable_priority_scheduling:
+            queue = tuple(sorted(queue, key=self._urgency))
+        if transaction.keeps:
             self._refresh(queue, transaction)
-            return queue
+        return queue
+
+    def _urgency(self, sequence: Sequence) -> int:
+        """Lower first: the priority, or its negative where SGLang puts the higher first."""
+        return sequence.urgency[0] * self._sign
+
+    @staticmethod
+    def _by_prefix(queue: Queue, transaction: RadixTransaction) -> Queue:
+        """The longest prefix first; requests with a prefix that another one will compute come last."""
         found, others = {}, RadixTree()
         for sequence in queue:
             # The last known token has to be computed in any case.
@@ -169,84 +223,111 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
                 transaction.match(sequence)
         self._unsorted += bool(queue)
 
-    def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan | None:
-        """A step that prefills; None where no request can, as the batch is full."""
+    def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> PrefillBatch:
+        """The prefills of a step; none where no request is admitted, as the batch is full."""
         ratio = self._ratio.at(state.decode_step)
-        batch = PrefillBatch(transaction, self.limits, self._reserve(state, transaction, ratio), state, ratio)
+        batch = PrefillBatch(transaction, self.limits, state, ratio)
         for sequence in state.prefilling:
             batch.continue_prefill(sequence)
         for sequence in queue:
             if batch.is_spent:
                 break
-            if state.batch_size + len(batch) >= self.limits.max_num_seqs:
+            if batch.running + len(batch) >= self.limits.max_num_seqs:
                 batch.is_full = True
-            if batch.is_full or not batch.add(sequence):
+            if batch.is_full and not (self._preempts and self._preempt_for(sequence, batch)):
                 break
+            if not batch.add(sequence):
+                self._lacked[sequence] = batch.lacked
+                break
+            self._lacked.pop(sequence, None)
         # What a prefill beside no running sequence finds is forgotten, and one that leaves a prefill unfinished is looked at again.
-        if batch.is_full and state.batch_size:
+        if batch.is_full and batch.running:
             self._full_at = transaction.departures
-        if not batch:
-            return None
         if batch.chunks:
             self._full_at = None
+        return batch
+
+    def _preempt_for(self, sequence: Sequence, batch: PrefillBatch) -> bool:
+        """Preempt the least urgent running sequences, the last to join first, for one that is more urgent by the threshold.
+
+        Where room lacks, as many as have outputs to come for it: SGLang counts neither their own slots nor, before a request was looked
+        at, its prompt.
+        """
+        lacking = self._lacked.get(sequence, 0) + batch.room_for_output(sequence)
+        urgency, chosen = self._urgency(sequence), []
+        for other in sorted(batch.reserved, key=lambda s: (-self._urgency(s), -self._joined[s])):
+            if self._urgency(other) - urgency <= self.options.priority_scheduling_preemption_threshold:
+                break
+            chosen.append(other)
+            lacking -= batch.reserved[other]
+            if lacking <= 0:
+                break
+        if not chosen or lacking > 0:
+            return False
+        for other in [each for each in batch.reserved if each in chosen]:
+            self._lacked[other] = other.start_tokens
+            batch.preempt(other)
+        # In SGLang the order of a set; here that of the choice.
+        batch.preempted += chosen
+        return True
+
+    def _decode(
+        self, state: State, transaction: RadixTransaction, queue: Queue, preempted: tuple[Sequence, ...]
+    ) -> StepPlan:
+        """Running sequences decode; some are retracted if the slots run out."""
+        if transaction.room < transaction.begun():
+            return self._retract(state, transaction, queue, preempted)
+        if not state.waiting and not preempted:
+            return CARRY_ON
         return StepPlan(
-            tuple(batch.admitted),
-            batch.tokens,
-            valid_until_horizon=False,
-            chunks=tuple(batch.chunks),
-            prefill_only=True,
+            preempted=preempted,
+            valid_until_horizon=self._full_at is not None and not self._preempts,
+            stops_at_arrival=False,
             order=_order(state, queue),
         )
 
-    def _reserve(self, state: State, transaction: RadixTransaction, ratio: float) -> float:
-        """Slots kept for the outputs of running sequences: a share, which is a float as in SGLang."""
-        decode_step, most, slots = state.decode_step, transaction.longest_tokens, 0.0
-        # A loop of its own, as it runs over all sequences whenever the queue is looked at.
-        for s in transaction.batch():
-            if s not in state.running:
-                continue
-            declared = most - s.prompt_tokens
-            if s.max_tokens < declared:
-                declared = s.max_tokens
-            left = declared - s.generated_tokens + s.start_step - decode_step
-            slots += (left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS) * (1.0 if s.ignores_eos else ratio)
-        return slots
-
-    def _decode(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
-        """Running sequences decode; some are retracted if the slots run out."""
-        if transaction.room < state.batch_size:
-            return self._retract(state, transaction, queue)
-        if not state.waiting:
-            return CARRY_ON
-        return StepPlan(
-            valid_until_horizon=self._full_at is not None, stops_at_arrival=False, order=_order(state, queue)
-        )
-
-    def _retract(self, state: State, transaction: RadixTransaction, queue: Queue) -> StepPlan:
+    def _retract(
+        self, state: State, transaction: RadixTransaction, queue: Queue, preempted: tuple[Sequence, ...]
+    ) -> StepPlan:
         """Retract the sequences with the fewest generated tokens until the others find free slots."""
         decode_step = state.decode_step
+        transaction.make_free(transaction.begun())
         generated = {s: s.generated_tokens + decode_step - s.start_step for s in transaction.batch()}
-        kept = sorted(generated, key=lambda s: (generated[s], -s.prompt_tokens), reverse=True)
+        by_priority = self.options.retraction_policy == "priority"
+        kept = sorted(
+            generated,
+            key=lambda s: (-self._urgency(s) if by_priority else 0, generated[s], -s.prompt_tokens),
+            reverse=True,
+        )
         retracted: list[Sequence] = []
-        while transaction.room < len(kept) and len(kept) > 1:
-            transaction.retract(kept[-1], decode_step)
+        while len(kept) > 1:
             retracted.append(kept.pop())
+            self._lacked[retracted[-1]] = retracted[-1].start_tokens
+            transaction.retract(retracted[-1], len(kept))
+            if transaction.make_free(transaction.begun(kept)):
+                break
+        if self._preempts:
+            self._join(retracted)
         # The batch goes on in the order of the choice.
         transaction.reorder(kept)
         declared = sum(transaction.max_output_tokens(sequence) for sequence in kept)
         self._ratio.estimate(sum(generated[s] for s in kept), len(kept), declared, decode_step)
         self._full_at = None
         return StepPlan(
-            preempted=tuple(retracted), valid_until_horizon=False, stops_at_arrival=False, order=(*queue, *retracted)
+            preempted=(*preempted, *retracted),
+            valid_until_horizon=False,
+            stops_at_arrival=False,
+            order=(*queue, *retracted),
         )
 
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""
-        return memory.room // state.batch_size
+        return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
-        # SGLang cuts outputs to the pool less 2 less the prompt; and the last token is never stored.
-        return workload.prompt_tokens + workload.output_tokens + 2
+        # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.
+        prompts = blocks_of(workload.prompt_tokens, block_size) * block_size
+        return blocks_of(prompts + workload.output_tokens + block_size + 1, block_size)
 
 
 def _defaults(server: Server) -> ServerDefaults:
@@ -271,76 +352,101 @@ class PrefillBatch:
     """A step that prefills, while it is put together: SGLang's ``PrefillAdder``.
 
     Attributes:
+        reserved: Slots kept for the outputs of each running sequence: a share of them, which is a float as in SGLang.
+        preempted: Running sequences that were preempted for it.
+        running: Sequences that run beside it.
+        lacked: Tokens that the sequence which was looked at last has to compute.
         admitted: Sequences that end their prefill in it.
         chunks: Sequences that continue their prefill after it, with the tokens that they compute in it.
         tokens: Tokens that it computes.
         is_full: Whether ``max_num_seqs`` is reached or the room ran out.
     """
 
-    def __init__(
-        self, transaction: RadixTransaction, limits: Limits, reserve: float, state: State, ratio: float
-    ) -> None:
-        self._state, self._ratio = state, ratio
+    def __init__(self, transaction: RadixTransaction, limits: Limits, state: State, ratio: float) -> None:
+        self._state, self._ratio, self._transaction = state, ratio, transaction
+        self.reserved = {each: self._to_reserve(each) for each in transaction.batch() if each in state.running}
+        self.preempted: list[Sequence] = []
+        self.running, self.lacked = state.batch_size, 0
         self._ends: list[tuple[float, int]] | None = None
         self.admitted: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
         self.tokens = 0
         self.is_full = False
-        self._transaction = transaction
-        self._chunk_tokens = limits.max_num_batched_tokens
+        self._page, self._chunk_left = transaction.memory.block_size, limits.max_num_batched_tokens
+        self._input_left = MAX_PREFILL_TOKENS
         # Sequences of the step, in the order in which they joined it.
         self._order: list[Sequence] = []
-        # Slots that are spoken for; and without the outputs to come.
-        self._taken = reserve
+        # Slots that are spoken for, in whole pages and one more of each sequence; and without the outputs to come.
+        self._taken = sum(self.reserved.values())
         self._taken_now = 0
 
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
 
+    def _to_reserve(self, sequence: Sequence) -> float:
+        left = self._transaction.max_output_tokens(sequence) - sequence.generated_tokens
+        left += sequence.start_step - self._state.decode_step
+        return min(left, CLIP_MAX_NEW_TOKENS) * (1.0 if sequence.ignores_eos else self._ratio)
+
+    def room_for_output(self, sequence: Sequence) -> float:
+        """Slots that the whole output of a sequence takes beyond the room."""
+        return min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS) - self._room
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Free what a running sequence has, and what is kept for it."""
+        self._taken -= self.reserved.pop(sequence)
+        self.running -= 1
+        self._transaction.retract(sequence, self.running)
+
     def continue_prefill(self, sequence: Sequence) -> None:
         """The next chunk of a prefill: as much as the room has, or a whole one if there is none."""
         left = min(self._chunk_left, int(self._room))
-        self._compute(
-            sequence, sequence.start_tokens - sequence.computed_tokens, left if left > 0 else self._chunk_left
-        )
+        own = sequence.start_tokens - sequence.computed_tokens
+        self._compute(sequence, own, min(own, left if left > 0 else self._chunk_left))
 
     def add(self, sequence: Sequence) -> bool:
         """Admit a sequence if it fits, and whether another one may follow."""
         transaction = self._transaction
-        own = sequence.start_tokens - transaction.look_up(sequence)
+        self.lacked = own = sequence.start_tokens - transaction.look_up(sequence)
         if sequence.ignores_eos and not transaction.keeps:
-            if not self._fits_to_its_end(sequence, own + PAGE):
+            if not self._fits_to_its_end(sequence, self._paged(own) + self._page):
                 self.is_full = True
                 return False
             transaction.lock(sequence)
-            return self._admit(sequence, own)
+            return self._admit(sequence, own, min(own, self._chunk_left))
         to_come = max(0, transaction.max_output_tokens(sequence) - sequence.generated_tokens)
         transaction.lock(sequence)
         # What it locks can be evicted no more.
-        if own + min(to_come, CLIP_MAX_NEW_TOKENS) + PAGE >= self._room:
+        lacks_room = own + min(to_come, CLIP_MAX_NEW_TOKENS) + self._page >= self._room
+        self.is_full = self.is_full or lacks_room
+        tokens = own if self._paged(own) <= self._chunk_left else self._chunk_left // self._page * self._page
+        if lacks_room or not tokens:
             transaction.unlock(sequence)
-            self.is_full = True
             return False
-        return self._admit(sequence, own)
+        return self._admit(sequence, own, tokens)
 
-    def _admit(self, sequence: Sequence, own: int) -> bool:
+    def _paged(self, tokens: int) -> int:
+        """Slots of the pages that so many tokens take."""
+        return -(-tokens // self._page) * self._page
+
+    def _admit(self, sequence: Sequence, own: int, tokens: int) -> bool:
         self._transaction.enter(sequence)
-        self._compute(sequence, own, self._chunk_left)
-        self.is_full = not self._has_room
-        return not self.is_full and not self.is_spent
+        self._compute(sequence, own, tokens)
+        self.is_full = self.is_full or not self._has_room
+        return self._has_room and not self.is_spent
 
     def _fits_to_its_end(self, sequence: Sequence, own: int) -> bool:
         """Without a tree: whether slots are left at the end of each sequence, the ends in the order of tokens to come.
 
         Those that run and that were admitted before are collected when the first sequence asks, as SGLang does.
         """
-        transaction, left_now = self._transaction, self._transaction.room - self._taken_now
+        left_now = self._transaction.room - self._taken_now
         if own > min(left_now, self._room):
             return False
         mine = self._end(sequence, sequence.generated_tokens)
         if self._ends is None:
             state = self._state
-            ran = [each for each in transaction.batch() if each in state.running]
+            ran = self.reserved
             counted = [(each, each.generated_tokens + state.decode_step - each.start_step) for each in ran]
             counted += [(each, each.generated_tokens) for each in self._order]
             ends = [mine, *(self._end(each, generated) for each, generated in counted)]
@@ -366,7 +472,7 @@ class PrefillBatch:
     @property
     def is_spent(self) -> bool:
         """Whether chunk or input are used up while there is room."""
-        return self._has_room and (self._chunk_left <= 0 or self.tokens >= MAX_PREFILL_TOKENS)
+        return self._has_room and (self._chunk_left <= 0 or self._input_left <= 0)
 
     @property
     def _has_room(self) -> bool:
@@ -376,23 +482,20 @@ class PrefillBatch:
     def _room(self) -> float:
         return self._transaction.room - self._taken
 
-    @property
-    def _chunk_left(self) -> int:
-        return self._chunk_tokens - self.tokens
-
-    def _compute(self, sequence: Sequence, own: int, most: int) -> None:
-        """At most so many tokens, or all that it lacks, with its output to come."""
-        tokens = min(own, most)
+    def _compute(self, sequence: Sequence, own: int, tokens: int) -> None:
+        """So many of the tokens that it lacks; with all of them, its output to come is spoken for."""
         self._order.append(sequence)
         self.tokens += tokens
-        self._taken_now += tokens + PAGE
+        paged = self._paged(tokens)
+        self._chunk_left -= paged
+        self._input_left -= paged
+        self._taken_now += paged + self._page
+        self._taken += paged + self._page
         if tokens < own:
             self.chunks.append((sequence, tokens))
-            self._taken += tokens + PAGE
         else:
             self.admitted.append(sequence)
-            to_come = min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS)
-            self._taken += tokens + PAGE + to_come
+            self._taken += min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS)
 
 
 class NewTokenRatio:

@@ -120,7 +120,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     def check_meter(self, steps: int) -> None:
         """Invariant 1: what is neither free nor evictable is held, and live."""
         held = self.memory.num_blocks - self.free - self.evictable()
-        assert self.memory.advance(self.state, steps) == (held, held)
+        assert self.memory.advance(self.state, steps) == (held, held, 0)
 
     def leave(self) -> None:
         """Finished sequences leave what they computed in the tree, in order of admission."""
@@ -136,13 +136,15 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     @rule(pick=picks)
     def retract(self, pick):
         """One or two give up their own slots and their locks."""
-        victims = chosen([*self.tokens], pick)
+        victims, transaction = chosen([*self.tokens], pick), self.memory.transaction(self.state.decode_step)
         self.make_free(len(self.tokens))
+        transaction.make_free(transaction.begun())
         for sequence in victims:
             locked = self.locked.pop(sequence)
             self.free += self.tokens.pop(sequence) - len(locked)
             self.trie.lock(locked, -1)
             self.make_free(RETRACTED * len(self.tokens))
+            transaction.retract(sequence, len(self.tokens))
         self.memory.evict(tuple(victims), (), self.state.decode_step)
         self.state.preempt(tuple(victims), ())
 
@@ -154,7 +156,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         assert self.memory.free == self.free
         assert self.memory.tree.evictable_tokens == self.evictable()
         assert strings(self.memory.tree) == self.trie.strings()
-        assert {s: holding.tokens for s, holding in self.memory.holdings.items()} == {
+        assert {s: holding.pages for s, holding in self.memory.holdings.items()} == {
             s: len(locked) for s, locked in self.locked.items()
         }
 
@@ -173,8 +175,8 @@ class SlotRadixMachine(RadixMemoryMachine):
         for sequence, table in tables.tables.items():
             holding = self.memory.holdings[sequence]
             assert len(table) == self.tokens[sequence]
-            assert table[: holding.tokens] == tree.along(holding.node)
-            taken += table[holding.tokens :]
+            assert table[: holding.pages] == tree.along(holding.node)
+            taken += table[holding.pages :]
         assert sorted([*taken, *tables.pool.free_ids]) == list(range(self.memory.num_blocks))
         assert sorted(self.memory.cached_block_ids()) == sorted(slot for slots in tree.slots.values() for slot in slots)
         assert all(len(slots) == node.tokens for node, slots in tree.slots.items())

@@ -49,8 +49,8 @@ class StepLog(Observer):
                 prefills=prefills,
                 scheduled=tuple((each.index, tokens) for each, tokens in computed),
                 retracted=tuple(sorted(each.index for each in plan.preempted)),
-                free=memory.free,
-                evictable=memory.tree.evictable_tokens,
+                free=memory.free * memory.block_size,
+                evictable=memory.tree.evictable_tokens * memory.block_size,
             )
         )
 
@@ -74,13 +74,19 @@ def settings_of(case: Case, **others: object) -> Settings:
     """The settings that serve a case."""
     chosen = dict(
         policy="sglang",
-        num_gpu_blocks_override=case.num_slots,
+        num_gpu_blocks_override=case.num_slots // case.page_size,
+        block_size=case.page_size,
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
         schedule_policy=case.schedule_policy,
         outside_ms=0,
     )
+    if case.enable_priority_scheduling:
+        names = ["schedule_low_priority_values_first", "disable_priority_preemption", "retraction_policy"]
+        if not case.disable_priority_preemption:
+            names.append("priority_scheduling_preemption_threshold")
+        chosen |= {name: getattr(case, name) for name in ("enable_priority_scheduling", *names)}
     return settings(**chosen | others)
 
 

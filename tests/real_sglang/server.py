@@ -12,6 +12,7 @@ import ast
 import hashlib
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ stubs.install()
 
 import torch
 from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers import schedule_policy
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, SchedulePolicy
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
@@ -115,11 +117,38 @@ def _methods() -> dict[str, Any]:
     return {name: names[name] for name in DECISIONS}
 
 
+class Ordered(dict[Any, None]):
+    """A set that knows the order of its members; those of ``schedule_policy`` are sets of objects, in the order of their addresses."""
+
+    def __init__(self, members: Iterable[Any] = ()) -> None:
+        super().__init__(dict.fromkeys(members))
+
+    def add(self, member: Any) -> None:
+        self[member] = None
+
+
+schedule_policy.set = Ordered
+
+
+class Times:
+    """The times of a request, of which the scheduler reads one: by a clock that ticks whenever a request joins the queue."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler, self.wait_queue_entry_time = scheduler, 0
+
+    def set_wait_queue_entry_time(self) -> None:
+        self._scheduler.joined += 1
+        self.wait_queue_entry_time = self._scheduler.joined
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
 class Scheduler:
     """Of ``Scheduler`` what its decisions read."""
 
     def __init__(self, case: Case) -> None:
-        self.page_size, device = case.page_size, "cpu"
+        self.page_size, device, self.joined = case.page_size, "cpu", 0
         pool = (case.num_slots, torch.float16, device, MagicMock(), False)
         if case.page_size == 1:
             self.token_to_kv_pool_allocator: Any = TokenToKVPoolAllocator(*pool)
@@ -136,7 +165,8 @@ class Scheduler:
             tree_components=(ComponentType.FULL,),
         )
         self.tree_cache = UnifiedRadixCache(params)
-        self.policy = SchedulePolicy(case.schedule_policy, self.tree_cache, False, False, False)
+        by_priority, low_first = case.enable_priority_scheduling, case.schedule_low_priority_values_first
+        self.policy = SchedulePolicy(case.schedule_policy, self.tree_cache, False, by_priority, low_first)
         self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
         self.max_running_requests = case.max_num_seqs
         self.max_prefill_tokens = MAX_PREFILL_TOKENS
@@ -157,12 +187,15 @@ class Scheduler:
         self.max_new_tokens_limit = self.max_queued_requests = None
         self.enable_hierarchical_cache = self.enable_hicache_storage = self.enable_lmcache = False
         self.enable_unified_cache_external_linker = self.enable_hisparse = self.enable_lora = False
-        self.enable_priority_preemption = self.enable_priority_scheduling = self.is_hybrid_swa = False
+        self.enable_priority_scheduling, self.schedule_low_priority_values_first = by_priority, low_first
+        self.enable_priority_preemption = by_priority and not case.disable_priority_preemption
+        self.priority_scheduling_preemption_threshold = case.priority_scheduling_preemption_threshold
+        self.is_hybrid_swa = False
         self.abort_on_priority_when_disabled = self.is_mixed_chunk = self.enable_overlap = False
         self.enable_skip_finishing_decode = self.require_mlp_sync = False
         self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
         self.prefill_decode_interval_min_bs = self.processed_tokens_counter = self.forward_ct = 0
-        self.priority_scheduling_preemption_threshold = self.max_prefill_bs = 0
+        self.max_prefill_bs = 0
         self.kv_shard_widening = 1
         self.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
         self.beam_coordinator = SimpleNamespace(pending_member_rows=lambda batch: 0)
@@ -219,6 +252,8 @@ def serve(case: Case) -> Served:
         "attention_backend": "torch_native",
         "pp_max_micro_batch_size": case.max_num_seqs,
         "disable_radix_cache": not case.prefix_caching,
+        "schedule_low_priority_values_first": case.schedule_low_priority_values_first,
+        "retraction_policy": case.retraction_policy,
     }
     with get_context().override_server_args(**fields):
         return _serve(case)
@@ -262,8 +297,11 @@ def _request(case: Case, index: int, prompt: list[int], scheduler: Any) -> Req:
     declared, ignores = int(case.workload.max_tokens[index]), bool(case.workload.ignore_eos[index])
     params = SamplingParams(max_new_tokens=declared, ignore_eos=ignores, temperature=0.0)
     params.normalize(None)
-    request = Req(str(index), "", array("q", prompt), params, eos_token_ids={EOS_TOKEN}, vocab_size=1 << 40)
-    request.time_stats = MagicMock()
+    priority = None if case.workload.priority is None else int(case.workload.priority[index])
+    request = Req(
+        str(index), "", array("q", prompt), params, eos_token_ids={EOS_TOKEN}, vocab_size=1 << 40, priority=priority
+    )
+    request.time_stats = Times(scheduler)
     scheduler.init_req_max_new_tokens(request)
     return request
 

@@ -99,25 +99,49 @@ def _is_noticed(kind: str) -> bool:
 
 def test_a_share_of_outputs_that_ignore_the_end_of_text_is_noticed(monkeypatch):
     """As in 0.5.9, which reserved the same share of every output."""
-    load = SGLang._reserve
+    to_reserve = PrefillBatch._to_reserve
 
-    def reserve(policy, state, transaction, ratio):
-        known = {each: each.ignores_eos for each in state.running}
-        for each in known:
-            each.ignores_eos = False
-        found = load(policy, state, transaction, ratio)
-        for each, ignores in known.items():
-            each.ignores_eos = ignores
+    def alike(batch, sequence):
+        ignores, sequence.ignores_eos = sequence.ignores_eos, False
+        found = to_reserve(batch, sequence)
+        sequence.ignores_eos = ignores
         return found
 
-    monkeypatch.setattr(SGLang, "_reserve", reserve)
+    monkeypatch.setattr(PrefillBatch, "_to_reserve", alike)
     assert _is_noticed("ignore_eos")
 
 
 def test_an_admission_without_its_page_is_noticed(monkeypatch):
     """As in 0.5.9."""
-    monkeypatch.setattr("fragmeter.sim.policy.sglang.PAGE", 0)
+    compute, room = PrefillBatch._compute, PrefillBatch._room
+
+    def without(batch, *args):
+        compute(batch, *args)
+        batch._taken -= batch._page
+        batch._taken_now -= batch._page
+
+    monkeypatch.setattr(PrefillBatch, "_compute", without)
+    monkeypatch.setattr(PrefillBatch, "_room", property(lambda batch: room.fget(batch) + batch._page))
     assert _is_noticed("ignore_eos")
+
+
+def test_a_decode_that_asks_for_no_more_pages_than_it_takes_is_noticed(monkeypatch):
+    """SGLang evicts for a page of each sequence, also in steps in which few begin one."""
+    take = RadixMemory._take
+    monkeypatch.setattr(RadixMemory, "_take", lambda memory, pages, asked: take(memory, pages, min(asked, pages)))
+    assert _is_noticed("pages")
+
+
+def test_a_preemption_that_counts_the_prompt_is_noticed(monkeypatch):
+    """Before SGLang has looked a request up, it counts no token of its prompt."""
+    preempt_for = SGLang._preempt_for
+
+    def count(policy, sequence, batch):
+        policy._lacked.setdefault(sequence, sequence.start_tokens)
+        return preempt_for(policy, sequence, batch)
+
+    monkeypatch.setattr(SGLang, "_preempt_for", count)
+    assert _is_noticed("priorities")
 
 
 def test_a_full_batch_that_is_looked_at_a_step_late_is_noticed(monkeypatch):
@@ -141,13 +165,13 @@ def test_a_full_batch_that_is_looked_at_a_step_late_is_noticed(monkeypatch):
 def test_evictions_of_all_that_is_asked_for_are_noticed(monkeypatch):
     """As in 0.5.9, which did not count what was free already."""
 
-    def make_free(memory, slots):
-        if memory.free < slots:
-            freed = memory.tree.evict(slots)
+    def make_free(memory, pages):
+        if memory.free < pages:
+            freed = memory.tree.evict(pages)
             memory.free += freed
             memory.evicted_blocks += freed
 
-    monkeypatch.setattr(RadixMemory, "_make_free", make_free)
+    monkeypatch.setattr(RadixMemory, "make_free", make_free)
     assert _is_noticed("fcfs")
 
 

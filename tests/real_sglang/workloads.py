@@ -24,6 +24,8 @@ class Case:
         max_num_seqs: ``--max-running-requests``.
         max_num_batched_tokens: ``--chunked-prefill-size``.
         prefix_caching: Whether the tree keeps what no request locks.
+        enable_priority_scheduling, schedule_low_priority_values_first, disable_priority_preemption: As in SGLang.
+        priority_scheduling_preemption_threshold, retraction_policy: As in SGLang.
         step_ticks: Duration of every step.
     """
 
@@ -35,6 +37,11 @@ class Case:
     page_size: int = 1
     schedule_policy: str = "fcfs"
     prefix_caching: bool = True
+    enable_priority_scheduling: bool = False
+    schedule_low_priority_values_first: bool = False
+    disable_priority_preemption: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    retraction_policy: str = "length"
     step_ticks: int = 100
 
     def without(self, row: int) -> Case:
@@ -132,6 +139,55 @@ def _uncached(seed: int) -> Case:
     return replace(case, prefix_caching=False)
 
 
+def _pages(seed: int) -> Case:
+    """Pages of several tokens, with and without a tree, in chunks and under retraction."""
+    draw = random.Random(f"pages/{seed}")
+    prompt, output = draw.choice(((100, 40), (300, 30), (30, 300)))
+    strain = draw.random() if output < 300 else 0.7 + draw.random() / 3
+    case = _drawn(f"pages/{seed}", draw, prompt, output, strain, shared=0.8, fixed=draw.choice((0, 0, 0, 0.5)))
+    page = draw.choice((2, 16, 16, 32, 64, 64))
+    return replace(
+        case,
+        page_size=page,
+        num_slots=_paged(case, page),
+        max_num_batched_tokens=page * draw.choice((1, 2, 5, 128)),
+        schedule_policy=draw.choice(("fcfs", "lpm")),
+        prefix_caching=draw.random() < 0.85,
+    )
+
+
+def _paged(case: Case, page: int) -> int:
+    """Slots of a pool of whole pages that holds what the case's pool does."""
+    longest = int((-(-case.workload.prompt_tokens // page) * page + case.workload.output_tokens).max())
+    return -(-max(case.num_slots, longest + page + 1) // page) * page
+
+
+def _priorities(seed: int) -> Case:
+    """Requests with priorities, which may preempt each other for seats and for slots."""
+    draw = random.Random(f"priorities/{seed}")
+    prompt, output = draw.choice(((60, 60), (30, 300), (300, 30)))
+    # Room for few or for all: seats are what a request preempts others for.
+    strain = draw.choice((0.1, 0.4, 0.6, 0.9)) * draw.random()
+    case = _drawn(f"priorities/{seed}", draw, prompt, output, strain, fixed=draw.choice((0, 0, 0.5)))
+    page, spread, work = draw.choice((1, 1, 16)), draw.choice((2, 30, 100)), case.workload
+    priorities = np.array([draw.randint(-spread, spread) for _ in range(len(work))])
+    return replace(
+        case,
+        workload=replace(work, priority=priorities, arrival_ticks=work.arrival_ticks * draw.choice((1, 3, 10))),
+        page_size=page,
+        num_slots=_paged(case, page),
+        max_num_seqs=draw.choice((1, 2, 3, 4, 64)),
+        max_num_batched_tokens=draw.choice((64, 512, 8192)),
+        schedule_policy=draw.choice(("fcfs", "fcfs", "lof")),
+        prefix_caching=draw.random() < 0.8,
+        enable_priority_scheduling=True,
+        schedule_low_priority_values_first=draw.random() < 0.5,
+        disable_priority_preemption=draw.random() < 0.2,
+        priority_scheduling_preemption_threshold=draw.choice((0, 0, 1, 10)),
+        retraction_policy=draw.choice(("length", "priority")),
+    )
+
+
 #: Kinds of workloads, by seed.
 KINDS: dict[str, Callable[[int], Case]] = {
     "fcfs": _fcfs,
@@ -140,6 +196,8 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "retraction": _retraction,
     "ignore_eos": _ignore_eos,
     "uncached": _uncached,
+    "pages": _pages,
+    "priorities": _priorities,
 }
 
 

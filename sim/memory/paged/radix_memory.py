@@ -1,4 +1,4 @@
-"""Slots of single tokens, of which a radix tree keeps what was computed.
+"""Slots of single tokens, or pages of several, of which a radix tree keeps what was computed.
 
 A sequence locks the path to what it has in the tree; what it computes beyond that is its own:
 
@@ -8,6 +8,9 @@ A sequence locks the path to what it has in the tree; what it computes beyond th
              --- h i j         unlocked: evictable
 
     slots = free + own + locked + evictable         live: own and locked; cached: evictable
+
+With pages of more than one token (``--page-size``) all of this is counted in pages. The tree has full pages only: the last tokens of a
+sequence lie in a page of its own. SGLang asks for more than it takes, a page for each sequence of a step, and evicts for that.
 
 Only look-ups, prefills that end and sequences that leave change the tree, and evictions: decodes take free slots, and
 where too few are left, leaves are evicted first, also in the middle of a leap. The log has the step of each.
@@ -26,7 +29,8 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
 from ..interface.memory import Memory
-from ..prefix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens
+from ..prefix import Pages, Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens
+from .phases import Phases
 
 #: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each sequence left after a retraction.
 RETRACT_STEPS = 20
@@ -34,16 +38,18 @@ RETRACT_STEPS = 20
 
 @dataclass(slots=True)
 class Holding:
-    """What a sequence has in the tree.
+    """What a sequence has in the tree, and beside it.
 
     Attributes:
         node: The node that it locks.
-        tokens: Tokens up to there.
-        rest: What follows them in its prompt and output, once any of it has joined the tree.
+        pages: Pages up to there.
+        computed: Tokens computed up to its last prefill.
+        rest: The pages that follow in its prompt and output, once any of them has joined the tree.
     """
 
     node: RadixNode
-    tokens: int
+    pages: int
+    computed: int
     rest: Rest | None = None
 
 
@@ -54,12 +60,14 @@ class Known:
     Attributes:
         tokens: How many they are.
         string: All of them.
-        before_last: All but the last one, which has to be computed.
-        place, found: How far the tree had ``string`` and ``before_last`` when they were looked up last.
+        pages: The full pages of all of them.
+        before_last: The full pages of all but the last one, which has to be computed.
+        place, found: How far the tree had ``pages`` and ``before_last`` when they were looked up last.
     """
 
     tokens: int
     string: tuple[Run, ...]
+    pages: tuple[Run, ...]
     before_last: tuple[Run, ...]
     place: Place
     found: Place
@@ -68,31 +76,43 @@ class Known:
 class RadixTransaction:
     """The calls of a scheduler to a radix tree within one step.
 
-    A look-up updates the order of eviction, and a lock takes effect at once, because both decide what the next
-    sequence finds. Retractions are tentative.
+    Look-ups, which update the order of eviction, locks, evictions and retractions take effect at once, because they
+    decide what the next sequence finds.
 
     Attributes:
-        room: Slots that are free or evictable.
-        longest_tokens: Longest prompt + output in tokens, as SGLang limits it.
+        decode_step: The step that is decided.
     """
 
-    __slots__ = ("_found", "_given_up", "longest_tokens", "memory", "room")
-    room: int
+    __slots__ = ("_found", "decode_step", "memory")
+    decode_step: int
     _found: Holding
-    _given_up: dict[RadixNode, int]
 
     def __init__(self, memory: RadixMemory) -> None:
         self.memory = memory
-        self.longest_tokens = memory.num_blocks - 2
 
-    def open(self) -> None:
-        """Void earlier grants and read the current free and evictable slots."""
-        self._given_up = {}
-        self.room = self.memory.room
+    @property
+    def room(self) -> int:
+        """Slots that are free or evictable."""
+        return self.memory.room
 
     def max_output_tokens(self, sequence: Sequence) -> int:
         """The declared longest output, capped by what the pool can hold."""
-        return min(sequence.max_tokens, self.longest_tokens - sequence.prompt_tokens)
+        memory = self.memory
+        prompt = memory.pages_of(sequence.prompt_tokens) * memory.block_size
+        return min(sequence.max_tokens, memory.capacity_slots - prompt - memory.block_size - 1)
+
+    def begun(self, batch: Iterable[Sequence] | None = None) -> int:
+        """Slots of the pages that running sequences begin in the step: of all, or of these."""
+        size, step = self.memory.block_size, self.decode_step
+        if batch is None:
+            return size * self.memory.phases.counts[step % size]
+        return sum(size for sequence in batch if not sequence.held_tokens(step) % size)
+
+    def make_free(self, slots: int) -> bool:
+        """Evict until so many slots are free; whether they are."""
+        memory = self.memory
+        memory.make_free(memory.pages_of(slots))
+        return memory.free * memory.block_size >= slots
 
     @property
     def departures(self) -> int:
@@ -120,72 +140,68 @@ class RadixTransaction:
     def match(self, sequence: Sequence) -> int:
         """Number of a sequence's known tokens that are in the tree."""
         known = self.memory.known_of(sequence)
-        known.place = self.memory.tree.follow(known.string, known.place)
-        return known.place.tokens
+        known.place = self.memory.tree.follow(known.pages, known.place)
+        return known.place.tokens * self.memory.block_size
 
     def look_up(self, sequence: Sequence) -> int:
         """Number of a sequence's known tokens that need not be computed; the last token always is."""
         known = self.memory.known_of(sequence)
         known.found = found = self.memory.tree.follow(known.before_last, known.found)
-        self._found = Holding(found.node, found.tokens)
-        return found.tokens
+        tokens = found.tokens * self.memory.block_size
+        self._found = Holding(found.node, found.tokens, tokens)
+        return tokens
 
     def lock(self, sequence: Sequence) -> None:
         """Lock the prefix that was looked up last for a sequence."""
         self.memory.holdings[sequence] = self._found
         self.memory.tree.lock(self._found.node)
-        self.room = self.memory.room
 
     def enter(self, sequence: Sequence) -> None:
         """Set ``computed_tokens`` of a sequence to its locked prefix."""
-        sequence.computed_tokens = found = self._found.tokens
+        sequence.computed_tokens = found = self._found.computed
         self.memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
 
     def unlock(self, sequence: Sequence) -> None:
         """Undo ``lock``."""
         self.memory.tree.unlock(self.memory.holdings.pop(sequence).node)
-        self.room = self.memory.room
 
-    def retract(self, sequence: Sequence, decode_step: int) -> None:
-        """Tentatively free a running sequence's own slots and its locks before ``decode_step``."""
-        holding = self.memory.holdings[sequence]
-        self.room += sequence.held_tokens(decode_step) - holding.tokens
-        for node in self.memory.tree.path(holding.node):
-            self._given_up[node] = self._given_up.get(node, 0) + 1
-            if self._given_up[node] < node.locks:
-                break
-            self.room += node.tokens
+    def retract(self, sequence: Sequence, left: int) -> None:
+        """Free a running sequence's own pages and its locks, and some slots for each of so many that are left."""
+        memory = self.memory
+        memory.drop(sequence, self.decode_step)
+        memory.make_free(memory.pages_of(RETRACT_STEPS * left))
 
 
 class RadixMemory(Memory):
-    """A pool of single slots with a radix tree over it, as SGLang's.
+    """A pool of pages with a radix tree over it, as SGLang's.
 
     Args:
-        num_slots: Slots of the pool.
+        num_blocks: Pages of the pool.
+        block_size: Tokens of a page.
         runs: Tokens of every request; None if no two requests share any.
         keeps: Whether the tree keeps nodes that no sequence locks.
 
     Attributes:
-        tree: Computed tokens, locked or evictable.
+        tree: Computed pages, locked or evictable.
         holdings: For each sequence that runs or prefills, its part of the tree; in order of admission.
-        free: Slots that are neither in the tree nor held by one sequence.
+        phases: In which steps the running sequences begin a page.
+        free: Pages that are neither in the tree nor held by one sequence.
         departures: Finished sequences so far.
         keeps: Whether the tree keeps nodes that no sequence locks.
         log: Look-ups, and changes of the cached slots.
         cache_log: ``log`` if ``keeps``, else None.
-        evicted_blocks: Evicted slots.
+        evicted_blocks: Evicted pages.
     """
 
-    meter = METER[:2]
-    block_size = 1
+    meter = (*METER[:2], "prefill_tail")
     evicted_blocks = 0
 
-    def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
-        self._runs, self.keeps = runs, keeps
-        self.log = CacheLog(unit_slots=1)
+    def __init__(self, num_blocks: int, runs: Tokens | None = None, keeps: bool = True, block_size: int = 1) -> None:
+        self._runs, self.keeps, self.block_size = runs, keeps, block_size
+        self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
-        self.num_blocks = self.free = num_slots
-        self.tree = RadixTree()
+        self.num_blocks = self.free = num_blocks
+        self.tree, self._pages, self.phases = RadixTree(), Pages(block_size), Phases(block_size)
         self.holdings: dict[Sequence, Holding] = {}
         self.departures = 0
         # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
@@ -196,7 +212,11 @@ class RadixMemory(Memory):
     @property
     def room(self) -> int:
         """Slots that are free or can be evicted."""
-        return self.free + self.tree.evictable_tokens
+        return (self.free + self.tree.evictable_tokens) * self.block_size
+
+    def pages_of(self, tokens: int) -> int:
+        """Pages that so many tokens take."""
+        return -(-tokens // self.block_size)
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """The tokens that a sequence's next (or last) prefill covers: its prompt and the tokens it has generated."""
@@ -206,8 +226,9 @@ class RadixMemory(Memory):
         """As ``known``, with the place in the tree where they were found."""
         known, tokens = self._known.get(sequence), sequence.start_tokens
         if known is None or known.tokens != tokens:
-            string, start = first_tokens(self._runs_of(sequence), tokens), self.tree.start
-            known = self._known[sequence] = Known(tokens, string, all_but_last(string), start, start)
+            string, start, pages = first_tokens(self._runs_of(sequence), tokens), self.tree.start, self._pages.of
+            known = Known(tokens, string, pages(string), pages(all_but_last(string)), start, start)
+            self._known[sequence] = known
         return known
 
     def _runs_of(self, sequence: Sequence) -> tuple[Run, ...]:
@@ -218,8 +239,8 @@ class RadixMemory(Memory):
         return (*runs.runs(index), *runs.output_runs(index))
 
     def transaction(self, decode_step: int) -> RadixTransaction:
-        """Open the grants of ``decode_step`` and void the previous ones."""
-        self._transaction.open()
+        """The calls of ``decode_step``."""
+        self._transaction.decode_step = decode_step
         return self._transaction
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -231,71 +252,103 @@ class RadixMemory(Memory):
         self._batch.append((sequence, sequence.computed_tokens))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """Free the own slots and the locks of victims before ``decode_step``; the tree keeps the rest."""
-        self._make_free(len(self.holdings))
-        for sequence in preempted:
-            holding = self.holdings.pop(sequence)
-            self.free += sequence.held_tokens(decode_step) - holding.tokens
-            self.tree.unlock(holding.node)
-            self._drop_unkept()
-            self._make_free(RETRACT_STEPS * len(self.holdings))
+        """Nothing: the transaction has retracted them."""
 
-    def _make_free(self, slots: int) -> None:
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
+        """Free a running sequence's own pages and its locks before ``decode_step``; the tree keeps the rest."""
+        holding = self.holdings.pop(sequence)
+        self.phases.add(self._phase(sequence), -1)
+        self.free += self.pages_of(sequence.held_tokens(decode_step)) - holding.pages
+        self.tree.unlock(holding.node)
+        self._drop_unkept()
+
+    def _phase(self, sequence: Sequence) -> int:
+        """The steps in which a running sequence begins a page, modulo the page size."""
+        return (1 - sequence.lag) % self.block_size
+
+    def make_free(self, pages: int) -> None:
         """Evict so many that these are free, as far as there are leaves."""
-        if self.free < slots:
-            freed = self.tree.evict(slots - self.free)
+        if self.free < pages:
+            freed = self.tree.evict(pages - self.free)
             self.free += freed
             self.evicted_blocks += freed
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free or evictable after the running sequences have grown by ``steps`` tokens each."""
-        return self.room - state.batch_size * steps
+        return self.room - self.phases.total(state.decode_step, steps) * self.block_size
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
-        """See ``Memory``; of blocks of one slot. SGLang's steps prefill or decode, so that all tables decode where some do."""
-        return sum(holding.tokens for holding in self.holdings.values()) - self.tree.protected_tokens
+        """See ``Memory``. SGLang's steps prefill or decode, so that all tables decode where some do."""
+        pages = sum(holding.pages for holding in self.holdings.values()) - self.tree.protected_tokens
+        return pages * self.block_size
 
     def advance(self, state: State, steps: int) -> Meter:
         """Grow the running sequences through the steps of a leap, or end a step that only prefills.
 
         Returns:
-            Live and held slots in the first step.
+            Live and held slots in the first step, and ``block_tail`` of the prefills in progress.
         """
-        held = self._begin_row(state, steps)
+        levels = self._begin_row(state, steps)
         if steps:
             self._grow(state.batch_size, state.decode_step + 1, state.decode_step + steps)
         else:
             self._end_prefills(state.decode_step)
-        return held, held
+        return levels
 
-    def _begin_row(self, state: State, steps: int) -> int:
-        """Take the slots of the first step, or of one that only prefills; how many are held in it."""
+    def _begin_row(self, state: State, steps: int) -> Meter:
+        """Take the pages of the first step, or of one that only prefills; see ``advance``."""
         row = self.log.row
         self.log.row += 1
-        taken = state.batch_size
-        if not steps:
-            taken = sum(tokens - self.holdings[sequence].tokens for sequence, tokens in self._batch)
-        self._take(taken)
+        if steps:
+            self._take(self.phases.counts[state.decode_step % self.block_size], state.batch_size)
+        else:
+            self._take_for_prefills()
         cached = self.tree.evictable_tokens
         self.log.settle(cached, at_row(row))
-        return self.capacity_slots - self.free - cached
+        held = self.capacity_slots - (self.free + cached) * self.block_size
+        if self.block_size == 1:
+            return held, held, 0
+        live = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum - self.repeated_slots()
+        tail = 0
+        for sequence, tokens in self._batch:
+            if tokens < sequence.start_tokens:
+                live += tokens
+                tail += max(0, self.pages_of(tokens) * self.block_size - sequence.target_tokens)
+        return live, held, tail
 
-    def _take(self, slots: int) -> None:
-        self._make_free(slots)
-        self.free -= slots
+    def _take_for_prefills(self) -> None:
+        """The pages of the prefills of a step; with pages of several tokens SGLang asks for one more a sequence."""
+        own = [(tokens, self.holdings[sequence].computed) for sequence, tokens in self._batch]
+        pages = sum(self.pages_of(tokens) - self.pages_of(computed) for tokens, computed in own)
+        spare = len(own) * self.block_size * (self.block_size > 1)
+        self._take(pages, self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
+
+    def _take(self, pages: int, asked: int) -> None:
+        """Take so many pages, after those that are asked for were made free."""
+        self.make_free(asked)
+        self.free -= pages
         if self.free < 0:
-            raise Overdrawn(f"{-self.free} more slots are taken than there are")
+            raise Overdrawn(f"{-self.free * self.block_size} more slots are taken than there are")
 
     def _grow(self, batch_size: int, decode_step: int, end: int) -> None:
-        """So many slots in each step from ``decode_step`` to before ``end``, at once up to the next that must evict."""
+        """The pages of each step from ``decode_step`` to before ``end``, at once up to the next that must evict."""
         while decode_step < end:
-            steps = min(self.free // batch_size, end - decode_step)
-            self.free -= batch_size * steps
-            decode_step += steps
-            if decode_step < end:
-                self._take(batch_size)
+            steps = self._steps_without_eviction(batch_size, decode_step, end)
+            if steps:
+                self._take(self.phases.total(decode_step, steps), 0)
+            else:
+                steps = 1
+                self._take(self.phases.counts[decode_step % self.block_size], batch_size)
                 self.log.settle(self.tree.evictable_tokens, in_step(decode_step))
-                decode_step += 1
+            decode_step += steps
+
+    def _steps_without_eviction(self, batch_size: int, decode_step: int, end: int) -> int:
+        """How many steps from ``decode_step`` to before ``end`` find a free page for each sequence, or nothing to evict."""
+        if not self.tree.evictable_tokens:
+            return end - decode_step
+        if self.free < batch_size:
+            return 0
+        return min(1 + self.phases.steps_within(decode_step, self.free - batch_size), end - decode_step)
 
     def _end_prefills(self, decode_step: int) -> None:
         for sequence, tokens in self._batch:
@@ -318,30 +371,36 @@ class RadixMemory(Memory):
         node = self._insert(sequence, tokens)
         self._part(sequence, tokens)
         holding = self.holdings[sequence]
-        before = holding.node
-        if tokens == sequence.start_tokens and sequence.finish_step <= decode_step:
+        before, ends = holding.node, tokens == sequence.start_tokens
+        if ends and sequence.finish_step <= decode_step:
+            # Its last page, if that is not full.
+            self.free += tokens % self.block_size > 0
             del self.holdings[sequence], self._known[sequence]
             self.departures += 1
         else:
             # Before the other is unlocked, so that the path to both stays locked.
             self.tree.lock(node)
-            holding.node, holding.tokens = node, tokens
+            holding.node, holding.pages, holding.computed = node, tokens // self.block_size, tokens
+            if ends:
+                self.phases.add(self._phase(sequence), 1)
         self.tree.unlock(before)
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
-        """Its first tokens join the tree; those of its own that are there already are free."""
+        """Its first tokens join the tree in full pages; those of its own that are there already are free."""
         holding = self.holdings[sequence]
         if holding.rest is None:
-            holding.rest = Rest(self._runs_of(sequence))
-            holding.rest.take(holding.tokens)
-        node, known = self.tree.insert(holding.rest.take(tokens - holding.tokens), holding.node)
+            holding.rest = Rest(self._pages.of(self._runs_of(sequence)))
+            holding.rest.take(holding.pages)
+        pages = tokens // self.block_size - holding.pages
+        node, known = self.tree.insert(holding.rest.take(pages), holding.node)
         self.free += known
         return node
 
     def _part(self, sequence: Sequence, tokens: int) -> None:
         """An edge ends with the prompt, so that an output can be evicted without it."""
-        if tokens > sequence.prompt_tokens:
-            self.tree.match(first_tokens(self._runs_of(sequence), sequence.prompt_tokens))
+        prompt = sequence.prompt_tokens
+        if tokens // self.block_size > prompt // self.block_size:
+            self.tree.match(self._pages.of(first_tokens(self._runs_of(sequence), prompt)))
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences leave before ``decode_step``; the tree keeps their computed tokens.
@@ -357,6 +416,8 @@ class RadixMemory(Memory):
             tokens = sequence.held_tokens(decode_step)
             self._insert(sequence, tokens)
             self._part(sequence, tokens)
+            self.free += tokens % self.block_size > 0
+            self.phases.add(self._phase(sequence), -1)
             self.tree.unlock(self.holdings.pop(sequence).node)
             del self._known[sequence]
         self._settle()

@@ -1,8 +1,7 @@
-"""A radix tree's slots by their ids: which slot holds which token of which sequence.
+"""A radix tree's pages by their ids: which page holds which tokens of which sequence. A page of one token is a slot.
 
-A node knows the slots of its edge. What a sequence computes lies in slots of its own, until it joins the tree: then
-the new leaf takes them over, and slots of tokens that the tree holds already are free; the sequence goes on with the
-tree's.
+A node knows the pages of its edge. What a sequence computes lies in pages of its own, until these are full and join the tree: then
+the new leaf takes them over, and pages that the tree holds already are free; the sequence goes on with the tree's.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.content import Tokens
 from ..accounting.ledger import Meter
-from ..accounting.moments import in_step
 from ..prefix import RadixNode, RadixTree
 from ..prefix.block_tables import BlockTables
 from .radix_memory import RadixMemory
@@ -53,18 +51,18 @@ class SlotRadixMemory(RadixMemory):
     """As ``RadixMemory``, with slot ids.
 
     Attributes:
-        tables: Slot ids of each sequence's tokens.
+        tables: Page ids of each sequence's tokens.
     """
 
-    def __init__(self, num_slots: int, runs: Tokens | None = None, keeps: bool = True) -> None:
-        super().__init__(num_slots, runs, keeps)
+    def __init__(self, num_blocks: int, runs: Tokens | None = None, keeps: bool = True, block_size: int = 1) -> None:
+        super().__init__(num_blocks, runs, keeps, block_size)
         self.tree: SlotTree = SlotTree()
-        self.tables: BlockTables = BlockTables(num_slots, 0, 1)
-        # Of the leap that is about to run, once it has been looked at: slots held in its first step, and the steps
-        # that hand out their slots.
-        self._held: int | None = None
+        self.tables: BlockTables = BlockTables(num_blocks, 0, block_size)
+        # Of the leap that is about to run, once it has been looked at: what its row says, and the steps that hand out
+        # their pages.
+        self._row: Meter | None = None
         self._settled = 0
-        # Slots that were taken step by step and are in no table yet.
+        # Pages that were taken step by step and are in no table yet.
         self._taken: list[int] = []
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
@@ -87,13 +85,14 @@ class SlotRadixMemory(RadixMemory):
 
         The ids stay when the leap is over. ``steps`` is at most that of the leap.
         """
-        if self._held is None:
-            self._held, self._settled = self._begin_row(state, steps), min(steps, 1)
+        before = self._settled if self._row is not None else 0
+        if self._row is None:
+            self._row, self._settled = self._begin_row(state, steps), min(steps, 1)
         if steps > self._settled:
             self._grow(state.batch_size, state.decode_step + self._settled, state.decode_step + steps)
             self._settled = steps
         if self._taken:
-            self._hand_out(state.running)
+            self._hand_out(state.running, range(state.decode_step + before, state.decode_step + self._settled))
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: all slots of the tree, of which some are locked."""
@@ -102,46 +101,43 @@ class SlotRadixMemory(RadixMemory):
     def advance(self, state: State, steps: int) -> Meter:
         """See ``RadixMemory``."""
         self.settle(state, steps)
-        held, self._held = self._held or 0, None
+        row, self._row = self._row, None
+        assert row is not None
         if not steps:
             self._end_prefills(state.decode_step)
-        return held, held
+        return row
 
-    def _begin_row(self, state: State, steps: int) -> int:
+    def _take_for_prefills(self) -> None:
         """See ``RadixMemory``."""
-        held, pool = super()._begin_row(state, steps), self.tables.pool
-        if steps:
-            self._taken += pool.get_new_blocks(state.batch_size)
-            return held
+        super()._take_for_prefills()
         for sequence, tokens in self._batch:
-            self.tables.tables[sequence] += pool.get_new_blocks(tokens - self.holdings[sequence].tokens)
-        return held
+            self.tables.hold(sequence, tokens)
 
-    def _grow(self, batch_size: int, decode_step: int, end: int) -> None:
-        """See ``RadixMemory``."""
-        while decode_step < end:
-            # None is evicted before the free ones run out: so many steps at once.
-            steps = max(1, min(self.free // batch_size, end - decode_step))
-            self._take(batch_size * steps)
-            self.log.settle(self.tree.evictable_tokens, in_step(decode_step))
-            self._taken += self.tables.pool.get_new_blocks(batch_size * steps)
-            decode_step += steps
+    def _take(self, pages: int, asked: int) -> None:
+        """See ``RadixMemory``; pages of a step that decodes are handed out later."""
+        super()._take(pages, asked)
+        if not self._batch:
+            self._taken += self.tables.pool.get_new_blocks(pages)
 
-    def _hand_out(self, running: Collection[Sequence]) -> None:
-        """The slots taken, in each step to one of those that run after the other."""
-        for place, sequence in enumerate(running):
-            self.tables.tables[sequence] += self._taken[place :: len(running)]
+    def _hand_out(self, running: Collection[Sequence], steps: range) -> None:
+        """The pages taken, in each step to those of the running sequences that begin one, one after the other."""
+        size, tables = self.block_size, self.tables.tables
+        members: list[list[list[int]]] = [[] for _ in range(size)]
+        for sequence in running:
+            members[self._phase(sequence)].append(tables[sequence])
+        taken = iter(self._taken)
+        for step in steps:
+            for table in members[step % size]:
+                table.append(next(taken))
         self._taken.clear()
 
-    def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
+    def drop(self, sequence: Sequence, decode_step: int) -> None:
         """See ``RadixMemory``."""
-        for sequence in preempted:
-            own = self.tables.tables.pop(sequence)[self.holdings[sequence].tokens :]
-            self.tables.pool.free_blocks(own)
-        super().evict(preempted, swapped_out, decode_step)
+        self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[self.holdings[sequence].pages :])
+        super().drop(sequence, decode_step)
 
-    def _make_free(self, slots: int) -> None:
-        super()._make_free(slots)
+    def make_free(self, pages: int) -> None:
+        super().make_free(pages)
         self._reclaim()
 
     def _settle(self) -> None:
@@ -157,25 +153,30 @@ class SlotRadixMemory(RadixMemory):
     def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
         super()._keep(sequence, tokens, decode_step)
         if sequence not in self.holdings:
-            del self.tables.tables[sequence]
+            self._end(sequence, tokens)
+
+    def _end(self, sequence: Sequence, tokens: int) -> None:
+        """The table of a sequence that is done goes; the tree has its full pages."""
+        self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[tokens // self.block_size :])
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
-        """See ``RadixMemory``; the sequence goes on with the tree's slots."""
+        """See ``RadixMemory``; the sequence goes on with the tree's pages."""
         holding, table = self.holdings[sequence], self.tables.tables[sequence]
-        node, first = super()._insert(sequence, tokens), holding.tokens
+        node, first, end = super()._insert(sequence, tokens), holding.pages, tokens // self.block_size
         # A new leaf is there, the end of the string.
-        self.tree.slots.setdefault(node, table[tokens - node.tokens : tokens])
-        # Up to the node that it has locked the table has the tree's slots.
-        slots = self.tree.along(node, holding.node)
-        own = table[first:tokens]
-        if own != slots:
-            self.tables.pool.free_blocks([mine for mine, kept in zip(own, slots, strict=True) if mine != kept])
-            self.tables.tables[sequence] = [*table[:first], *slots, *table[tokens:]]
+        if node is not self.tree.root:
+            self.tree.slots.setdefault(node, table[end - node.tokens : end])
+        # Up to the node that it has locked the table has the tree's pages.
+        pages = self.tree.along(node, holding.node)
+        own = table[first:end]
+        if own != pages:
+            self.tables.pool.free_blocks([mine for mine, kept in zip(own, pages, strict=True) if mine != kept])
+            self.tables.tables[sequence] = [*table[:first], *pages, *table[end:]]
         return node
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """See ``RadixMemory``."""
-        leaving = tuple(leaving)
-        super().release(leaving, decode_step)
-        for sequence in leaving:
-            self.tables.tables.pop(sequence, None)
+        decoded = [sequence for sequence in leaving if sequence in self.holdings]
+        super().release(decoded, decode_step)
+        for sequence in decoded:
+            self._end(sequence, sequence.held_tokens(decode_step))

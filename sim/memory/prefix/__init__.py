@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .block_pool import FREE_QUEUES, UNSHARED, BlockPool, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
-from .radix import Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
+from .radix import Pages, Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
 from .residency import BlockResidency, CoreResidency
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "FreeKVCacheBlockQueue",
     "HashChain",
     "LeastRecentlyUsed",
+    "Pages",
     "Path",
     "Place",
     "RadixNode",

@@ -1,4 +1,4 @@
-"""SGLang's RadixAttention: a radix tree over token strings, with pages of one token.
+"""SGLang's RadixAttention: a radix tree over strings of tokens, or of pages of several tokens each.
 
 An edge has a string of tokens. An edge is split at the token where two strings diverge:
 
@@ -20,6 +20,9 @@ recent, as in SGLang, where the clock advances between any two touches.
 
 A token is a position in an abstract stream (a block of a trace, the output of a request). A string is a
 list of runs ``(stream, start, length)``; results do not depend on the division into runs.
+
+With ``page_size`` above 1 the tree has whole pages, which match as a whole: ``Pages`` turns a string of tokens into one of pages, and the
+tree itself only ever sees units. What this module calls a token is then a page.
 
 Evictable leaves are in a heap, with their touch at insertion. A leaf that was touched later is pushed again
 with its last touch when it is popped, so no node is in the heap twice.
@@ -262,6 +265,62 @@ def first_tokens(runs: Sequence[Run], tokens: int) -> tuple[Run, ...]:
             return (*runs[:place], (stream, start, tokens))
         tokens -= length
     return tuple(runs)
+
+
+class Pages:
+    """Strings of tokens as strings of whole pages, which are equal if all of their tokens are.
+
+    A page within one run has the run's stream and its offset in it as stream, so that neighbours are neighbours again:
+
+        size 4       (s, 2, 9) = s2 s3 s4 s5 | s6 s7 s8 s9 | s10      ->  (stream of (s, 2), 0, 2)
+        of two runs  (s, 0, 1), (t, 0, 3)                            ->  (stream of both, 0, 1)
+
+    Attributes:
+        size: Tokens of a page.
+    """
+
+    __slots__ = ("_streams", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._streams: dict[tuple[object, ...], int] = {}
+
+    def of(self, runs: Sequence[Run]) -> tuple[Run, ...]:
+        """The whole pages of a string; tokens of a page that is not full are left out."""
+        size = self.size
+        if size == 1:
+            return tuple(runs)
+        found: list[Run] = []
+        piece: list[Run] = []
+        lacking = size
+        for stream, start, length in runs:
+            if lacking < size or length < size:
+                step = min(lacking, length)
+                if piece and (piece[-1][0], piece[-1][1] + piece[-1][2]) == (stream, start):
+                    piece[-1] = (stream, piece[-1][1], piece[-1][2] + step)
+                else:
+                    piece.append((stream, start, step))
+                lacking -= step
+                start, length = start + step, length - step
+                if not lacking:
+                    found.append(self._page(piece))
+                    piece, lacking = [], size
+            if length >= size:
+                found.append((self._stream((stream, start % size)), start // size, length // size))
+                start, length = start + length // size * size, length % size
+            if length:
+                piece, lacking = [(stream, start, length)], size - length
+        return tuple(found)
+
+    def _page(self, piece: list[Run]) -> Run:
+        """A page of these tokens."""
+        if len(piece) == 1:
+            stream, start, _ = piece[0]
+            return self._stream((stream, start % self.size)), start // self.size, 1
+        return self._stream(tuple(piece)), 0, 1
+
+    def _stream(self, key: tuple[object, ...]) -> int:
+        return self._streams.setdefault(key, len(self._streams))
 
 
 class Rest:

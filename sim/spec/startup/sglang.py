@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..deployment import stages
-from ..shape import refuse_states
+from ..gpu import GpuSpec
+from ..shape import ModelSpec, refuse_states
 from .launch import Launch
 from .loading import loaded_bytes
 from .non_torch import used_at_start
@@ -83,6 +84,11 @@ def server_defaults(
     if gpu_mib > _LARGE_MIB:
         kept = max(kept, _LEAST_MIB)
     return ServerDefaults(chunk, most, round((gpu_mib - kept) / gpu_mib, 3))
+
+
+def page_size(gpu: GpuSpec, model: ModelSpec) -> int:
+    """Tokens of a page, by the default attention backend: TensorRT-LLM's on compute capability 10 has pages of 64."""
+    return 64 if gpu.major == 10 and model.latent is None else 1
 
 
 def prefill_graph_sizes(most: int) -> list[int]:

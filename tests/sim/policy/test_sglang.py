@@ -208,17 +208,32 @@ def test_a_queue_above_128_is_not_sorted():
 
 
 class TestMistakes:
-    def test_blocks_of_more_than_a_token(self):
-        with pytest.raises(SettingError, match="block_size = 16: sglang's tree has pages of one token; leave it out"):
-            build(settings(policy="sglang", block_size=16))
+    def test_chunks_that_are_not_whole_pages(self):
+        with pytest.raises(SettingError, match="max_num_batched_tokens = 100: sglang's chunks are whole pages"):
+            build(settings(policy="sglang", block_size=16, max_num_batched_tokens=100))
         assert build(settings(policy="sglang")).block_size == 1
+        assert build(settings(policy="sglang", model="qwen3-8b", gpu="gb300")).block_size == 64
 
     def test_another_order(self):
         with pytest.raises(SettingError, match="schedule_policy"):
-            settings(policy="sglang", schedule_policy="lof")
+            settings(policy="sglang", schedule_policy="random")
+
+    def test_the_longest_prefix_by_priority(self):
+        with pytest.raises(
+            SettingError, match="schedule_policy = 'lpm': enable_priority_scheduling orders fcfs or lof"
+        ):
+            chosen = settings(policy="sglang", schedule_policy="lpm", enable_priority_scheduling=True)
+            columns = np.zeros(1, int), np.full(1, 4), np.full(1, 2)
+            simulate(chosen, Workload("w", *columns, priority=np.zeros(1, int)))
+
+    def test_priorities_that_no_request_has(self):
+        chosen = settings(policy="sglang", enable_priority_scheduling=True)
+        with pytest.raises(SettingError, match="enable_priority_scheduling = True: no request has a priority"):
+            simulate(chosen, Workload("w", np.zeros(1, int), np.full(1, 4), np.full(1, 2)))
 
     def test_more_slots_than_there_are(self):
         memory, state = RadixMemory(3), State()
         state.batch_size = 4
+        memory.phases.add(0, 4)
         with pytest.raises(SimulationFault, match="1 more slots are taken than there are"):
             memory.advance(state, 1)

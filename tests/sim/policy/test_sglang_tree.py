@@ -136,7 +136,7 @@ class TestInvariants:
         def watch(memory: RadixMemory, state: State, steps: int):
             meter = advance(memory, state, steps)
             held = {s: s.held_tokens(state.decode_step + steps) for s in state.running if s in memory.holdings}
-            own = sum(tokens - memory.holdings[s].tokens for s, tokens in held.items())
+            own = sum(tokens - memory.holdings[s].pages for s, tokens in held.items())
             nodes, paths = nodes_of(memory), [memory.tree.path(h.node) for h in memory.holdings.values()]
             on_paths = {node for path in paths for node in path}
             for node in nodes:
@@ -145,7 +145,7 @@ class TestInvariants:
             locked = sum(node.tokens for node in nodes if node.locks)
             evictable = sum(node.tokens for node in nodes if not node.locks)
             assert (locked, evictable) == (memory.tree.protected_tokens, memory.tree.evictable_tokens)
-            strings = {s: spelled(memory.known(s))[: h.tokens] for s, h in memory.holdings.items()}
+            strings = {s: spelled(memory.known(s))[: h.pages] for s, h in memory.holdings.items()}
             assert locked == len({string[:end] for string in strings.values() for end in range(1, len(string) + 1)})
             assert memory.free + own + locked + evictable == memory.capacity_slots and memory.free >= 0
             if steps:
@@ -228,13 +228,12 @@ def test_what_two_lock_has_room_when_both_are_retracted():
     sequences = [Sequence(index, 4, 9, 9) for index in range(2)]
     for sequence in sequences:
         memory.tree.lock(node)
-        memory.holdings[sequence] = Holding(node, 4)
+        memory.holdings[sequence] = Holding(node, 4, 4)
+        memory.phases.add(0, 1)
         sequence.lag = 4 + 2 - (decode_step - 1)
     memory.free = 20 - 4 - 2 * 2
-    transaction = memory.transaction(decode_step)
-    assert [transaction.room, *(transaction.retract(s, decode_step) or transaction.room for s in sequences)] == [
-        12,
-        14,
-        20,
-    ]
-    assert memory.transaction(decode_step).room == 12, "retractions are tentative"
+    transaction, rooms = memory.transaction(decode_step), []
+    for sequence in sequences:
+        rooms.append((transaction.room, transaction.begun()))
+        transaction.retract(sequence, 0)
+    assert [*rooms, (transaction.room, transaction.begun())] == [(12, 2), (14, 1), (20, 0)]

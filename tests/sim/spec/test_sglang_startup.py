@@ -31,7 +31,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize("line, real, most", PUBLISHED)
 def test_pools_of_published_starts(line, real, most):
-    assert build(settings(policy="sglang", **line)).num_blocks == pytest.approx(real, rel=most)
+    assert build(settings(policy="sglang", **line)).memory.capacity_slots == pytest.approx(real, rel=most)
 
 
 def test_the_share_of_an_h100_by_hand():
