@@ -76,6 +76,7 @@ def detail(
         "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
         "buckets_pct": ledger["buckets"],
         "paper_view_pct": ledger["paper_view"],
+        "cache_worth": served.cache_worth(),
         "limit": limit_of_split(serve(settings, drawn.at(highest * BEYOND), cluster), drawn.at(highest * BEYOND), goal)
         if cluster.disaggregated
         else limit_of(settings, one.at(highest * BEYOND), goal),

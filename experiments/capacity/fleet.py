@@ -32,7 +32,9 @@ import numpy as np
 from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster, ClusterRun, cluster_summary, cluster_times, simulate_cluster
 from ...sim.cluster.sent import part_of
+from ...sim.cluster.worth import cluster_cache_summary
 from ...sim.engine.grouping import is_grouped
+from ...sim.metrics.cache_bounds import cache_summary
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
 from ...sim.types.errors import UserError
@@ -325,6 +327,10 @@ class Served(NamedTuple):
     def summary(self) -> dict[str, Any]:
         """The summary of the run."""
         return cluster_summary(self.run) if isinstance(self.run, ClusterRun) else summary(self.run)
+
+    def cache_worth(self) -> dict[str, Any] | None:
+        """``cache_worth`` of the summary; None where the run has none."""
+        return cluster_cache_summary(self.run) if isinstance(self.run, ClusterRun) else cache_summary(self.run)
 
 
 def serve(settings: Settings, work: Workload, cluster: Cluster) -> Served:

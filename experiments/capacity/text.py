@@ -16,6 +16,7 @@ from ..measured.servers_like import Served
 from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
 from .answer import Answer, Bill
+from .cache_text import cache_text
 from .candidates import Candidate
 from .chance import Chance, Uncertainty
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
@@ -277,6 +278,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         f" median TTFT is {metric_text('median_ttft_ms', at['median_ttft_ms'])} ms and the median TPOT {metric_text('median_tpot_ms', at['median_tpot_ms'])} ms.",
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
+        *cache_text(answer, bill, currency),
         *_neighbour(ranks, wanted, currency),
         *_sensitivity_text(answer),
     ]

@@ -35,13 +35,25 @@ def worth_over_time(result: Result) -> pd.DataFrame | None:
     )
 
 
+def _undecided_pct(found: dict[str, Any]) -> float | None:
+    """Share of the cached slots that are undecided; None where nothing is cached, or looked up."""
+    pct = found["pool_pct"]
+    cached = sum(pct.values())
+    return 100 * pct["undecided"] / cached if cached and found.get("asked_blocks", 1) else None
+
+
+def says_worth(found: dict[str, Any]) -> bool:
+    """Whether enough is decided to say what the cached blocks were worth."""
+    undecided = _undecided_pct(found)
+    return undecided is not None and undecided <= MOST_UNDECIDED_PCT
+
+
 def worth_sentence(found: dict[str, Any]) -> str:
     """What a run says of its cached blocks, from ``cache_worth`` of its summary."""
     pct = found["pool_pct"]
-    cached = sum(pct.values())
-    if not cached or not found.get("asked_blocks", 1):
+    undecided = _undecided_pct(found)
+    if undecided is None:
         return "Nothing is cached, or looked up."
-    undecided = 100 * pct["undecided"] / cached
     if undecided > MOST_UNDECIDED_PCT:
         return f"The run ends too early to say: {undecided:.0f} % of the cached slot-hours are undecided. Serve a longer record."
     return (

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from engine_runs import settings_of
+from fragmeter.experiments.capacity.cache_text import cache_text
 from fragmeter.experiments.capacity.detail import detail, limit, waiting_shares
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck, check_slo
+from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.reports.data.cache_worth import worth_sentence
 from fragmeter.sim import simulate
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.metrics.summary import summary
+from fragmeter.sim.spec.startup.capacity import stage_memories
 from fragmeter.sim.workload.workload import Workload
 from oracle import Limits, Pool
 from ramp_cost import RampCost
@@ -91,3 +97,24 @@ class TestWaiting:
 def test_the_spread_of_seeds_is_none_where_one_takes_no_rate():
     met = SloCheck(True, 8, 8, {})
     assert MaxRate(met, None, (0.0, 3.0), 0.0).spread == MaxRate(met, None, (inf, inf), inf).spread == 0.0
+
+
+def test_the_memory_of_cached_blocks_in_vain_has_a_price():
+    """Of an H100 whose KV cache is the share of its memory that the start says; 60 % of its slots are in vain."""
+    pct = {"hit_later": 10.0, "too_late": 20.0, "never": 40.0, "undecided": 5.0}
+    found = {"pool_pct": pct}
+    launch = started(parse_serve("vllm serve llama-3.1-8b"), "h100-80gb", None).launch
+    answer = SimpleNamespace(
+        at_rate={"cache_worth": found}, candidate=SimpleNamespace(started=SimpleNamespace(launch=launch))
+    )
+    (stage,) = stage_memories(launch)
+    price = 10 * stage.kv_cache_bytes / stage.total_bytes * 0.6
+    (text,) = cache_text(answer, SimpleNamespace(per_hour=10.0), "USD")
+    assert (
+        text
+        == f"Prefix cache: {worth_sentence(found)} The memory of those without a hit is {price:,.2f} USD an hour of the bill."
+    )
+    pct["undecided"] = 90.0
+    (text,) = cache_text(answer, SimpleNamespace(per_hour=10.0), "USD")
+    assert "too early" in text and "USD" not in text
+    assert cache_text(SimpleNamespace(at_rate={"cache_worth": None}), SimpleNamespace(per_hour=1.0), "USD") == []
