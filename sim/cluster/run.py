@@ -172,7 +172,9 @@ class Fleet:
         first, last, boundaries = cluster.num_arriving, self._replicas[-1], Boundaries()
         sends, numbers = self._workload.output_tokens[self._rows] > 1, range(first, cluster.size)
         decoders: Engines = [*map(self._routed, numbers)]
-        if not (self._barriers or self._workload.users) and serves(cluster.decode_settings(self._settings), last):
+        choose = decode_router(cluster, bool(self._barriers))
+        apart = not (self._barriers or self._workload.users or choose.follows)
+        if apart and serves(cluster.decode_settings(self._settings), last):
             parts = (self._settings.edges, boundaries, int(sends.sum()), True)
             decoders = [RoutedCoreEngine(self.env, each, self._replicas[each], *parts) for each in numbers]
         self._kv_transfers = KVTransfers(
@@ -180,7 +182,7 @@ class Fleet:
             self._sent,
             decoders,
             boundaries.advance,
-            decode_router(cluster, bool(self._barriers)),
+            choose,
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
             _prompt_bytes(self._settings, self._replicas[0]),
             remaining=int(sends.sum()),
