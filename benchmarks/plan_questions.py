@@ -1,7 +1,7 @@
 """Whether ``plan`` finds what a whole search finds: twenty drawn questions, of which plan_questions.json keeps the whole searches made so far.
 
     python benchmarks/plan_questions.py              regret of every question, CPU seconds, and whether the first answer was right
-    python benchmarks/plan_questions.py --whole      the missing whole searches first, half a minute or more of CPU time each
+    python benchmarks/plan_questions.py --whole 3 7  of these questions, the missing whole searches first: minutes of CPU time each
 
 A question is a model, five cards, lengths, a rate and objectives, drawn with a seed. ``plan`` searches the five cards with 1 to 8 ranks
 and every known checkpoint. The whole search answers each combination of the three cards with the lowest bound (``least``) by itself.
@@ -17,7 +17,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from math import inf
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fragmeter.experiments.capacity.answer import ranked
-from fragmeter.experiments.capacity.candidates import CHECKPOINT, Candidate, Choices, candidates
+from fragmeter.experiments.capacity.candidates import CHECKPOINT, Choices, candidates
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner, service_of
 from fragmeter.experiments.capacity.prices import Prices, prices
@@ -139,8 +139,12 @@ def planned(question: Question) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def whole(question: Question) -> list[dict[str, Any]]:
-    """Every combination of the three cards with the lowest bound that starts: its bill an hour, or None where no fleet is enough."""
+def whole(question: Question, rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Every combination of the three cards with the lowest bound that starts: its bill an hour, or None where no fleet is enough.
+
+    Args:
+        rows: Those that are known; all with one more are yielded until none is missing.
+    """
     axes = {"tensor_parallel_size": list(RANKS), "max_num_seqs": [MAX_NUM_SEQS]}
     axes[CHECKPOINT] = [NONE, *published_formats(question.model)]
     started = candidates(question.line, question.cards, axes, question.model, unlisted=["gpu", *axes])
@@ -158,19 +162,13 @@ def whole(question: Question) -> list[dict[str, Any]]:
         lowest[launch.gpu.name] = min(cost, lowest.get(launch.gpu.name, inf))
     cards = sorted(lowest, key=lambda card: lowest[card])[:NUM_WHOLE]
     chosen = [each for each in able if each.started.launch.gpu.name in cards][:MOST_CANDIDATES]
-    answers = planner.answers([[each] for each in chosen], priced, lambda *_: None)
-    bills = {
-        answer.candidate.name: bill.per_hour
-        for answer, bill in ranked(answers, load, priced, question.rate)
-        if not answer.is_burst and not answer.is_unsure
-    }
-    return [_row(each, bills) for each in chosen]
-
-
-def _row(candidate: Candidate, bills: dict[str, float]) -> dict[str, Any]:
-    values = candidate.axis_values
-    named = [values["gpu"], values["tensor_parallel_size"], values[CHECKPOINT]]
-    return {"candidate": named, "per_hour": bills.get(candidate.name)}
+    for each in chosen[len(rows) :]:
+        ranks = ranked(planner.answers([[each]], priced, lambda *_: None), load, priced, question.rate)
+        bills = [bill.per_hour for answer, bill in ranks if not answer.is_burst and not answer.is_unsure]
+        values = each.axis_values
+        named = [values["gpu"], values["tensor_parallel_size"], values[CHECKPOINT]]
+        rows = [*rows, {"candidate": named, "per_hour": bills[0] if bills else None}]
+        yield rows
 
 
 def regret(answer: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float:
@@ -186,13 +184,16 @@ def main() -> None:
     """Make the whole searches that are asked for, and print a line for each question."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--whole", action="store_true", help="make the whole searches that are missing")
+    parser.add_argument("places", type=int, nargs="*", help="numbers of questions, from 0; all where none is given")
     asked = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for place, question in enumerate(questions()):
-        if asked.whole and str(place) not in kept:
-            kept[str(place)] = whole(question)
-            rows = ",\n".join(f'"{name}": {json.dumps(rows)}' for name, rows in kept.items())
-            KEPT.write_text(f"{{\n{rows}\n}}\n")
+        if asked.places and place not in asked.places:
+            continue
+        for rows in whole(question, kept.get(str(place), [])) if asked.whole else ():
+            kept[str(place)] = rows
+            text = ",\n".join(f'"{name}": {json.dumps(rows)}' for name, rows in kept.items())
+            KEPT.write_text(f"{{\n{text}\n}}\n")
         if str(place) not in kept:
             continue
         answer = planned(question)

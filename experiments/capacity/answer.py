@@ -15,6 +15,7 @@ from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
 from .sensitivity import PRICE, Influence
+from .split import prefilling
 from .trials import MOST_REPLICAS
 
 
@@ -44,6 +45,7 @@ class Answer:
         least_replicas: The fewest replicas that may serve the wanted rate, without a run (``least``); None without a wanted rate. If they
             are more than a plan simulates, ``error`` says so.
         equal: Names of the other candidates with the same settings and the same fleet for the wanted rate.
+        share: Share of the replicas that prefill, of a pair (``pairs``); None of others.
     """
 
     candidate: Candidate
@@ -58,6 +60,25 @@ class Answer:
     influences: tuple[Influence, ...] = ()
     least_replicas: int | None = None
     equal: tuple[str, ...] = ()
+    share: float | None = None
+
+    def sides(self, replicas: int) -> tuple[tuple[Candidate, int], ...]:
+        """The candidates of so many replicas of a fleet, with the replicas of each: two of a pair, else one."""
+        decode = self.candidate.decode
+        if decode is None:
+            return ((self.candidate, replicas),)
+        prefill = prefilling(replicas, not_none(self.share))
+        return (self.candidate, prefill), (decode, replicas - prefill)
+
+    def gpus_of(self, replicas: int) -> int:
+        """GPUs of so many replicas of its fleet."""
+        return sum(count * each.num_gpus for each, count in self.sides(replicas))
+
+    def per_hour(self, replicas: int, prices: Prices) -> float:
+        """Price of so many replicas of its fleet for an hour."""
+        return sum(
+            count * each.num_gpus * prices.of(each.started.launch.gpu.name) for each, count in self.sides(replicas)
+        )
 
     @property
     def replicas(self) -> int:
@@ -163,19 +184,19 @@ class Bill:
 
 def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None, spare: int = 0) -> Bill:
     """Cost of serving the wanted rate, in requests/s, with ``spare`` replicas beside those that are enough."""
-    launch, beside = answer.candidate.started.launch, spare * answer.candidate.engines
+    beside = spare * answer.candidate.engines
     replicas = answer.replicas + beside
     fewest = replicas if answer.fleet is None or answer.is_burst else answer.fleet.fewest + beside
-    replica_hour = launch.num_gpus * prices.of(launch.gpu.name)
+    per_hour, lowest = answer.per_hour(replicas, prices), answer.per_hour(fewest, prices)
     prompt, output = load.mean_tokens
     served = HOUR_S / MILLION * (answer.rate * replicas if wanted is None else wanted)
     tokens = {"input": prompt, "output": output, "total": prompt + output}
-    per_million = {name: replicas * replica_hour / (served * mean) for name, mean in tokens.items()}
+    per_million = {name: per_hour / (served * mean) for name, mean in tokens.items()}
     full = None
     if answer.fleet_rate < inf:
-        full = answer.replicas * replica_hour / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
-    gpus, per_hour, lowest = replicas * launch.num_gpus, replicas * replica_hour, fewest * replica_hour
-    return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full, beside * launch.num_gpus)
+        full = answer.per_hour(answer.replicas, prices) / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
+    gpus, spares = answer.gpus_of(replicas), beside * answer.candidate.num_gpus
+    return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full, spares)
 
 
 def without_price(answer: Answer, prices: Prices) -> Answer:

@@ -29,7 +29,7 @@ from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.remedies import remedies
 from ..vllm_serve.start import Started, started, with_release
-from .split import fewest_replicas
+from .split import AUTO, fewest_replicas
 
 _VLLM, _DRAFTS = "vllm-v1", "speculative_config"
 #: Values of axes that are flags without a value.
@@ -41,6 +41,8 @@ _SWITCHED = ("enable_prefix_caching", "enable_expert_parallel")
 _NO_FLAGS = ("gpu", "policy", "router", "prefill_replicas", "checkpoint")
 #: The axis of checkpoints of a model in other number formats, which is open and never listed: a repository, or none for the model as named.
 CHECKPOINT = "checkpoint"
+#: The axis of the candidate that only decodes beside this one, which is open and never listed: its name, or none.
+DECODE = "decode"
 #: Values of open axes that names leave out.
 _USUAL = ("1", NONE)
 
@@ -113,6 +115,7 @@ class Candidate:
         refused: vLLM's refusal to start with a remedy, or the load's request that is too long.
         started: The line with every default that vLLM fills in.
         name: The GPU, and the values in which the candidates differ.
+        decode: The candidate that decodes what this one prefills (``pairs``); None where replicas do both, or are alike.
     """
 
     axis_values: dict[str, str]
@@ -120,6 +123,7 @@ class Candidate:
     refused: str | None
     started: Started
     name: str = ""
+    decode: Candidate | None = None
 
     @property
     def refused_in_short(self) -> str:
@@ -134,7 +138,7 @@ class Candidate:
     @property
     def prefill_replicas(self) -> str:
         """Replicas of its fleet that only prefill: none, auto or a number."""
-        return self.axis_values.get("prefill_replicas", NONE)
+        return AUTO if self.decode is not None else self.axis_values.get("prefill_replicas", NONE)
 
     @property
     def engines(self) -> int:

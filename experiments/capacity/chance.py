@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .confidence import Kind
 from .trials import MOST_REPLICAS, Case, Memory, Results, Trial
@@ -36,6 +37,7 @@ NUM_DRAWS = 8
 _MOST_TIMES = 4
 #: Tolerance of a chance, for the rounding of floats.
 _ROUNDING = 1e-9
+_Value = TypeVar("_Value", float, Memory)
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,34 @@ class Uncertainty:
         scales: Step times over the predicted ones, ascending: one, or one for each of ``QUANTILES``.
         memories: KV caches, ascending: one, or one for each of ``MEMORY_WEIGHTS``.
         basis: What the interval of the scales rests on, in words.
+        decode: Of replicas that only decode with settings of their own, with as many scales and memories; None without such.
     """
 
     scales: tuple[float, ...]
     memories: tuple[Memory, ...]
     basis: str
+    decode: Uncertainty | None = None
+
+    def beside(self, decode: Uncertainty) -> Uncertainty:
+        """With that of replicas that only decode: both sides have the same quantile, as the rules that predict them are the same."""
+        scales, other_scales = _alike(self.scales, decode.scales)
+        memories, other_memories = _alike(self.memories, decode.memories)
+        other = Uncertainty(other_scales, other_memories, decode.basis)
+        return Uncertainty(scales, memories, self.basis, other)
+
+    def likely(self, scale: float) -> Uncertainty:
+        """With these step times, those of replicas that only decode in their place, and the likely KV cache alone."""
+        place, middle = self.scales.index(scale) if scale in self.scales else None, len(self.memories) // 2
+        decode = self.decode
+        if decode is not None:
+            other = 1.0 if place is None else decode.scales[place]
+            decode = Uncertainty((other,), (decode.memories[middle],), decode.basis)
+        return Uncertainty((scale,), (self.memories[middle],), self.basis, decode)
+
+    def case(self, scale: int, memory: int) -> Case:
+        """The case of places in ``scales`` and ``memories``."""
+        decode = None if self.decode is None else self.decode.case(scale, memory)
+        return Case(self.scales[scale], self.memories[memory], decode)
 
     def text(self) -> str:
         """The interval of step times, where it comes from, and that of the KV cache: what stands behind a probability in a plan's text."""
@@ -176,7 +201,7 @@ class ChanceSearch:
         Half of the draws come first: mostly they decide.
         """
         replicas, about = self._first * self._engines, self._about
-        case = Case(about.decisive(self._confidence), about.memories[len(about.memories) // 2])
+        case = about.case(about.scales.index(about.decisive(self._confidence)), len(about.memories) // 2)
         # Longer steps miss the goal, too, and so does less memory.
         scales = sum(
             weight for scale, weight in zip(about.scales, about.scale_weights, strict=True) if scale >= case.scale
@@ -206,10 +231,10 @@ class ChanceSearch:
 
     def _met_alone(self) -> Generator[list[Trial], Results, int]:
         low, high = 0, len(self._about.scales)
-        memory = self._about.memories[len(self._about.memories) // 2]
         while low < high:
             middle = (low + high) // 2
-            trial = Trial(Kind.CASE, 0, self._seeds[0], case=Case(self._about.scales[middle], memory))
+            case = self._about.case(middle, len(self._about.memories) // 2)
+            trial = Trial(Kind.CASE, 0, self._seeds[0], case=case)
             results = yield [trial]
             low, high = (middle + 1, high) if results[trial] else (low, middle)
         return low
@@ -224,7 +249,7 @@ class ChanceSearch:
             for seed in self._seeds:
                 if (chosen := _next(low, high, seed, places)) is not None:
                     at, scale = chosen
-                    case = Case(scales[scale], self._about.memories[at])
+                    case = self._about.case(scale, at)
                     asked[Trial(Kind.CASE, replicas, seed, case=case)] = seed, at, scale
             if not asked:
                 return low
@@ -235,6 +260,12 @@ class ChanceSearch:
                         low[seed, other] = max(low[seed, other], scale + 1)
                     elif not results[trial] and other <= at:
                         high[seed, other] = min(high[seed, other], scale)
+
+
+def _alike(one: tuple[_Value, ...], other: tuple[_Value, ...]) -> tuple[tuple[_Value, ...], tuple[_Value, ...]]:
+    """Both with as many values: one value stands for each of the other's."""
+    most = max(len(one), len(other))
+    return (one if len(one) == most else one * most), (other if len(other) == most else other * most)
 
 
 def _next(

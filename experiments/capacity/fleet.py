@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from math import ceil, inf, log
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...sim import Run, Settings, Workload, simulate, summary
-from ...sim.cluster import Cluster, ClusterRun, cluster_summary, cluster_times, simulate_cluster
+from ...sim.cluster import Cluster, ClusterRun, Pair, cluster_summary, cluster_times, simulate_cluster
 from ...sim.cluster.sent import part_of
 from ...sim.cluster.worth import cluster_cache_summary
 from ...sim.engine.grouping import is_grouped
@@ -38,11 +39,12 @@ from ...sim.metrics.cache_bounds import cache_summary
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types import ticks
 from ...sim.types.errors import UserError
+from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
 from .chance import Chance
 from .confidence import NUM_SEEDS, Decision, Kind, Limit, decide, lower_limit, mean_rate
 from .load import TURNOVERS, Load
-from .max_rate import ALONE, MOST, highest
+from .max_rate import ALONE, MOST, STEP, Ahead, SeedRate, highest
 from .max_rate import rate as rate_of_power
 from .trials import MOST_REPLICAS, Case, Results, Trial
 
@@ -339,15 +341,22 @@ def serve(settings: Settings, work: Workload, cluster: Cluster) -> Served:
     Raises:
         UserError, SimulationFault: As ``simulate`` and ``simulate_cluster``.
     """
-    cost = compiled_cost(settings)
     if cluster.size == 1:
-        run = simulate(settings, work, cost)
+        run = simulate(settings, work, compiled_cost(settings))
         return Served(request_times(run), run)
     in_turn = work.shares and work.content is None and cluster == Cluster(num_replicas=cluster.num_replicas)
     if in_turn and is_grouped(settings, work):
         return _in_turn(settings, work, cluster.num_replicas)
-    fleet = simulate_cluster(settings, work, cluster, cost)
+    fleet = _fleet_run(settings, work, cluster)
     return Served(cluster_times(fleet), fleet)
+
+
+def _fleet_run(settings: Settings, work: Workload, cluster: Cluster) -> ClusterRun:
+    """A run of a fleet. A prefix cache that no prompt can hit changes no time, and takes most of a divided run."""
+    if cluster.disaggregated and not work.may_share_prefixes and settings.kind.caches_prefixes:
+        settings = replace(settings, enable_prefix_caching=False)
+    decode_cost = compiled_cost(cluster.decode) if isinstance(cluster, Pair) else None
+    return simulate_cluster(settings, work, cluster, compiled_cost(settings), decode_cost=decode_cost)
 
 
 def _in_turn(settings: Settings, work: Workload, replicas: int) -> Served:
@@ -419,6 +428,12 @@ def scaled(settings: Settings, scale: float) -> Settings:
     return settings if scale == 1 else replace(settings, step_scale=own * scale)
 
 
+def in_case(settings: Settings, case: Case) -> Settings:
+    """Settings with the step times and the KV cache of a case."""
+    blocks, longest = case.memory
+    return replace(scaled(settings, case.scale), num_gpu_blocks_override=blocks, max_model_len=longest)
+
+
 def meets_case(
     settings: Settings,
     load: Load,
@@ -435,8 +450,9 @@ def meets_case(
         cluster: The fleet; None for one replica whose requests are served alone.
         most: The saturated rate of the fleet with the predicted step times, requests/s; None if it has none.
     """
-    blocks, longest = case.memory
-    chosen = replace(scaled(settings, case.scale), num_gpu_blocks_override=blocks, max_model_len=longest)
+    chosen = in_case(settings, case)
+    if isinstance(cluster, Pair):
+        cluster = replace(cluster, decode=in_case(cluster.decode, not_none(case.decode)))
     most = None if most is None else most / case.scale
     try:
         if cluster is None:
@@ -452,11 +468,19 @@ def _meets(
 ) -> Callable[[float], bool]:
     """Whether a fleet meets the goal with a seed, by the rate."""
     drawn = load.draw(seed, cluster.size)
-    if cluster.disaggregated:
-        most = saturated_split_rate(settings, drawn.at(inf), cluster)
+
+    @cache
+    def saturated() -> float | None:
+        return saturated_split_rate(settings, drawn.at(inf), cluster) if cluster.disaggregated else most
 
     def meets(rate: float) -> bool:
-        return (most is None or rate <= most) and check_fleet(settings, drawn.at(rate), cluster, goal).meets
+        # Of a divided fleet the limit takes a run of its own, which only a rate that meets the goal needs.
+        if not cluster.disaggregated and most is not None and rate > most:
+            return False
+        if not check_fleet(settings, drawn.at(rate), cluster, goal).meets:
+            return False
+        limit = saturated()
+        return limit is None or rate <= limit
 
     return meets
 
@@ -494,6 +518,17 @@ def known_rate(
     return 0.0 if found is None else wanted * FINE**found
 
 
+def apart(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> Ahead:
+    """As ``max_rate.go_ahead``, of a fleet that is divided: its requests one by one on two replicas, all at once, and at a rate that it
+    takes, requests/s. Rates are of a replica."""
+    drawn = load.draw(seed, cluster.size)
+    pair = replace(cluster, prefill_replicas=1, decode_replicas=1, router=Cluster.router)
+    alone = check_fleet(settings, load.draw(seed).at(rate_of_power(ALONE)), pair, goal)
+    saturated = saturated_split_rate(settings, drawn.at(inf), cluster)
+    found = SeedRate(ceil(log(rate / cluster.size) / log(STEP)) if alone.meets else None)
+    return Ahead(alone, None if saturated is None else saturated / cluster.size, found)
+
+
 def saturated_split_rate(settings: Settings, at_once: Workload, cluster: Cluster) -> float | None:
     """Requests/s of a fleet, divided into prefill and decode, that always has requests waiting.
 
@@ -506,7 +541,7 @@ def saturated_split_rate(settings: Settings, at_once: Workload, cluster: Cluster
         None if fewer than half of those that decode finish before the last one begins to: so few do
         not fill the fleet.
     """
-    run = simulate_cluster(settings, at_once, cluster, compiled_cost(settings))
+    run = _fleet_run(settings, at_once, cluster)
     decoded = [request_times(part) for part in run.runs[run.num_arriving :]]
     begun = np.sort(np.concatenate([times.first_scheduled_ticks for times in decoded]))
     finish = np.concatenate([times.finish_ticks for times in decoded])

@@ -47,7 +47,7 @@ from ..runs.points import Store, key
 from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
-from .candidates import Candidate
+from .candidates import DECODE, Candidate
 from .chance import NUM_DRAWS, Chance, ChanceSearch, Uncertainty
 from .confidence import NUM_SEEDS, Decision, Kind
 from .day import Day, DayPlan, replicas_for, sizes_below
@@ -61,7 +61,9 @@ from .fleet import (
 )
 from .least import BY_SATURATION, fewest, too_many
 from .load import Load
-from .max_rate import Ahead, Limits, MaxRate, SeedRate
+from .max_rate import ALONE, Ahead, Limits, MaxRate, SeedRate
+from .max_rate import rate as rate_of_power
+from .pairs import Offer, Side, may_be_side
 from .prices import Prices
 from .sensitivity import changes, influences
 from .split import AUTO, divided, fewest_replicas
@@ -73,11 +75,13 @@ from .what_if import Lengths, Rates
 
 
 class Service(NamedTuple):
-    """Settings of a replica, its router, and the replicas that only prefill, as the flag."""
+    """Settings of a replica, its router, and the replicas that only prefill, as the flag; and the settings of those that only decode,
+    where they are others."""
 
     settings: Settings
     router: str
     prefill_replicas: str
+    decode: Settings | None = None
 
     @property
     def is_divided(self) -> bool:
@@ -146,10 +150,14 @@ class Planner:
         self._least: dict[Service, int] = {}
         #: Whether a fleet that a plan simulates may be enough, of members of a contest.
         self._simulated: dict[Service, bool] = {}
+        #: Replicas of pairs that serve the first draw.
+        self._drawn: dict[Service, int] = {}
         #: What step times and KV caches may be.
         self._abouts: dict[Service, Uncertainty] = {}
 
-    def answers(self, groups: Sequence[Sequence[Candidate]], prices: Prices, say: Say) -> list[Answer]:
+    def answers(
+        self, groups: Sequence[Sequence[Candidate]], prices: Prices, say: Say, tries_pairs: bool = False
+    ) -> list[Answer]:
         """The answer of each candidate that may be the cheapest of its group, in their order; of candidates with equal settings and
         fleets, that of the first. ``contests`` then have what is known of the others.
 
@@ -160,12 +168,18 @@ class Planner:
         single = {service_of(each): each for group in groups for each in group if each.settings and len(group) == 1}
         answers = self.answered(single)
         self.contests = [
-            Contest(self, {service_of(each): each for each in group}, prices, say) for group in groups if len(group) > 1
+            Contest(self, {service_of(each): each for each in group}, prices, say, tries_pairs)
+            for group in groups
+            if len(group) > 1
         ]
         for contest in self.contests:
             contest.search()
             answers |= contest.answers
         of_none = Answer(candidates[0], wanted=self.wanted)
+        pairs = [answer.candidate for service, answer in answers.items() if service.decode is not None]
+        if pairs:
+            both = {DECODE: NONE}
+            candidates = [replace(each, axis_values=each.axis_values | both) for each in candidates] + pairs
         return self._distinct(
             replace(of_none if each.settings is None else answers[service_of(each)], candidate=each)
             for each in candidates
@@ -175,15 +189,19 @@ class Planner:
     def answered(self, services: Mapping[Service, Candidate]) -> dict[Service, Answer]:
         """The answers of candidates that start."""
         few = {service: self._is_simulated(service, candidate) for service, candidate in services.items()}
-        jobs = {each.settings: Job(each.settings, self._seeds[0]) for each in services if few[each]}
+        able = [each for each in services if few[each]]
+        jobs = {each.settings: Job(each.settings, self._seeds[0]) for each in able if each.decode is None}
         ahead = self._run("go ahead", jobs)
-        begun = {each: _ahead(found) for each in services if few[each] and (found := ahead[each[0]].summary)}
+        apart = self._run("apart", {each: self._apart_job(each) for each in able if each.decode is not None})
+        ended = {each: ahead[each.settings] if each.decode is None else apart[each] for each in able}
+        begun = {each: _ahead(found) for each, outcome in ended.items() if (found := outcome.summary)}
         answers = {
             service: Answer(
                 candidate,
-                ahead[service[0]].error if few[service] else too_many(candidate, self._least[service], self.wanted),
+                ended[service].error if few[service] else too_many(candidate, self._least[service], self.wanted),
                 wanted=self.wanted,
                 least_replicas=self._least.get(service),
+                share=self._shares.get(service) if service.decode is not None else None,
             )
             for service, candidate in services.items()
         }
@@ -222,14 +240,42 @@ class Planner:
         for each, size in near.items():
             if size > MOST_REPLICAS:
                 continue
-            about = self._abouts[each]
-            memory = about.memories[len(about.memories) // 2]
-            one_case = Uncertainty((self._longer(each),), (memory,), about.basis)
+            one_case = self._abouts[each].likely(self._longer(each))
             least, engines = self._fewest_at(each, inf), each.settings.data_parallel_size
             searches[each] = ChanceSearch(one_case, self._seeds[:1], 1.0, size, least, engines).steps()
         ended = self._drive(searches, {each: (each, _UNLIMITED) for each in searches})
         found = {each: size_found[0] for each, (size_found, _) in ended.items() if size_found is not None}
         return {each: found.get(each) for each in near}
+
+    def side_rates(self, services: Mapping[Service, Candidate]) -> list[Side]:
+        """About the rates of a replica that only prefills, and of one that only decodes (``steady``), requests/s, at the decisive step
+        times."""
+        able = {each: candidate for each, candidate in services.items() if may_be_side(candidate)}
+        jobs = {}
+        for each, candidate in able.items():
+            self._about(each, candidate)
+            jobs[each] = Job(each.settings, self._seeds[0], (self._longer(each),))
+        found = self._run("sides", jobs)
+        return [Side(able[each], *outcome.summary["sides"]) for each, outcome in found.items() if outcome.summary]
+
+    def offered(self, offer: Offer) -> tuple[Service, int | None]:
+        """The service of a pair, and the smallest fleet that serves the first draw at the decisive step times, if any."""
+        service = service_of(offer.candidate)
+        self._shares[service] = offer.share
+        self._about(service, offer.candidate)
+        size = self.rough_sizes({service: offer.replicas})[service]
+        if size is not None:
+            self._drawn[service] = size
+        return service, size
+
+    def divided_sizes(self, service: Service, replicas: int) -> tuple[int, int]:
+        """How many of the replicas of a pair prefill, and how many decode."""
+        cluster = self._cluster(service, replicas)
+        return cluster.num_arriving, cluster.size - cluster.num_arriving
+
+    def _apart_job(self, service: Service) -> Job:
+        wanted = not_none(self.wanted) * self._longer(service)
+        return Job(service.settings, self._seeds[0], (self._cluster(service, self._drawn[service]), wanted))
 
     def limits(self, services: Sequence[Service]) -> dict[Service, tuple[float, int | None]]:
         """The most that a replica serves, requests/s, and the fewest replicas for the wanted rate, if there is one; a rate of 0 if
@@ -259,7 +305,9 @@ class Planner:
         The runs have as many requests as those of a replica of which nothing is known. Where longer ones would fill it, they take no more.
         """
         limits = self._limits.get(service)
-        if limits is None or not limits.alone.meets or service.is_divided:
+        if service.decode is not None:
+            limits = _UNLIMITED._replace(saturated=inf)
+        if limits is None or not limits.alone.meets or (service.is_divided and service.decode is None):
             return False
         if size < self._least_of(service, limits):
             return True
@@ -272,7 +320,7 @@ class Planner:
 
     def _is_simulated(self, service: Service, candidate: Candidate) -> bool:
         """Whether a fleet that a plan simulates may serve the wanted rate, if there is one, by the data sheet."""
-        if self.wanted is None:
+        if self.wanted is None or service.decode is not None:
             return True
         work = self._work(self._load, self._seeds[0])
         try:
@@ -301,7 +349,8 @@ class Planner:
 
     def _fill(self, begun: Mapping[Service, Ahead]) -> None:
         """Make the runs of fleets long enough to fill their replicas."""
-        self._filled |= {service.settings: self._load.filling(found.in_flight) for service, found in begun.items()}
+        alike = {service: found for service, found in begun.items() if service.decode is None}
+        self._filled |= {service.settings: self._load.filling(found.in_flight) for service, found in alike.items()}
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
@@ -442,7 +491,7 @@ class Planner:
         jobs = {
             service: Job(service.settings, self._seeds[0], (size, service.router, not_none(self.wanted)))
             for service, size in near.items()
-            if service.prefill_replicas == AUTO
+            if service.prefill_replicas == AUTO and service.decode is None
         }
         failed = {}
         for service, outcome in self._run("prefill share", jobs).items():
@@ -453,7 +502,7 @@ class Planner:
         return failed
 
     def _cluster(self, service: Service, replicas: int) -> Cluster:
-        return divided(replicas, service.router, service.prefill_replicas, self._shares.get(service))
+        return divided(replicas, *service[1:3], self._shares.get(service), service.decode)
 
     def tested(self, candidate: Candidate, replicas: int) -> Tested | str:
         """Whether a fleet of a candidate that starts meets the goal at the wanted rate; or why it cannot be simulated.
@@ -531,13 +580,14 @@ class Planner:
     def _trial_job(self, service: Service, begun: Known, trial: Trial) -> tuple[str, Job]:
         """The step of a trial, and its job."""
         settings, seed = service.settings, trial.seed
-        cluster = self._cluster(service, max(1, trial.replicas))
+        cluster = self._cluster(service, max(fewest_replicas(service.prefill_replicas), trial.replicas))
         most = None if begun.saturated is None else begun.saturated * cluster.size
         match trial.kind:
             case Kind.SHARE:
                 return "fleets", Job(settings, seed, (cluster, not_none(self.wanted)))
             case Kind.CASE:
-                rate, served = not_none(self.wanted), cluster if trial.replicas else None
+                served = cluster if trial.replicas or service.is_divided else None
+                rate = not_none(self.wanted) if trial.replicas else rate_of_power(ALONE)
                 return "cases", Job(settings, seed, (served, rate, most, not_none(trial.case)))
             case Kind.MEETS:
                 return "other seeds", Job(settings, seed, (cluster, most, trial.near))
@@ -586,7 +636,7 @@ class Planner:
         """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
         seed or all."""
         job, fleet = self._sensitivity_job(answer), answer.fleet
-        if job is None:
+        if job is None or answer.candidate.decode is not None:
             return answer
         rates = self._rates({change: job.with_more(change) for change in changes(self._goal)}, "sensitivity")
         if fleet is None:
@@ -730,7 +780,8 @@ class Planner:
 
 def service_of(candidate: Candidate) -> Service:
     """The service of a candidate that starts."""
-    return Service(not_none(candidate.settings), candidate.router, candidate.prefill_replicas)
+    decode = None if candidate.decode is None else candidate.decode.settings
+    return Service(not_none(candidate.settings), candidate.router, candidate.prefill_replicas, decode)
 
 
 def _ahead(data: dict[str, Any]) -> Ahead:

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ... import __version__
 from ...reports.explore.what_if import WhatIf
+from ...sim.cluster import Cluster
 from ...sim.metrics.objectives import objectives
 from ...sim.output.folders import OutputFolder
 from ...sim.spec import published_formats
@@ -55,6 +56,7 @@ from .text import (
     details,
     flags_text,
     headline,
+    pair_lines,
     served_at_rate,
     verified_text,
     why_loses,
@@ -233,7 +235,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     )
     say = _Progress(priced.currency, wanted)
     try:
-        answers = planner.answers(groups, priced, say)
+        answers = planner.answers(groups, priced, say, _tries_pairs(aims, request, unlisted, day))
     except KeyboardInterrupt:
         for contest in planner.contests:
             report.print_line(say.interrupted(contest))
@@ -272,6 +274,13 @@ def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) ->
             axes |= opened
             unlisted += opened
     return axes | listed, unlisted
+
+
+def _tries_pairs(aims: Aims, request: PlanRequest, unlisted: Sequence[str], day: Day | None) -> bool:
+    """Whether prefill and decode are tried apart, with a card and ranks of their own: where ranks are searched, for fleets of one size
+    without spare replicas, a manifest or measured steps."""
+    others = aims.spare or aims.deploy or aims.measured or day or request.choices.prefill_replicas
+    return _RANKS in unlisted and not others
 
 
 class _Progress:
@@ -381,7 +390,7 @@ class _SearchOutput:
         explained = self._explained()
         for line in explained if self._aims.explain or not self._ranks else ():
             report.line(line)
-        for line in self._closed_lines():
+        for line in self._closed_lines() + self._pair_lines():
             report.line(line)
         verified = [verified_text(answer, self._aims.verify_seeds) for answer, _ in self._ranks if answer.verified]
         for line in verified:
@@ -408,7 +417,11 @@ class _SearchOutput:
 
     def _what_if(self) -> WhatIf | None:
         """Of the first fleets that are enough; None without a wanted rate, or without any."""
-        sure = [each for each in self._ranks if not each[0].is_burst and not each[0].is_unsure]
+        sure = [
+            each
+            for each in self._ranks
+            if not each[0].is_burst and not each[0].is_unsure and each[0].candidate.decode is None
+        ]
         if self._wanted is None or not sure:
             return None
         ranks = sure[:MOST_OFFERS]
@@ -440,6 +453,24 @@ class _SearchOutput:
             f"Not answered: {len(closed)} other combinations of {parts} that start{costs or ', which'} miss the goal with"
             " requests served alone (--explain has each)."
         ]
+
+    def _pair_lines(self) -> list[str]:
+        """Pairs of prefill and decode that were tried and are not cheaper."""
+        currency, lines = self._priced.currency, []
+        for contest in self._planner.contests:
+            pairs, nearest = contest.closed_pairs, contest.nearest_pair
+            if self._aims.explain:
+                lines += [f"{name}: {_pair_cost(cost, currency)}; not cheaper" for name, cost in pairs.items()]
+            elif pairs:
+                name, cost = min(pairs.items(), key=lambda each: each[1])
+                others = f"Of {len(pairs)} pairs of prefill and decode apart that are not cheaper the nearest is"
+                lines.append(f"{others} {name}, {_pair_cost(cost, currency)}.")
+            if not contest.pairs and nearest is not None:
+                about = f"{nearest.candidate.name}, about {nearest.cost:,.2f} {currency}/h"
+                lines.append(
+                    f"Prefill and decode apart are not cheaper by a few step times: the nearest pair is {about}."
+                )
+        return lines
 
     def _recommendation(self) -> str:
         unpriced = [answer.candidate.name for answer in self._others if answer.every_rate_meets]
@@ -479,6 +510,7 @@ class _SearchOutput:
         return [
             f"Load: {load.description()}; {wanted}; {runs} requests a run, of which the middle 80% count; {self._seeds()}",
             *evidence_lines(chosen),
+            *[_MOVES] * any(answer.candidate.decode is not None for answer in self._answers),
             *dict.fromkeys(
                 line for each, _ in chosen for line in (*engines_lines(each, planned=True), *drafts_lines(each))
             ),
@@ -528,6 +560,7 @@ class _SearchOutput:
             "details": list(about),
             "recommended": self._ranks[0][0].candidate.axis_values if self._ranks else None,
             "flags": flags_text(self._ranks[0][0]) if self._ranks else None,
+            **({"serve": lines} if self._ranks and (lines := pair_lines(self._ranks[0][0], self._model)) else {}),
             "model": self._model,
             "goal": {"goodput": self._goal.objectives.limits, "attainment": self._goal.attainment},
             "load": self._load.description(),
@@ -541,6 +574,7 @@ class _SearchOutput:
             "gpus_without_price": list(self._priced.missing),
             "explained": list(explained),
             **({"not_cheaper": closed} if (closed := self._closed()) else {}),
+            **({"pairs_not_cheaper": pairs} if (pairs := self._closed_pairs()) else {}),
             **({} if self._day is None else {"day": self._day.as_dict()}),
             "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],
         }
@@ -552,8 +586,24 @@ class _SearchOutput:
     def _closed(self) -> list[dict[str, Any]]:
         return [asdict(each) for contest in self._planner.contests for each in contest.closed]
 
+    def _closed_pairs(self) -> dict[str, float | None]:
+        return {
+            name: _finite(cost) for contest in self._planner.contests for name, cost in contest.closed_pairs.items()
+        }
+
     def _by_rank(self) -> list[Answer]:
         return [answer for answer, _ in self._ranks] + self._others
+
+
+#: Of fleets with prefill and decode apart.
+_MOVES = (
+    f"Prefill and decode apart: KV caches move by NixlConnector at {Cluster.kv_transfer_bandwidth:g} GB/s from each replica that"
+    f" prefills, to the decode replica with the fewest tokens ({Cluster.decode_router})."
+)
+
+
+def _pair_cost(cost: float, currency: str) -> str:
+    return "no fleet serves the first draw" if cost == inf else f"{cost:,.2f} {currency}/h by draws"
 
 
 def _finite(rate: float) -> float | None:

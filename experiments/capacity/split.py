@@ -2,16 +2,16 @@
 
 rate of p     the highest rate of n replicas of which p prefill, with the first seed: it rises with p while prefills
               limit the fleet, and falls once decodes do
-share         p / n of the highest rate, found by bisection on its slope, for the fleet that the search begins with
-p of n        share x n, rounded, at least 1 and at most n - 1
+share         p / n of the highest rate, found by bisection on its slope, for the fleet that the search begins with; where the two sides
+              have settings of their own, from what each needs (``pairs``)
+p of n        that of which the side that is shorter of its share is longest; at least 1 and at most n - 1
 """
 
 from __future__ import annotations
 
 from functools import cache
-from math import floor
 
-from ...sim.cluster import Cluster
+from ...sim.cluster import Cluster, Pair
 from ...sim.config.settings import Settings
 from ...sim.types.errors import SettingError
 from ..runs.grid import NONE
@@ -40,19 +40,30 @@ def fewest_replicas(prefill_replicas: str) -> int:
     return int(prefill_replicas) + 1
 
 
-def divided(replicas: int, router: str, prefill_replicas: str, share: float | None = None) -> Cluster:
+def divided(
+    replicas: int, router: str, prefill_replicas: str, share: float | None = None, decode: Settings | None = None
+) -> Cluster:
     """A fleet of so many replicas. A router before one replica chooses nothing, so such a fleet has the default router.
 
     Args:
         prefill_replicas: As the flag.
         share: Share of the replicas that prefill, for auto.
+        decode: Settings of the replicas that only decode, where they have others.
     """
     if prefill_replicas == NONE:
         return Cluster(num_replicas=replicas, router=router if replicas > 1 else Cluster.router)
-    prefill = floor((share or 0) * replicas + 0.5) if prefill_replicas == AUTO else int(prefill_replicas)
+    prefill = prefilling(replicas, share or 0.0) if prefill_replicas == AUTO else int(prefill_replicas)
     prefill = min(max(1, prefill), replicas - 1)
     router = router if prefill > 1 else Cluster.router
-    return Cluster(prefill_replicas=prefill, decode_replicas=replicas - prefill, router=router)
+    fleet = Cluster(prefill_replicas=prefill, decode_replicas=replicas - prefill, router=router)
+    return fleet if decode is None else Pair(**fleet.as_dict(), decode=decode)
+
+
+def prefilling(replicas: int, share: float) -> int:
+    """How many of so many replicas prefill, for a share between 0 and 1: of two that serve alike the fewer."""
+    below = int(share * replicas)
+    lower, upper = (min(each * (1 - share), (replicas - each) * share) for each in (below, below + 1))
+    return min(max(1, below if lower >= upper else below + 1), replicas - 1)
 
 
 def best_share(

@@ -18,7 +18,7 @@ from ..runs.sweeping import Outcome
 from .confidence import Kind
 from .day import full_load, served_day
 from .detail import detail
-from .fleet import check_fleet, highest_rate, known_rate, meets_case, scaled, takes_rate
+from .fleet import apart, check_fleet, highest_rate, known_rate, meets_case, scaled, takes_rate
 from .load import Load
 from .max_rate import follow, go_ahead, limits
 from .sensitivity import changed_rate
@@ -67,6 +67,10 @@ def _rough(chosen: Settings, load: Load, goal: Goal, seed: int, scale: float) ->
     return _rate_data(Steady(scaled(chosen, scale), load.draw(seed).at(1.0), goal).rate())
 
 
+def _sides(chosen: Settings, load: Load, goal: Goal, seed: int, scale: float) -> dict[str, Any]:
+    return {"sides": Steady(scaled(chosen, scale), load.draw(seed).at(1.0), goal).sides()}
+
+
 def rate_of(outcome: Outcome) -> float:
     """The rate that a step found, requests/s."""
     found = not_none(outcome.summary)[Kind.RATE]
@@ -75,6 +79,8 @@ def rate_of(outcome: Outcome) -> float:
 
 _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "rough": _rough,
+    "sides": _sides,
+    "apart": lambda *arguments: asdict(apart(*arguments)),
     "limits": _limits,
     "go ahead": lambda *arguments: asdict(go_ahead(*arguments)),
     "follow": lambda *arguments: _rate_data(follow(*arguments).rate),

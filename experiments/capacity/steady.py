@@ -29,6 +29,8 @@ _MOST_ATTAINED = 0.999
 #: Mean number that decodes where even one sequence at all times is too many, and alone is not.
 _SELDOM = 0.3
 _MS = 1000
+#: To what part the load of a replica that only prefills is found.
+_BUSY_STEP = 1e-3
 
 
 class Steady:
@@ -65,6 +67,36 @@ class Steady:
         running = low or _SELDOM
         return running / (self._outputs * self._step_s(running))
 
+    def sides(self) -> tuple[float, float]:
+        """Requests/s of a replica that only prefills, and of one that only decodes; 0 if it misses the objectives."""
+        return self._of_prefills(), self._of_decodes()
+
+    def _of_prefills(self) -> float:
+        prompt_s, limit_s = (
+            self._chunks * self._of(0, 1),
+            min(self._limits.get("ttft", inf), self._limits.get("e2el", inf)) / _MS,
+        )
+        low, high = 0.0, 1.0
+        while high - low > _BUSY_STEP:
+            busy = (low + high) / 2
+            meets = prompt_s + self._wait_s(busy, prompt_s) <= limit_s
+            low, high = (busy, high) if meets else (low, busy)
+        return low / prompt_s
+
+    def _of_decodes(self) -> float:
+        limit_s = min(self._limits.get("tpot", inf), self._limits.get("e2el", inf) / max(1.0, self._long_output)) / _MS
+        low, high = 0, self._most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            meets = self._of(middle + self._z * sqrt(middle), 0) <= limit_s
+            low, high = (middle, high) if meets else (low, middle)
+        return low / (self._outputs * self._of(low, 0)) if low else 0.0
+
+    def _wait_s(self, busy: float, prompt_s: float) -> float:
+        """Wait of a prompt for those before it, at the attainment."""
+        mean_s = busy * prompt_s / (2 * (1 - busy))
+        return max(0.0, mean_s / busy * log(busy / self._tail))
+
     def _meets(self, running: float) -> bool:
         """Whether so many sequences that decode leave the objectives met; 0 for a request alone."""
         prompt_s = self._chunks * self._of(running, 1)
@@ -74,8 +106,7 @@ class Steady:
             busy = running / (self._outputs * self._step_s(running)) * prompt_s
             if busy >= 1:
                 return False
-            mean_s = busy * prompt_s / (2 * (1 - busy))
-            wait_s = max(0.0, mean_s / busy * log(busy / self._tail)) + tpot / 2
+            wait_s = self._wait_s(busy, prompt_s) + tpot / 2
         ttft = prompt_s + wait_s
         found = {"ttft": ttft, "tpot": tpot, "e2el": ttft + tpot * self._long_output}
         return all(found[name] * _MS <= limit for name, limit in self._limits.items())

@@ -23,6 +23,7 @@ from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
 from .detail import BEYOND
 from .fleet import Fleet
 from .measurement import main_cause
+from .pairs import serve_lines, side_text
 from .prices import GPU_HOURS
 from .sensitivity import CHANGE, Effect, Influence
 from .uncertainty import uncertainty
@@ -54,8 +55,20 @@ _PLAIN = {
 
 
 def flags_text(answer: Answer) -> str:
-    """The settings of a candidate, as flags."""
-    chosen = not_none(answer.candidate.settings)
+    """The settings of a candidate, as flags; of a pair those of the replicas that prefill."""
+    return _flags_of(answer.candidate)
+
+
+def pair_lines(answer: Answer, model: str) -> list[str]:
+    """The two ``vllm serve`` lines of a pair; none of others."""
+    prefill, decode = answer.candidate, answer.candidate.decode
+    if decode is None:
+        return []
+    return serve_lines([_flags_of(each) for each in (prefill, decode)], prefill.checkpoint or model)
+
+
+def _flags_of(candidate: Candidate) -> str:
+    chosen = not_none(candidate.settings)
     given = chosen.as_dict()
     values = ((name, given.get(name)) for name in _FLAGS)
     flags = [_flag_text(name, value) for name, value in values if value not in _PLAIN.get(name, (None, "auto"))]
@@ -131,7 +144,7 @@ def range_text(answer: Answer, bill: Bill) -> str:
     """GPUs that may be enough and GPUs that are, where the seeds leave that open."""
     if bill.fewest_replicas == bill.replicas:
         return f"{'>=' * _is_lower_bound(answer)}{bill.gpus:,}"
-    return f"{bill.fewest_replicas * bill.gpus // bill.replicas:,}-{bill.gpus:,}"
+    return f"{answer.gpus_of(bill.fewest_replicas):,}-{bill.gpus:,}"
 
 
 def _is_lower_bound(answer: Answer) -> bool:
@@ -157,7 +170,7 @@ def _month_text(bill: Bill) -> str:
 
 def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) -> str:
     """The recommendation in a sentence: what to buy, its price, its headroom or rate, its limit, and the confidence."""
-    launch, limit = answer.candidate.started.launch, answer.at_rate["limit"]
+    limit = answer.at_rate["limit"]
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
     at_least = "at least " if _is_lower_bound(answer) else ""
     parts = [f"{at_least}{bill_text(bill)} {currency}/h ({_month_text(bill)} {currency} a month)"]
@@ -188,7 +201,16 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
     parts.append(f"step times from {'a benchmark (--measured)' if is_measured else _basis_text(found)}{results}")
     spare = f", {bill.spare_gpus:,} of them spare" if bill.spare_gpus else ""
     other_sizes = _other_sizes_text(answer, bill)
-    return f"Buy {at_least}{bill.gpus:,} x {launch.gpu.name}{need}{spare}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
+    return f"Buy {at_least}{purchase(answer, bill)}{need}{spare}{_with_text(answer)}{other_sizes}: {'; '.join(parts)}."
+
+
+def purchase(answer: Answer, bill: Bill) -> str:
+    """The GPUs of a bill, by card."""
+    gpus: dict[str, int] = {}
+    for each, count in answer.sides(bill.replicas):
+        name = each.started.launch.gpu.name
+        gpus[name] = gpus.get(name, 0) + count * each.num_gpus
+    return " and ".join(f"{count:,} x {name}" for name, count in gpus.items())
 
 
 def _with_text(answer: Answer) -> str:
@@ -218,10 +240,10 @@ def _other_sizes_text(answer: Answer, bill: Bill) -> str:
         less = [each for each in fleet.chances if each.replicas < chance.replicas][-1:]
         are = f"{bill.gpus - bill.spare_gpus:,} are " if bill.spare_gpus else ""
         notes = [f"{are}enough with {percent_text(chance.chance)}"]
-        notes += [f"{each.replicas * bill.gpus // bill.replicas:,} with {percent_text(each.chance)}" for each in less]
+        notes += [f"{answer.gpus_of(each.replicas):,} with {percent_text(each.chance)}" for each in less]
         notes += ["more are no more likely"] * fleet.is_unsure
         return f" ({'; '.join(notes)})"
-    fewest = bill.fewest_replicas * bill.gpus // bill.replicas
+    fewest = answer.gpus_of(bill.fewest_replicas)
     return f" ({fewest:,} may be enough)" if fewest < bill.gpus else ""
 
 
@@ -267,7 +289,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     return [
         f"{_servers_text(answer, bill)} of {launch.model.name}; {tokens_text(answer, bill)} {currency} a million"
         f" tokens ({tokens_text(answer, bill, 'output')} if outputs alone are charged).",
-        f"Set: {flags_text(answer)}{f' ({_CAVEAT})' if answer.candidate.num_lossy else ''}{_router_text(answer)}",
+        *_set_lines(answer),
         _sure(answer),
         *(
             []
@@ -284,8 +306,19 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
     ]
 
 
+def _set_lines(answer: Answer) -> list[str]:
+    """What is set: the flags, or of a pair the lines of both sides."""
+    caveat = f" ({_CAVEAT})" if answer.candidate.num_lossy else ""
+    lines = pair_lines(answer, answer.candidate.started.launch.model.name)
+    if not lines:
+        return [f"Set: {flags_text(answer)}{caveat}{_router_text(answer)}"]
+    return [f"Prefill: {lines[0]}{caveat}", f"Decode: {lines[1]}"]
+
+
 def _servers_text(answer: Answer, bill: Bill) -> str:
     """Replicas and their GPUs; data-parallel engines by the deployment that shares its experts."""
+    if answer.candidate.decode is not None:
+        return _split(answer)
     gpus = answer.candidate.started.launch.num_gpus
     of_gpus, engines = f"{gpus} GPU{'s' if gpus > 1 else ''}", answer.candidate.engines
     if engines == 1:
@@ -304,8 +337,11 @@ def _split_text(answer: Answer) -> str:
 
 
 def _split(answer: Answer) -> str:
-    prefill = not_none(answer.prefill_replicas)
-    return f"{replicas_text(prefill)} for prefill, {answer.replicas - prefill} for decode"
+    prefill, candidate = not_none(answer.prefill_replicas), answer.candidate
+    of_side = ["", ""]
+    if candidate.decode is not None:
+        of_side = [f" on {side_text(each)}" for each in (candidate, candidate.decode)]
+    return f"{replicas_text(prefill)} for prefill{of_side[0]}, {answer.replicas - prefill} for decode{of_side[1]}"
 
 
 def _sure(answer: Answer) -> str:
@@ -400,11 +436,11 @@ def _neighbour(ranks: Sequence[tuple[Answer, Bill]], wanted: float | None, curre
     ]
 
 
-def _hourly(bill: Bill, currency: str) -> str:
+def _hourly(answer: Answer, bill: Bill, currency: str) -> str:
     """The price of an hour, or the GPUs where these are counted."""
     if currency != GPU_HOURS:
         return f"{bill_text(bill)} {currency}/h"
-    low, high = f"{bill.fewest_replicas * bill.gpus // bill.replicas:,} to ", _gpus(bill)
+    low, high = f"{answer.gpus_of(bill.fewest_replicas):,} to ", _gpus(bill)
     return high if bill.fewest_replicas == bill.replicas else low + high
 
 
@@ -420,9 +456,9 @@ def cheaper_text(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> str:
         if some := [each for each in lower if each[0].is_burst is bursts]:
             answer, bill = min(some, key=lambda each: each[1].fewest_per_hour)
             why = (
-                f"at least {_hourly(bill, currency)}, {_BOUND}"
+                f"at least {_hourly(answer, bill, currency)}, {_BOUND}"
                 if bursts
-                else f"{_hourly(bill, currency)}, as {replicas_text(bill.fewest_replicas)} may be enough{_chance_of(answer, bill.fewest_replicas)}"
+                else f"{_hourly(answer, bill, currency)}, as {replicas_text(bill.fewest_replicas)} may be enough{_chance_of(answer, bill.fewest_replicas)}"
             )
             found.append(f"{answer.candidate.name} ({why})")
     return f"A cheaper one is open: {'; '.join(found)}." if found else ""
@@ -581,7 +617,7 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     """One line: the reason why a candidate that can serve is not recommended."""
     winner, cheapest = best
     if _is_lower_bound(answer) and not winner.is_burst:
-        return f"at least {_hourly(bill, currency)}, {_BOUND}"
+        return f"at least {_hourly(answer, bill, currency)}, {_BOUND}"
     limited = _limit_in_short(answer.at_rate["limit"])
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
     if _is_lower_bound(answer):

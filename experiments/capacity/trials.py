@@ -19,10 +19,11 @@ class Memory(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Step times over the predicted ones, and the KV cache."""
+    """Step times over the predicted ones, and the KV cache; of replicas that only decode with settings of their own another case."""
 
     scale: float
     memory: Memory
+    decode: Case | None = None
 
 
 class Trial(NamedTuple):

@@ -18,7 +18,12 @@ from .trials import Memory
 
 
 def uncertainty(candidate: Candidate) -> Uncertainty:
-    """What is not known of a candidate that starts."""
+    """What is not known of a candidate that starts, and of the one that decodes beside it."""
+    own = _of_one(candidate)
+    return own if candidate.decode is None else own.beside(_of_one(candidate.decode))
+
+
+def _of_one(candidate: Candidate) -> Uncertainty:
     chosen = not_none(candidate.settings)
     if chosen.step_scale is not None:
         return Uncertainty(quantiles(*after_a_benchmark()), _memories(candidate), spread_text())

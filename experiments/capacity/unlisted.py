@@ -7,7 +7,7 @@
     bound      of the cost, without a fleet: the replicas by the data sheet (``least``), in closed form; once there is an answer, also by
                the rate of a replica that always has requests waiting, by two runs; infinite if requests served alone miss the goal
     estimate   of the cost: as many replicas as take the wanted rate at about the rate of one, by a few step times and no run (``steady``),
-               taken ``_HOPE`` times as high; then the smallest fleet that serves one draw at the decisive step times
+               taken ``HOPE`` times as high; then the smallest fleet that serves one draw at the decisive step times
     1. estimates best bound first, until no bound is below the lowest; then draws, lowest estimate first, until no estimate without one is
        below the lowest with one: this first answer is printed, within seconds
     2. the whole test answers the one with the lowest estimate
@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING
 
 from .answer import Answer
 from .candidates import Candidate
+from .pairs import HOPE, MOST_PAIRS, Offer, hourly, offers
 from .prices import Prices
+from .trials import MOST_REPLICAS
 
 if TYPE_CHECKING:
     from .planning import Planner, Service
@@ -39,8 +41,6 @@ RANKS = ("1", "2", "4", "8")
 _ROUND = 8
 #: Members of which a draw is tried at a time.
 _PAIR = 2
-#: By how much the rate of one replica is taken to be higher: so much may be missed without a candidate being left out of the draws.
-_HOPE = 1.15
 #: Least relative difference of two costs.
 _ROUNDING = 1e-9
 
@@ -75,19 +75,24 @@ class Contest:
         members: Its candidates that start, by service.
         bounds, estimates: Costs that are known.
         answers: Results of the whole test.
+        tries_pairs: Whether prefill and decode are tried apart, too, with a card and ranks of their own.
         say: Called with the name and the cost of the best candidate, and whether the whole test confirms it.
     """
 
     planner: Planner
-    members: Mapping[Service, Candidate]
+    members: dict[Service, Candidate]
     prices: Prices
     say: Callable[[str, float, bool], None]
+    tries_pairs: bool = False
     bounds: dict[Service, float] = field(default_factory=dict)
     estimates: dict[Service, float] = field(default_factory=dict)
     answers: dict[Service, Answer] = field(default_factory=dict)
     #: Replicas by the rate of one, and costs by one draw.
     _near: dict[Service, int | None] = field(default_factory=dict)
     _drawn: dict[Service, float] = field(default_factory=dict)
+    #: The cheapest pair by the estimate, and costs of those that were tried.
+    nearest_pair: Offer | None = None
+    pairs: dict[Service, float] = field(default_factory=dict)
     #: Members of which the bound is by runs, too.
     _limited: set[Service] = field(default_factory=set)
 
@@ -112,11 +117,39 @@ class Contest:
             # Every member misses the goal alone: the answer of one says so.
             first = next(iter(self.members))
             self.answers = self.planner.answered({first: self.members[first]})
+        if self.tries_pairs and self.planner.wanted is not None:
+            self._search_pairs(self.planner.wanted)
+
+    def _search_pairs(self, wanted: float) -> None:
+        """Try the pairs that may cost less than the best answer: by one draw, then by the whole test."""
+        lowest = min(map(self.cost_of, self.answers))
+        found = offers(self.planner.side_rates(self.members), self.prices, wanted)
+        self.nearest_pair = found[0] if found else None
+        for offer in [each for each in found if each.hoped < lowest][:MOST_PAIRS]:
+            service, size = self.planner.offered(offer)
+            self.members[service] = offer.candidate
+            self.pairs[service] = inf if size is None else self._cost(service, inf, size)
+            lowest = min(map(self.cost_of, self.answers)) * (1 - _ROUNDING)
+            if size is None or self.pairs[service] >= lowest:
+                continue
+            while size < MOST_REPLICAS and self._cost(service, inf, size + 1) < lowest < inf:
+                size += 1
+            if lowest < inf and self.planner.is_too_few(service, size):
+                self.pairs[service] = self._cost(service, inf, size + 1)
+                continue
+            self.answers |= self.planner.answered({service: offer.candidate})
+            self._say()
 
     @property
     def closed(self) -> list[Closed]:
         """The members without an answer, by their bound."""
-        return [self._closed(each) for each in self._by(self.bounds) if each not in self.answers]
+        bounds = {each: cost for each, cost in self.bounds.items() if each not in self.answers}
+        return [self._closed(each) for each in self._by(bounds)]
+
+    @property
+    def closed_pairs(self) -> dict[str, float]:
+        """The pairs without an answer: name, and cost by one draw, or of the next fleet where draws call a cheaper one too small."""
+        return {self.members[each].name: cost for each, cost in self.pairs.items() if each not in self.answers}
 
     def _closed(self, service: Service) -> Closed:
         bound = self.bounds[service]
@@ -145,7 +178,7 @@ class Contest:
 
     def _rate(self, services: Mapping[Service, Candidate]) -> None:
         for each, rate in self.planner.rough_rates(services).items():
-            self._near[each], hoped = self.planner.replicas_at(rate), rate * _HOPE
+            self._near[each], hoped = self.planner.replicas_at(rate), rate * HOPE
             self.estimates[each] = max(self.bounds[each], self._cost(each, hoped, self.planner.replicas_at(hoped)))
 
     def _draw(self, services: Sequence[Service]) -> None:
@@ -197,6 +230,11 @@ class Contest:
 
     def _cost(self, service: Service, rate: float, replicas: int | None) -> float:
         hour = self._hour(service)
+        candidate = self.members[service]
+        if replicas is not None and candidate.decode is not None:
+            sizes = self.planner.divided_sizes(service, replicas)
+            sides = zip(sizes, (candidate, candidate.decode), strict=True)
+            return sum(size * hourly(each, self.prices) for size, each in sides)
         if replicas is not None:
             return (replicas + self._spare(service)) * hour if rate else inf
         return hour / rate if rate else inf
@@ -205,8 +243,7 @@ class Contest:
         return self.planner.spare * self.members[service].engines
 
     def _hour(self, service: Service) -> float:
-        launch = self.members[service].started.launch
-        return launch.num_gpus * self.prices.of(launch.gpu.name)
+        return hourly(self.members[service], self.prices)
 
     def _by(self, costs: Mapping[Service, float]) -> list[Service]:
         """Services with a cost, the lowest first, then fewer GPUs, then in their order."""

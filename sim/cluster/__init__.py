@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config.cluster import Cluster, cluster
+from ..config.cluster import Cluster, Pair, cluster
 from ..config.schedule import FleetSchedule, Lifetime
 from ..runs.cluster_run import ClusterRun
 from .result import cluster_requests_table, cluster_table_of, write_cluster
@@ -14,6 +14,7 @@ __all__ = [
     "ClusterRun",
     "FleetSchedule",
     "Lifetime",
+    "Pair",
     "cluster",
     "cluster_requests_table",
     "cluster_summary",

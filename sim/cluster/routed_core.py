@@ -60,22 +60,33 @@ class RoutedCoreEngine:
         edges: Ticks at which a measurement begins and ends, or none; leaps end there.
         boundaries: Of all engines of the cluster.
         sequences: Of all requests of the cluster: no step has more.
+        only_decodes: Whether requests arrive with their prompts computed, and their first token.
 
     Attributes:
-        process, ledger, end_ticks: As of ``Engine``.
+        number, process, ledger, end_ticks: As of ``RoutedEngine``.
         until: End of the leap in progress; ``NEVER`` while the engine rests.
     """
 
     def __init__(
-        self, env: simpy.Environment, replica: Replica, edges: tuple[int, ...], boundaries: Boundaries, sequences: int
+        self,
+        env: simpy.Environment,
+        number: int,
+        replica: Replica,
+        edges: tuple[int, ...],
+        boundaries: Boundaries,
+        sequences: int,
+        only_decodes: bool = False,
     ) -> None:
         self.env, self.end_ticks, self.until = env, int(env.now), NEVER
         self.ledger = Ledger(replica.memory.meter, compiled()[0])
-        self._replica, self._boundaries, self._number = replica, boundaries, boundaries.add(self)
+        self.number = number
+        self._replica, self._boundaries, self._place = replica, boundaries, boundaries.add(self)
+        #: Requests on their way, and their tokens.
+        self._expected = self._expected_tokens = 0
         self._max_model_len = replica.policy.limits.max_model_len
         none = (np.zeros(0, dtype=np.int64),) * 4
         most = min(replica.policy.limits.max_num_seqs, max(1, sequences))
-        parts = started(replica, (*none, np.zeros(0, dtype=bool)), most, edges, routed=True)
+        parts = started(replica, (*none, np.zeros(0, dtype=bool)), most, edges, routed=True, only_decodes=only_decodes)
         self._core, self._handle, self._cache = parts
         self._changed: Callable[[], None] = ignored
         self._closed = env.event()
@@ -86,7 +97,10 @@ class RoutedCoreEngine:
         self._changed = changed
 
     def expect(self, sequence: Sequence) -> None:
-        """See ``RoutedEngine``; a request is sent at the tick at which it is announced."""
+        """See ``RoutedEngine``."""
+        self._expected += 1
+        self._expected_tokens += sequence.start_tokens
+        self._changed()
 
     def send(self, now: int, sequence: Sequence) -> None:
         """See ``RoutedEngine``."""
@@ -94,6 +108,8 @@ class RoutedCoreEngine:
         # As ``State.note_finished`` expects no end.
         early = sequence.output_tokens < min(sequence.max_tokens, self._max_model_len - sequence.prompt_tokens)
         names = None if self._cache is None else self._cache.names(sequence.index)
+        self._expected -= 1
+        self._expected_tokens -= sequence.start_tokens
         self._core.send(self._handle, now, *lengths, early, names)
         self.advance(now)
 
@@ -103,7 +119,7 @@ class RoutedCoreEngine:
         raise_fault(status, self._replica.policy.name, waiting)
         self.until = NEVER if status == RESTS else until
         if self.until < NEVER:
-            self._boundaries.put(until, self._number)
+            self._boundaries.put(until, self._place)
         self._changed()
 
     def close(self, now: int) -> None:
@@ -114,11 +130,11 @@ class RoutedCoreEngine:
     @property
     def num_requests(self) -> int:
         """See ``RoutedEngine``."""
-        return self._core.look(self._handle, 0)[0]
+        return self._expected + self._core.look(self._handle, 0)[0]
 
     def outstanding_tokens(self, now: int) -> int:
         """See ``RoutedEngine``."""
-        return self._core.look(self._handle, now)[1]
+        return self._expected_tokens + self._core.look(self._handle, now)[1]
 
     @property
     def kv_rises(self) -> bool:
@@ -127,7 +143,7 @@ class RoutedCoreEngine:
 
     def kv_tokens(self, now: int) -> int:
         """See ``RoutedEngine``."""
-        return self._core.look(self._handle, now)[2]
+        return self._expected_tokens + self._core.look(self._handle, now)[2]
 
     def report(self) -> None:
         """See ``routing.Seen``; a router that follows steps has no core."""

@@ -114,7 +114,7 @@ class Fleet:
         if self._by_core:
             self._boundaries = boundaries = Boundaries()
             parts, count = (settings.edges, boundaries), int(workload.num_sequences[rows].sum())
-            engines = [RoutedCoreEngine(self.env, replica, *parts, count) for replica in replicas]
+            engines = [RoutedCoreEngine(self.env, place, each, *parts, count) for place, each in enumerate(replicas)]
         elif cluster.disaggregated:
             engines = self._disaggregated(cluster)
         else:
@@ -167,18 +167,25 @@ class Fleet:
         """Indices of the replicas that the router may choose at this time; None without a schedule, when it may choose any."""
         return None if self._schedule is None else self._schedule.taking_requests(now)
 
-    def _disaggregated(self, cluster: Cluster) -> list[RoutedEngine]:
+    def _disaggregated(self, cluster: Cluster) -> Engines:
         """Prefill engines, then decode engines."""
-        first, chosen = cluster.num_arriving, self._settings
-        decoders = [self._routed(number) for number in range(first, cluster.size)]
+        first, last, boundaries = cluster.num_arriving, self._replicas[-1], Boundaries()
+        sends, numbers = self._workload.output_tokens[self._rows] > 1, range(first, cluster.size)
+        decoders: Engines = [*map(self._routed, numbers)]
+        choose = decode_router(cluster, bool(self._barriers))
+        apart = not (self._barriers or self._workload.users or choose.follows)
+        if apart and serves(cluster.decode_settings(self._settings), last):
+            parts = (self._settings.edges, boundaries, int(sends.sum()), True)
+            decoders = [RoutedCoreEngine(self.env, each, self._replicas[each], *parts) for each in numbers]
         self._kv_transfers = KVTransfers(
-            self._lengths,
+            Lengths(self._workload.sequences, last.max_model_len),
             self._sent,
             decoders,
-            decode_router(cluster, bool(self._barriers)),
+            boundaries.advance,
+            choose,
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
-            partial(_prompt_bytes, chosen, self._replicas[0]),
-            remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
+            _prompt_bytes(self._settings, self._replicas[0]),
+            remaining=int(sends.sum()),
         )
         return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
 
@@ -302,6 +309,7 @@ def simulate_cluster(
     step_cost: StepCost | None = None,
     progress: Callable[[int], None] | None = None,
     schedule: FleetSchedule | None = None,
+    decode_cost: StepCost | None = None,
 ) -> ClusterRun:
     """Serve a workload on several replicas, to the last request.
 
@@ -311,6 +319,7 @@ def simulate_cluster(
         progress: Called now and then with the number of requests that have arrived, or, of replicas that run one after another,
             that are served.
         schedule: Sizes of the fleet over time; the cluster's size is then the first of them.
+        decode_cost: Of the replicas of a ``Pair`` that only decode, in place of that of their settings.
 
     Raises:
         UserError: A request is longer than the model, a setting cannot be or would not be read, or requests of several
@@ -319,9 +328,10 @@ def simulate_cluster(
     """
     which, stepped = leaps_to_check(settings), None
     if which != NONE:
-        stepped = _simulate(replace(settings, core=False), workload, cluster, step_cost, None, schedule, which)
+        slow, costs = replace(settings, core=False), (step_cost, decode_cost)
+        stepped = _simulate(slow, workload, cluster, costs, None, schedule, which)
     with with_leaps(None if stepped is None else stepped.runs[0]):
-        run = _simulate(settings, workload, cluster, step_cost, progress, schedule, NONE)
+        run = _simulate(settings, workload, cluster, (step_cost, decode_cost), progress, schedule, NONE)
     for one, other in zip(run.runs, () if stepped is None else stepped.runs, strict=stepped is not None):
         require_same(one.log, other.log, one.replica.policy)
     return run
@@ -331,12 +341,13 @@ def _simulate(
     settings: Settings,
     workload: Workload,
     cluster: Cluster,
-    step_cost: StepCost | None,
+    costs: tuple[StepCost | None, StepCost | None],
     progress: Callable[[int], None] | None,
     schedule: FleetSchedule | None,
     check_leaps: int,
 ) -> ClusterRun:
-    """See ``simulate_cluster``; ``check_leaps`` is that of ``Engine``."""
+    """See ``simulate_cluster``; ``costs`` are its two, and ``check_leaps`` is that of ``Engine``."""
+    decodes = cluster.decode_settings(settings)
     _check_separate(settings, workload)
     _check_disaggregated(settings, cluster, workload)
     _check_engines(settings, cluster, schedule)
@@ -345,15 +356,16 @@ def _simulate(
     if schedule is not None:
         schedule = _changing(cluster, schedule)
     arriving = cluster.num_arriving if schedule is None else len(schedule.lifetimes)
-    one = build(settings, step_cost)
-    step_cost, outside = one.cost, one.outside_ticks
+    one = build(settings, costs[0])
+    outside = one.outside_ticks
     asked, workload = workload, thinking(as_delivered(workload, one))
     whole = workload.sequences.token_runs()
     sent = [Sent(workload.sequences, whole) for _ in range(arriving + (cluster.decode_replicas or 0))]
-    replicas = _replicas(settings, cluster, step_cost, sent, arriving)
+    replicas = _replicas(settings, cluster, (one.cost, costs[1]), sent, arriving)
     first = replicas[0]
-    check_fits(workload, first.max_model_len)
+    check_fits(workload, min(first.max_model_len, replicas[-1].max_model_len))
     needed = smallest_pools(first.policy, first.block_size, workload, grouped=False)
+    decoding = needed if decodes is settings else _needed_to_decode(replicas[-1], workload)
     rows = np.flatnonzero(needed <= first.num_blocks)
     choose = _router(cluster, arriving, first, workload, whole, settings.data_parallel_size > 1)
     fleet = Fleet(settings, cluster, workload, rows, replicas, sent, choose, schedule, check_leaps)
@@ -363,13 +375,14 @@ def _simulate(
     where = fleet.where()
     if workload.users is not None:
         asked = replace(asked, arrival_ticks=fleet.sent_ticks - outside)
-    runs = tuple(
-        finished(settings, part, False, replica, engine.ledger, end_ticks, needed[own])
-        for own, part, replica, engine in zip(where, fleet.parts(where), replicas, fleet.engines, strict=True)
-    )
+    runs = []
+    for number, (own, part) in enumerate(zip(where, fleet.parts(where), strict=True)):
+        of_side = (settings, needed) if number < arriving else (decodes, decoding)
+        engine, chosen, blocks = fleet.engines[number], *of_side
+        runs.append(finished(chosen, part, False, replicas[number], engine.ledger, end_ticks, blocks[own]))
     for run in runs:
         require_served(run)
-    return ClusterRun(settings, cluster, asked, runs, where, needed, fleet.transfers(), schedule)
+    return ClusterRun(settings, cluster, asked, tuple(runs), where, needed, fleet.transfers(), schedule)
 
 
 def _changing(cluster: Cluster, schedule: FleetSchedule) -> FleetSchedule | None:
@@ -434,36 +447,54 @@ def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule
 
 
 def _replicas(
-    settings: Settings, cluster: Cluster, step_cost: StepCost | None, sent: list[Sent], prefilling: int
+    settings: Settings,
+    cluster: Cluster,
+    costs: tuple[StepCost, StepCost | None],
+    sent: list[Sent],
+    prefilling: int,
 ) -> list[Replica]:
-    """The replicas, of which the first ``prefilling`` prefill; they share one cost model, which is immutable."""
+    """The replicas, of which the first ``prefilling`` prefill. Those with the same settings share one cost model, which is immutable:
+    the first of ``costs``, or of a ``Pair``'s decode replicas the second, or their settings' own."""
     build_one = partial(build, kv_connector=cluster.disaggregated)
-    first = build_one(settings, step_cost, sent[0])
+    first = build_one(settings, costs[0], sent[0])
+    own, decode_cost = cluster.decode_settings(settings), costs[0] if type(cluster) is Cluster else costs[1]
     # Where requests only decode, their prompts come from elsewhere: nothing is cached, on the GPU or on the host.
-    options = tuple((name, value) for name, value in settings.options if name != "kv_offloading_size")
-    decodes = replace(settings, enable_prefix_caching=False, options=options)
-    return [
-        first,
-        *(build_one(settings, first.cost, part) for part in sent[1:prefilling]),
-        *(build_one(decodes, first.cost, part) for part in sent[prefilling:]),
-    ]
+    options = tuple((name, value) for name, value in own.options if name != "kv_offloading_size")
+    decodes = replace(own, enable_prefix_caching=False, options=options)
+    found = [first, *(build_one(settings, first.cost, part) for part in sent[1:prefilling])]
+    for part in sent[prefilling:]:
+        found.append(build_one(decodes, decode_cost, part))
+        decode_cost = found[-1].cost
+    return found
 
 
-def _prompt_bytes(settings: Settings, replica: Replica, tokens: int) -> int:
-    """Bytes of the KV of a prompt that is sent, over all ranks: its tokens in layers that all keep every token, a drafter's too; else
-    the whole blocks of each KV group that the next token needs, as NixlConnector sends them (``get_exchange_clipped_blocks``)."""
+def _needed_to_decode(replica: Replica, workload: Workload) -> np.ndarray:
+    """As ``smallest_pools``, of a decode replica with settings of its own, which must hold every request.
+
+    Raises:
+        SettingError: It cannot.
+    """
+    needed = smallest_pools(replica.policy, replica.block_size, workload, grouped=False)
+    if needed.max(initial=0) > replica.num_blocks:
+        remedy = f"a request needs {int(needed.max())} blocks where it decodes; give the decode replicas as many"
+        raise SettingError("num_gpu_blocks_override", replica.num_blocks, remedy)
+    return needed
+
+
+def _prompt_bytes(settings: Settings, replica: Replica) -> Callable[[int], int]:
+    """Bytes of the KV of a prompt of so many tokens that is sent, over all ranks: its tokens in layers that all keep every token, a
+    drafter's too; else the whole blocks of each KV group that the next token needs, as NixlConnector sends them
+    (``get_exchange_clipped_blocks``)."""
     shape, layout, ranks = model(settings.model), replica.layout, settings.tensor_parallel_size
     copies = 1 if shape.has_vectors else ranks
     if layout is not None:
-        return (
-            replica.page_bytes
-            * copies
-            * sum(_sent_blocks(each, tokens) for each in replica.policy.groups.classes(replica.block_size))
-        )
+        classes, page_bytes = replica.policy.groups.classes(replica.block_size), replica.page_bytes * copies
+        return lambda tokens: page_bytes * sum(_sent_blocks(each, tokens) for each in classes)
     dtype = resolved_kv_dtype(shape, gpu(settings.gpu), settings.kv_cache_dtype)
     drafts = settings.policy_options.speculative
     drafter = None if drafts is None else drafts.drafter(shape)
-    return tokens * (shape.slot_bytes(dtype) + (0 if drafter is None else drafter.slot_bytes(dtype)))
+    slot_bytes = shape.slot_bytes(dtype) + (0 if drafter is None else drafter.slot_bytes(dtype))
+    return lambda tokens: tokens * slot_bytes
 
 
 def _sent_blocks(groups: GroupClass, tokens: int) -> int:

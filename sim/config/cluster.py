@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from ..types.bounds import Replicas
 from ..types.errors import SettingError
-from .settings import setting_error
+from .settings import Settings, setting_error
 
 ROUTERS = ("round-robin", "least-outstanding-tokens", "kv-aware", "prefix-affine", "vllm-dp")
 
@@ -82,9 +82,46 @@ class Cluster:
         """Number of replicas that requests arrive at: those that prefill."""
         return self.prefill_replicas or self.num_replicas
 
+    def decode_settings(self, settings: Settings) -> Settings:
+        """Settings of the replicas that only decode, where those of the others are ``settings``."""
+        return settings
+
     def as_dict(self) -> dict[str, Any]:
         """Every setting, for ``run.json``."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Pair(Cluster):
+    """Replicas that prefill beside others that decode, on a card and with ranks of their own.
+
+    Attributes:
+        decode: Settings of the replicas that only decode, of the same policy, model and KV-cache format; the prefix cache is not read.
+    """
+
+    decode: Settings = Settings()
+
+    def decode_settings(self, settings: Settings) -> Settings:
+        """See ``Cluster``.
+
+        Raises:
+            SettingError: The KV cache of a prompt is another on the two sides, or engines share experts.
+        """
+        for name in ("policy", "model", "kv_cache_dtype"):
+            of_prefill, own = (each.as_dict().get(name) for each in (settings, self.decode))
+            if own != of_prefill:
+                raise SettingError(
+                    name, own, f"is {of_prefill} where prompts are computed; the KV cache must be the same"
+                )
+        for each in (settings, self.decode):
+            if each.data_parallel_size > 1:
+                remedy = "cannot be combined with settings of their own for prefill and decode; leave it out"
+                raise SettingError("data_parallel_size", each.data_parallel_size, remedy)
+        return self.decode
+
+    def as_dict(self) -> dict[str, Any]:
+        """See ``Cluster``."""
+        return super().as_dict() | {"decode": self.decode.as_dict()}
 
 
 def cluster(**fields: Any) -> Cluster:

@@ -255,7 +255,8 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
     int64_t held = r->batch_size + num_finished(r), size = r->block_size;
     for (; num_waiting(r) > 0; held++) {
         const struct preempted *head = r->num_preempted ? &r->preempted[r->num_preempted - 1] : NULL;
-        int64_t tokens = r->prompt_tokens[head ? head->request : r->fresh] + (head ? head->generated_tokens : 0);
+        int64_t prompt = r->prompt_tokens[head ? head->request : r->fresh];
+        int64_t tokens = prompt + (head ? head->generated_tokens : r->arrives_with);
         if (!grants->budget || held == r->max_num_seqs) {
             /* If this step also computed prompts, the next step has more budget for this one. */
             step->valid_until_horizon = step->valid_until_horizon && (grants->budget || !step->prefill_tokens);
@@ -263,7 +264,9 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
             return;
         }
         struct path path = path_of_head(r);
-        int64_t known = known_of_head(r, &path, tokens), now = least(tokens - known, grants->budget);
+        /* Preempted, a sequence is computed here, whole. */
+        int64_t known = r->arrives_with && !head ? prompt : known_of_head(r, &path, tokens);
+        int64_t now = least(tokens - known, grants->budget);
         /* Found blocks that are free count as taken. */
         int64_t in_tables = r->cache == NULL ? 0 : found_in_tables(r->cache);
         if (grants->free - (ceil_div(tokens, size) - in_tables) < (held ? r->watermark_blocks : 0)) {

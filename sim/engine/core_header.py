@@ -24,13 +24,15 @@ from .observer import MapLimits
 
 
 class CoreLimits(NamedTuple):
-    """Limits of a replica, in blocks, tokens and sequences."""
+    """Limits of a replica, in blocks, tokens and sequences; and the tokens that each request arrives with, beside its computed prompt:
+    1 where requests only decode, else 0."""
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark_blocks: int
+    arrives_with: int
 
 
 #: Columns that ``PagedMemory`` fills in a row, for one KV group.

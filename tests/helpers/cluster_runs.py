@@ -197,8 +197,8 @@ class Views:
         def made(*parts: Any) -> Router:
             return self._noting(make(*parts), scan(*parts))
 
-        def made_decoding(chosen: Cluster) -> Router:
-            return self._noting(make_decoding(chosen), scan(chosen.decode_router))
+        def made_decoding(chosen: Cluster, *parts: Any) -> Router:
+            return self._noting(make_decoding(chosen, *parts), scan(chosen.decode_router))
 
         with (
             mock.patch.object(cluster_run, "router", made),

@@ -65,7 +65,7 @@ class MadeUp:
 
 def candidate(name: str, gpus: int) -> Any:
     started = SimpleNamespace(launch=SimpleNamespace(num_gpus=gpus, gpu=SimpleNamespace(name=name)))
-    return SimpleNamespace(name=name, num_gpus=gpus, engines=1, started=started)
+    return SimpleNamespace(name=name, num_gpus=gpus, engines=1, started=started, decode=None)
 
 
 #: Highest rate with one draw and in the whole test, as shares of the saturated one; the latter may be 0.
