@@ -137,7 +137,11 @@ def _pinned(folder: str, package: str) -> str:
     return _found(rf"^{package}==(\S+)$", (ROOT / "tests" / folder / "requirements.txt").read_text("utf-8"))
 
 
-_STARTUPS, _SERVERS, _FIGURES = "python docs/startups.py --write", "make servers", "make docs"
+_STARTUPS, _SERVERS, _FIGURES = (
+    "fragmeter reproduce startups --markdown docs/results/startups.md",
+    "make servers",
+    "make docs",
+)
 FACTS = {
     "figures": Fact(_FIGURES, _graded, (r"of <N> figures \[miss", r"<N> 张图中 \d+ 张未达到")),
     "figures_miss": Fact(_FIGURES, lambda: _graded(MISS), (r"<N> of \d+ figures \[miss", r"图中 <N> 张未达到\(")),

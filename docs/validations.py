@@ -23,7 +23,7 @@ from fragmeter.experiments.measured.validation_runs import BLOCK_SIZE, RUNS, Loa
 from fragmeter.gpu.devices.devices import usual_model
 from fragmeter.gpu.validate import acceptance
 from fragmeter.gpu.validate.acceptance import Run, Sizes
-from fragmeter.reports.page.table import markdown
+from fragmeter.reports.page.table import filled, markdown
 from fragmeter.sim import Settings
 from fragmeter.sim.cost import cost, default_cost
 from fragmeter.sim.spec import gpu, model
@@ -169,11 +169,7 @@ PARTS: dict[str, Callable[[], str]] = {"verdicts": tables, "cards": cards}
 
 def page(text: str, names: Iterable[str] = PARTS) -> str:
     """The page with parts as they are now."""
-    for name in names:
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{PARTS[name]()}\n\n{end}{rest.partition(end)[2]}"
-    return text
+    return filled(text, {name: PARTS[name]() for name in names})
 
 
 if __name__ == "__main__":

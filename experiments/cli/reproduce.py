@@ -19,6 +19,8 @@ from ..reproduce.reproduction import ALL, Traces, folder_of
 from ..reproduce.reproduction import reproduce as rerun
 from ..reproduce.servers import FIGURE as SERVERS
 from ..reproduce.servers import reproduce_servers
+from ..reproduce.startups import FIGURE as STARTUPS
+from ..reproduce.startups import reproduce_startups
 from ..reproduce.text import WASTE
 from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
@@ -27,7 +29,7 @@ from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
 if TYPE_CHECKING:
     Wanted = str
 else:
-    Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE, SERVERS)]
+    Wanted = Literal[(*FIGURES, ALL, PREFIX_CACHE, SERVERS, STARTUPS)]
 
 
 def reproduce(
@@ -53,12 +55,14 @@ def reproduce(
             claims (claims about paged attention in four popular texts and of other systems, two minutes), anyscale
             (throughput of static and continuous batching by output cap), prefix-cache (hits of prefix caches on a
             trace with block hashes, beside an independent simulator), waste-today (today's models under three
-            allocators, and published figures of their waste), servers (runs of real servers beside their simulation).
+            allocators, and published figures of their waste), servers (runs of real servers beside their simulation),
+            startups (start-ups of public logs beside the answers of plan --serve).
         trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
             drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
         alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
-        add: Of servers: JSON file of more measured runs (docs/results/servers.md describes it), which count as unseen.
+        add: Of servers: JSON file of more measured runs (docs/results/servers.md describes it), which count as unseen; of
+            startups: JSON file of more cases (docs/results/startups.md).
         accept_medians: Of servers: store the median errors by class in the package, for later runs to be compared with. Needs
             --runs.
         seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own
@@ -69,22 +73,26 @@ def reproduce(
             settings, lengths and code are not repeated.
         view: Division of the KV pool in the printed waste table: the paper's four categories, or slots, what becomes of each
             slot. The page has both.
-        markdown: Markdown file with the values and findings of each figure; - for standard output. Of servers and waste-today a page
-            that has places for their tables gets these alone. Not of prefix-cache.
+        markdown: Markdown file with the values and findings of each figure; - for standard output. Of servers, startups and
+            waste-today a page that has places for their tables gets these alone. Not of prefix-cache.
     """
     report = Report(json, markdown=markdown)
     require_apart(
         {"out": out, "json": json, "markdown": markdown}, named_files(trace=trace, alpaca_trace=alpaca_trace, add=add)
     )
-    of_servers = {"runs": runs and str(runs), "add": add and str(add), "accept_medians": accept_medians or None}
-    for name, value in of_servers.items():
-        if value is not None and figure != SERVERS:
-            raise SettingError(name, value, f"applies only to {SERVERS}; leave it out")
+    of_servers = {"runs": runs and str(runs), "accept_medians": accept_medians or None}
+    for name, value in (of_servers | {"add": add and str(add)}).items():
+        takes = (SERVERS,) if name in of_servers else (SERVERS, STARTUPS)
+        if value is not None and figure not in takes:
+            raise SettingError(name, value, f"applies only to {' and '.join(takes)}; leave it out")
     if view != "paper" and figure not in (WASTE, ALL):
         raise SettingError("view", view, f"has no effect on {figure}; leave it out")
+    if figure in (SERVERS, STARTUPS):
+        _refuse_given({"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs}, figure)
     if figure == SERVERS:
-        _refuse_given({"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs}, SERVERS)
         reproduce_servers(runs, report, folder_of(out), add, accept_medians)
+    elif figure == STARTUPS:
+        reproduce_startups(report, folder_of(out), add)
     elif figure == PREFIX_CACHE:
         _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown}, PREFIX_CACHE)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))

@@ -35,6 +35,7 @@ from .prefix_cache import FIGURE as PREFIX_CACHE
 from .scorecard import first_section, name_of, paper_order
 from .sections import stories
 from .servers import FIGURE as SERVERS
+from .startups import FIGURE as STARTUPS
 from .text import print_summary, summary_rows
 
 Document = tuple[str, Payload]
@@ -222,7 +223,7 @@ def folder_of(out: str | PathLike[str] | None) -> OutputFolder | None:
     Raises:
         UserError: The folder holds other files, or cannot be written.
     """
-    documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE, SERVERS))
+    documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE, SERVERS, STARTUPS))
     parts = (f"{name}/*.json" for name, figure in FIGURES.items() if figure.in_parts)
     return None if out is None else OutputFolder(out, FolderKind("reproduction", (PAGE, *documents, *parts)))
 

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.reproduce import startups
+from fragmeter.reports.page.table import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_startups", ROOT / "docs" / "startups.py")
-    module = importlib.util.module_from_spec(spec)
-    # A dataclass looks up the names of its fields there.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def answers() -> list:
+    return [*map(startups.compared, startups.cases())]
 
 
 @pytest.fixture(scope="module")
-def answers(docs: ModuleType) -> list:
-    return [*map(docs.compared, docs.read_cases([docs.CASES]))]
+def found(answers: list) -> list:
+    return [each for each in answers if isinstance(each, startups.Compared)]
 
 
-@pytest.fixture(scope="module")
-def found(docs: ModuleType, answers: list) -> list:
-    return [each for each in answers if isinstance(each, docs.Compared)]
+def test_the_page_is_what_is_answered_now(answers):
+    page = (ROOT / "docs" / "results" / "startups.md").read_text("utf-8")
+    assert filled(page, startups.markdown_parts(answers)) == page
 
 
-def test_the_page_is_what_is_answered_now(docs, answers):
-    assert docs.PAGE.read_text("utf-8") == docs.page(answers)
+def test_the_command_counts_and_takes_more_cases(tmp_path, capsys, monkeypatch):
+    some = startups.cases()[:4]
+    monkeypatch.setattr(startups, "collected", lambda: some)
+    more, out = tmp_path / "more.json", tmp_path / "out.json"
+    more.write_text(json.dumps({"cases": some[:2]}))
+    assert status(["reproduce", "startups", "--add", str(more), "--json", str(out)]) == DONE
+    document = json.loads(out.read_text())
+    assert len(document["rows"]) + sum(document["left_out"].values()) == 6
+    more.write_text("[]")
+    assert status(["reproduce", "startups", "--add", str(more)]) == MISTAKE
+    assert f"{more}: is no JSON file" in capsys.readouterr().err
 
 
 #: Sources of servers that were refused and start here: they run out of memory after the KV cache is allocated, while they warm up the sampler, with 5

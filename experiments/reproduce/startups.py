@@ -1,33 +1,37 @@
-"""Compares the start-ups of public logs with the answers of ``fragmeter plan``: ``python docs/startups.py [FILE.json ...]`` prints
-the table, and ``--write`` writes docs/results/startups.md.
+"""Start-ups of public logs beside the answers of ``fragmeter plan --serve``: ``fragmeter reproduce startups``.
 
-Without a file it reads the collected ones. Each case has a line, a card, a release and what the log says. Cases without a release, or of a
-model of which we have no shape, are counted and left out.
+Each case has a line, a card, a release and what the log says. Cases without a release, or of a model of which we have no shape, are
+counted and left out.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fragmeter.experiments.vllm_serve.checks import Outcome
-from fragmeter.experiments.vllm_serve.line import parse_serve, version
-from fragmeter.experiments.vllm_serve.start import Started, started
-from fragmeter.reports.page.table import markdown
-from fragmeter.sim.spec import gpu
-from fragmeter.sim.spec.gpu import GIB, GpuSpec
-from fragmeter.sim.spec.startup.capacity import StageMemory, capacity
-from fragmeter.sim.spec.startup.non_torch import SIZES, link
-from fragmeter.sim.types.errors import UserError
+from ...reports.page.table import Table, markdown
+from ...sim.output.files import as_json
+from ...sim.output.folders import OutputFolder
+from ...sim.spec import gpu
+from ...sim.spec.gpu import GIB, GpuSpec
+from ...sim.spec.startup.capacity import StageMemory, capacity
+from ...sim.spec.startup.non_torch import SIZES, link
+from ...sim.types.errors import UserError
+from ...sim.types.user_files import text_of
+from .. import vllm_serve
+from ..runs.output import Report
+from ..vllm_serve.checks import Outcome
+from ..vllm_serve.line import parse_serve, version
+from ..vllm_serve.start import Started, started
 
-PAGE = Path(__file__).parent / "results" / "startups.md"
-CASES = Path(__file__).parents[1] / "experiments/vllm_serve/facts/startups.json"
+FIGURE = "startups"
 #: The preset that stands in for a card that is none, by a part of its name or of what the log says; its memory is the logged total, or the GiB
 #: here, of each rank where they differ. The server edition of an RTX PRO 4500 shows no desktop.
 CARDS: dict[str, tuple[str, *tuple[float, ...]]] = {
@@ -172,77 +176,9 @@ def compared(case: dict[str, Any]) -> Compared | str:
         return str(error)
 
 
-HEAD = """\
-# Start-ups beside public logs
-
-`fragmeter plan --serve` answers whether a line starts and how much KV cache it gets ([start-up.md](../start-up.md)). This page has the answers for the public
-start-ups of `experiments/vllm_serve/facts/startups.json`, each with its source there. It is written by `python docs/startups.py --write`; a test
-compares it with what is computed now.
-
-The constants of memory outside of torch and of CUDA graphs, and the widths of the intervals, were set with most of these logs at hand: the rows are fitted
-or seen. Cases of a model of which we have no shape, of another checkpoint than their line names, or without a release are left out and counted.
-
-Five times logs were collected after everything was set, and answered before anything was changed for them; now they are rows of this page. Ten of the fifth
-are of one image on H100s, other runs of which were rows before; four more were left out, three of them as their models are not known.
-
-| unseen then | right | "starts" for all | wrong "starts" | KV cache within 0.5 GiB or 3 % | beyond 4 % of the card | in the interval |
-|---|---|---|---|---|---|---|
-| 18 of 2026-11-28, first | 15 | 14 | 2 |  |  | 6 of 13 |
-| 24 of 2026-11-28, second | 16 | 14 | 3 | 8 of 18 | 6 | 13 of 18 |
-| 24 of 2026-11-28, third | 16 | 17 | 2 | 10 of 19 | 5 | 17 of 19 |
-| 31 of 2026-11-28, fourth | 25 | 22 | 3 | 16 of 27 | 2 | 22 of 27 |
-| 15 of 2026-11-28, fifth | 15 | 13 | 0 | 11 of 15 | 1 | 11 of 15 |
-
-What no computation from a line can have, by experiment:
-
-- **Unified memory** (GB10): three starts of Qwen2.5 72B AWQ with one line (0.38) had 1.87, 4.91 and 5.24 GiB. vLLM subtracts by how much the free memory
-  shrank since the worker started, whatever made it shrink, so that the free memory which its log prints does not decide the KV cache. `--kv-cache-memory-bytes` does.
-- **A compile cache** of an earlier start: Qwen3 32B AWQ on an RTX 5090 (0.70) had 0.45 GiB, and was refused, and 3.00 GiB.
-- **Others on the card**: Llama 3.1 8B on an RTX 3090 started with 5.68 GiB, and ran out of memory with 5.61 beside a desktop of 1.7 GiB.
-- **The link of a server**: of four servers of Hopper with NVLink from 0.18 to 0.21, three have 2.1 to 2.3 GiB outside of torch, and one 0.4.
-
-The two "starts" that are wrong run out of memory in the sampler's warm-up, after the KV cache is allocated: of GLM-4.7 in nvfp4 on four RTX PRO 6000 5 to 8 GiB are in use on one card that nothing
-explains; Qwen3.6 27B on four H100 lacks about 0.2 GiB, as its graphs take 2.04 GiB where 1.37 are computed.
-gpt-oss 20B at 0.95 was a third: Triton's kernels leave 1.6 to 1.8 GiB of segments that torch cannot use. Qwen3-VL 30B at 0.95 on an A100 is no start: what was allocated when it ran out of memory is a request's encoder.
-
-What misses by more than 4 % of the card, or by more than its interval, and is known: the profile of Gemma 4's encoder with 16,384 tokens
-(1.4 GiB); GLM-5.3 Flash in builds before its release (a log has 38.4 GiB, another on the same cards 47.3); the total of a Quadro RTX 6000, 22.2 or 23.6 GiB by ECC; workspaces and graphs of GLM-5.2 on GB200.
-
-- **server**: what the log says: "starts", or "refused" with vLLM's message.
-- **answer**: that of `plan`. "depends" is right if the logged KV cache is in the interval, which is narrower than 8 % of the card. Wrong answers are bold.
-- **KV cache**: logged, then computed with the interval that is meant to hold eight of ten, in GiB of a GPU. Logged sizes outside are bold.
-- **parts**: computed / logged, in GiB. Since 0.27 logs have no memory outside of torch alone, and their activations include the estimate of CUDA graphs,
-  which is subtracted here.
-- **by its GiB**: error of the blocks, or of the sequences of `--max-model-len`, where the logged GiB are given.
-"""
 COLUMNS = (
     "model", "GPUs", "vLLM", "server", "answer", "KV logged", "KV computed", "weights", "activations", "non-torch", "graphs", "by its GiB",
 )  # fmt: skip
-
-
-def page(answers: Sequence[Compared | str]) -> str:
-    """The text of docs/results/startups.md: the counts, and a row for each case that has an answer."""
-    found = [each for each in answers if isinstance(each, Compared)]
-    left_out = Counter(_short(each) for each in answers if isinstance(each, str))
-    missing = [
-        f"- {count}: {reason}" for reason, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
-    ]
-    lines = [HEAD, *summary(found), "", *markdown(COLUMNS, map(row, found))]
-    lines += [
-        "",
-        "## Left out",
-        "",
-        *missing,
-        "",
-        "## Memory outside of torch",
-        "",
-        *entries(),
-        "",
-        "## Memory outside of torch, leaving a card out",
-        "",
-        *left_card_out(found),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _short(reason: str) -> str:
@@ -276,7 +212,7 @@ def _part(size: float, logged: float | None) -> str:
     return f"{size:.2f}" + ("" if logged is None else f" / {logged:.2f}")
 
 
-def summary(found: list[Compared]) -> list[str]:
+def summary(found: list[Compared]) -> Table:
     """How many answers are right, sizes near and intervals wide enough, beside what a constant answer would score."""
     judged = [each for each in found if each.is_right is not None]
     bad = sum(each.outcome.kind == "starts" and not each.started for each in judged)
@@ -294,25 +230,23 @@ def summary(found: list[Compared]) -> list[str]:
         ("logged KV cache in the interval", sum(bool(each.is_covered) for each in sized), len(sized)),
         ("blocks or sequences within 2 % by the logged GiB", sum(abs(error) <= 0.02 for error in formed), len(formed)),
     )
-    return markdown(("", "count", "of"), counts)
+    table = Table("", "count", "of")
+    for each in counts:
+        table.add_row(*each)
+    return table
 
 
-def entries() -> Iterator[str]:
+def entries() -> list[str]:
     """The entries of ``non_torch.SIZES`` with their logs."""
-    yield (
-        "What is taken by release, link and least compute capability, in GiB, and the logs that it is from. Implied is what a logged KV cache leaves"
-        " beside the computed parts."
-    )
-    yield ""
     lines = []
     for since, sizes in SIZES:
         for (linked, least), each in sizes.items():
             sized = ", ".join(f"{size:.2f}" for size in each[:3])
             lines.append((f"0.{since}" if since else "", linked, str(least) if least else "", sized, each.logs))
-    yield from markdown(("since", "link", "capability", "least, likely, most", "logs"), lines)
+    return markdown(("since", "link", "capability", "least, likely, most", "logs"), lines)
 
 
-def left_card_out(found: list[Compared]) -> Iterator[str]:
+def left_card_out(found: list[Compared]) -> list[str]:
     """The median of the other cards' logs of a kind beside those of each card: what a constant would be without it."""
     kinds: dict[tuple[str, bool], list[tuple[str, float]]] = {}
     for each in found:
@@ -320,8 +254,6 @@ def left_card_out(found: list[Compared]) -> Iterator[str]:
         if logged is not None:
             kind = link(launch.gpu, launch.num_gpus), launch.release.since >= (0, 18)
             kinds.setdefault(kind, []).append((launch.gpu.name, logged))
-    yield "Logged GiB of each card, and the median of the other cards' of the same link, up to 0.17 and since 0.18."
-    yield ""
     lines = []
     for (linked, is_late), sizes in sorted(kinds.items()):
         for card in sorted({name for name, _ in sizes}):
@@ -329,16 +261,72 @@ def left_card_out(found: list[Compared]) -> Iterator[str]:
             middle = f"{median(others):.2f}" if others else "none"
             releases = "since 0.18" if is_late else "up to 0.17"
             lines.append((linked, releases, card, ", ".join(f"{size:.2f}" for size in sorted(own)), middle))
-    yield from markdown(("link", "releases", "card", "logged", "median of the others"), lines)
+    return markdown(("link", "releases", "card", "logged", "median of the others"), lines)
 
 
-def read_cases(files: Sequence[Path]) -> list[dict[str, Any]]:
-    return [case for file in files for case in json.loads(file.read_text())["cases"]]
+@cache
+def collected() -> list[dict[str, Any]]:
+    """The cases of the package."""
+    return list(json.loads(resources.files(vllm_serve).joinpath("facts/startups.json").read_text("utf-8"))["cases"])
 
 
-if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(page([*map(compared, read_cases([CASES]))]))
-    else:
-        files = [Path(name) for name in sys.argv[1:]] or [CASES]
-        print(page([*map(compared, read_cases(files))]), end="")
+def cases(added: Path | None = None) -> list[dict[str, Any]]:
+    """The collected cases, and those of a file in the same form.
+
+    Raises:
+        UserError: The file cannot be read, or has no cases.
+    """
+    if added is None:
+        return collected()
+    try:
+        return collected() + list(json.loads(text_of(added, "add"))["cases"])
+    except (ValueError, TypeError, KeyError):
+        raise UserError(
+            f'{added}: is no JSON file {{"cases": [...]}} of start-ups; docs/results/startups.md describes it'
+        ) from None
+
+
+def markdown_parts(answers: Sequence[Compared | str]) -> dict[str, str]:
+    """The parts of docs/results/startups.md that are computed, by the names of their places."""
+    found = [each for each in answers if isinstance(each, Compared)]
+    tables = {
+        "summary": summary(found).markdown(),
+        "cases": markdown(COLUMNS, map(row, found)),
+        "left out": [f"- {count}: {reason}" for reason, count in left_out(answers)],
+        "memory outside of torch": entries(),
+        "without a card": left_card_out(found),
+    }
+    return {name: "\n".join(lines) for name, lines in tables.items()}
+
+
+def left_out(answers: Iterable[Compared | str]) -> list[tuple[str, int]]:
+    """Why cases have no answer, the most frequent reason first."""
+    counted = Counter(_short(each) for each in answers if isinstance(each, str))
+    return sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+
+
+def reproduce_startups(report: Report, out: OutputFolder | None, added: Path | None = None) -> None:
+    """Answer all cases, report how many answers are right and which are wrong, and write the document into the folder.
+
+    Raises:
+        UserError: The file of cases cannot be read; the folder cannot be written.
+    """
+    answers = [*map(compared, cases(added))]
+    found = [each for each in answers if isinstance(each, Compared)]
+    report.print_line("Start-ups of public logs beside the answers of plan --serve", style="bold")
+    report.console.print(summary(found))
+    for each in found:
+        if each.is_right is False:
+            report.print_line(f"wrong: {each.case['source']}: {each.outcome.kind}")
+    for reason, count in left_out(answers):
+        report.print_line(f"left out: {count}: {reason}")
+    document = {
+        "figure": FIGURE,
+        "summary": summary(found).records(),
+        "rows": [dict(zip(COLUMNS, row(each), strict=True)) | {"source": each.case["source"]} for each in found],
+        "left_out": dict(left_out(answers)),
+    }
+    if out is not None:
+        out.write(f"{FIGURE}.json", as_json(document))
+    report.markdown_parts("Start-ups beside public logs", lambda: markdown_parts(answers))
+    report.data(document)
