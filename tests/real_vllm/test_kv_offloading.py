@@ -179,13 +179,7 @@ def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_c
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(
     ("kind", "method"),
-    # Of EAGLE over states one run of 16 differs (docs/results/schedulers.md).
-    [
-        (kind, method)
-        for kind in ("prefixes", "turns", *HYBRIDS)
-        for method in METHODS
-        if (kind, method) != ("states", "eagle")
-    ],
+    [(kind, method) for kind in ("prefixes", "turns", *HYBRIDS) for method in METHODS],
 )
 @pytest.mark.parametrize("first", range(0, 24, 6))
 def test_every_step_with_drafts_is_that_of_the_scheduler_with_the_connector(

@@ -180,8 +180,9 @@ class GroupTables:
             elif kind == STATE:
                 ends, scratch = -(-tokens // self._size) if groups.states_by_block else 1, self._scratch(sequence)
                 exports = groups.exports(computed, tokens, sequence.prefill_end, self._size)
+                # The state is exported into the last block but one, also where look-ups find it a block earlier.
                 own = len(table) - scratch
-                new = 1 + groups.drafts - scratch + (exports and groups.last_end(tokens, self._size) > own)
+                new = 1 + groups.drafts - scratch + (exports and ends - 1 > own)
                 blocks = min(ends + groups.drafts, len(table) + new)
             lacked += max(0, blocks - len(table))
         return lacked
