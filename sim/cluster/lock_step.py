@@ -14,10 +14,11 @@ Every layer with experts exchanges tokens between all engines, so none passes it
    highest, and no longer than the shortest leap proposed. A decision that the end of a copy from or to the host may change is
    of one step, as ``VllmV1.horizon`` says.
 5. A request that comes to an engine with a dummy batch in progress waits for the end of this step. The leap of all
-   engines ends there.
+   engines ends there. Where steps are decided ahead, an engine that runs out of work goes on with a dummy batch before it looks
+   for requests again.
 6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next ask each other
-   (every 32 steps), are left out: they could delay a request by part of a decode step. So are those of engines of which all wait for
-   loads from the host.
+   (every 16 steps, ``dp_sync_interval``), are left out: they could delay a request by part of a decode step. So are those of
+   engines of which all wait for loads from the host. They count as steps where policies ask for these (``Barrier.count``).
 7. Drafts are verified tokens of the step. The drafter's passes after it are those of an engine whose peers draft as much; the others wait.
 
 Steps start together, so the result is the same for leaps of any length.
@@ -45,6 +46,8 @@ from .routed import SOMEDAY, RoutedEngine
 
 #: Tokens of a dummy batch.
 DUMMY_TOKENS = 1
+#: Steps after which engines ask each other whether any has work (``dp_sync_interval``).
+SYNC_STEPS = 16
 
 
 class Work(NamedTuple):
@@ -167,6 +170,8 @@ class LockStepEngine(RoutedEngine):
         super().__init__(env, number, source, policy, memory, RecordedCost(cost), *others)
         self._barrier = barrier
         self._proposal: Proposal | None = None
+        self._dummy_until = 0
+        policy.steps_together = lambda: barrier.count(int(env.now), policy.schedules_ahead)
 
     def _leap_over(self, now: int, first_step: FirstStep) -> tuple[int, int, Leap]:
         asked, drafted, saved = self.cost.take()
@@ -182,8 +187,10 @@ class LockStepEngine(RoutedEngine):
     def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
         asked, drafted, saved = self.cost.take()
         found = super()._stand_still(now, first_step, plan)
-        if found[0]:
-            self._proposal = Proposal(0, found[1], asked or Work(), first_step[2] - saved, Work(), drafted)
+        if not found[0]:
+            # It only preempts.
+            return self._dummy(now, found[1])
+        self._proposal = Proposal(0, found[1], asked or Work(), first_step[2] - saved, Work(), drafted)
         return found
 
     def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
@@ -213,6 +220,7 @@ class LockStepEngine(RoutedEngine):
 
     def start(self, now: int, steps: int, ticks: int, leap: Leap) -> None:
         """Begin steps of lengths that the barrier has found."""
+        self._knows_all = False
         self._begin(now, steps, ticks, leap, self._stops_at_arrival, starting=self._starting)
         self._ring_at(now + ticks, steps, leap)
 
@@ -228,7 +236,23 @@ class LockStepEngine(RoutedEngine):
         self._barrier.end_after(steps)
 
     def _wake_up(self, now: int) -> None:
-        super()._wake_up(self._barrier.next_start(now))
+        super()._wake_up(self._barrier.next_start(max(now, self._dummy_until)))
+
+    def _drained(self, now: int) -> tuple[int, Leap | None] | None:
+        """See ``Engine``; a dummy batch, begun before what now lets a request go on was known."""
+        if not self._unfinished() and self._mailbox.next_ticks > now:
+            return None
+        return self._dummy(now, (now, 0, 0, 0, 0, 0, 0, 0, len(self.state.waiting)))
+
+    def _dummy(self, now: int, leap: Leap) -> tuple[int, Leap]:
+        """Take part in the next step with a dummy batch; ``leap`` has the ledger's columns without its ticks."""
+        ticks = self._barrier.dummy_ticks
+        self._dummy_until = now + ticks
+        if self._unfinished():
+            self._barrier.waits_until = self._dummy_until
+        leap, self._knows_all = (*leap[:2], ticks, *leap[3:]), True
+        self._begin(now, 0, ticks, leap, rests=True)
+        return ticks, leap
 
 
 class LockStepPrefillEngine(LockStepEngine, PrefillEngine):
@@ -252,6 +276,30 @@ class Barrier:
         self._stepping: list[LockStepEngine] = []
         self._start = self._steps = self._first = self._second = self._growth = 0
         self._until = 0
+        # Steps before the leap in progress.
+        self._before = 0
+        #: End of the last dummy batch behind which a request goes on that its engine knows.
+        self.waits_until = 0
+
+    @property
+    def dummy_ticks(self) -> int:
+        """Length of a step in which no engine has work."""
+        return self._among(()).step_ticks(DUMMY_TOKENS, DUMMY_TOKENS, 0, 0)
+
+    def count(self, now: int, ahead: bool) -> int:
+        """Steps before one that starts ``now``, since the engines last stopped together (``step_counter`` of vLLM).
+
+        Args:
+            ahead: Whether engines decide a step while the step before it runs: they then learn a step later that none has work.
+        """
+        done = self._before + self._steps
+        if now <= self._until:
+            return done
+        dummies = -(-(now - self._until) // self.dummy_ticks)
+        # The first step after which none knows a request; they ask after that, or after the first step of all.
+        idle_from = done + ahead + (self.waits_until > self._until)
+        stop = 1 if idle_from == 1 else -(-idle_from // SYNC_STEPS) * SYNC_STEPS
+        return 0 if done + dummies >= stop else done + dummies
 
     def propose(self, engine: LockStepEngine, proposal: Proposal) -> None:
         """An engine is ready for its next step."""
@@ -281,6 +329,7 @@ class Barrier:
         """Start the steps that are proposed."""
         proposed, self._proposed = self._proposed, {}
         now, proposals = int(self._env.now), [*proposed.values()]
+        before = self.count(now, next(iter(proposed)).policy.schedules_ahead)
         first = self._first_ticks(proposals)
         steps, second, growth = self._later(proposals)
         if steps > 1:
@@ -289,7 +338,7 @@ class Barrier:
         if steps == 1:
             second = growth = 0
         ticks = ticks_of(steps, first, second, growth)
-        self._start, self._steps, self._until = now, steps, now + ticks
+        self._before, self._start, self._steps, self._until = before, now, steps, now + ticks
         self._first, self._second, self._growth = first, second, growth
         self._stepping = [*proposed]
         for engine, proposal in proposed.items():

@@ -116,6 +116,8 @@ class Engine:
         self.end_ticks = int(env.now)
         self.stopped = False
         self._observers = tuple(observers)
+        # Whether what passes now is no step, so that the next decision knows all that happens meanwhile.
+        self._knows_all = False
         self._ahead = policy.schedules_ahead
         # The plan being carried out, for observers.
         self._plan = CARRY_ON
@@ -167,7 +169,9 @@ class Engine:
             elif ended or seen < now:
                 # Nothing was scheduled ahead, so the next decision is taken at once, with all that is known by now.
                 ended, seen = [], now
-                continue
+                if not (idle := self._drained(now)):
+                    continue
+                ticks, leap = idle
             elif idle := rest(now):
                 ticks, leap = idle
             else:
@@ -187,7 +191,7 @@ class Engine:
             if leap:
                 enter(leap + advance(state, steps))
                 state.decode_step = decode_step = state.decode_step + steps
-                if ahead:
+                if ahead and not self._knows_all:
                     # The start of the last step.
                     seen = now - leap[3] - leap[4] * (steps - 2) if steps > 1 else leap[0]
                 if calendar and calendar[0][0] == decode_step:
@@ -220,6 +224,10 @@ class Engine:
         if until < NEVER and (not waiting or self._transfers is not None):
             self.state.idle_spans += 1
             return until - now, None
+        return None
+
+    def _drained(self, now: int) -> tuple[int, Leap | None] | None:
+        """Ticks that pass before the next decision after steps scheduled ahead, and the ledger's columns; None if none do."""
         return None
 
     def _carry_out(self, plan: StepPlan, now: int) -> FirstStep:

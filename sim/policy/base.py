@@ -6,6 +6,7 @@ including policies of other packages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Generic, NamedTuple, Never, TypeAlias, TypeVar
 
 import numpy as np
@@ -106,6 +107,8 @@ class Policy(Generic[MemoryT, TransactionT]):
 
     schedules_ahead: bool = False
     pipelines: ClassVar[bool] = False
+    #: Steps before the coming one of the engines that share experts and step together; None for an engine of its own.
+    steps_together: Callable[[], int] | None = None
     #: A policy with its own options narrows the type.
     options: Options
 

@@ -621,9 +621,6 @@ class VllmV1Options(VllmServeOptions):
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "block ids, which recordings need": replica.ids,
             }
-        if self.prefill_schedule_interval > 1:
-            # Engines that share experts count their steps together.
-            others["prefill_schedule_interval"] = {"data parallelism": replica.data_parallel_size > 1}
         if self.api_server is not None:
             others["api_server"] = {"speculative_config": drafts}
         return others

@@ -257,7 +257,8 @@ class VllmV1(TokenBudget):
         """What the options of the scheduler say of the coming step."""
         self._longest_chunk = self._cap.of(state)
         if self._cadence is not None:
-            self._cadence.begin(state)
+            together = self.steps_together
+            self._cadence.begin(state, None if together is None else together())
         if self._offloads:
             transfers = transaction.memory.transfers
             self._loads = {} if transfers is None else transfers.loaded
@@ -523,7 +524,8 @@ class _Cadence:
     """Defers prompts between steps that compute some (``prefill_schedule_interval``).
 
     Prompts are deferred until ``interval`` steps have passed since the last step that computed some, as long as a sequence
-    decodes and no sequence was left waiting when prompts were last admitted.
+    decodes and no sequence was left waiting when prompts were last admitted. Engines that share experts count their steps
+    together instead, and compute prompts in every ``interval``-th (``DPEngineCoreProc._should_throttle_prefills``).
 
     Attributes:
         defers: Whether the step that is decided computes no prompts.
@@ -538,16 +540,26 @@ class _Cadence:
         # Number of the last step with a prompt, from 1; at first none is deferred.
         self._last = -interval
         self._left_some = False
+        # Steps up to the next with prompts, of engines that count together.
+        self._until_turn: int | None = None
 
     def _executed(self, state: State) -> int:
         """Steps that have computed tokens."""
         return state.decode_step + self._uncounted
 
-    def begin(self, state: State) -> None:
-        """A step is to be decided."""
+    def begin(self, state: State, together: int | None) -> None:
+        """A step is to be decided.
+
+        Args:
+            together: Steps before it, of engines that count them together.
+        """
         self.prefills = False
+        self._until_turn = None if together is None else -together % self._interval
         decodes = state.running or state.stalled or state.finished
-        too_early = self._executed(state) + 1 - self._last < self._interval
+        if self._until_turn is None:
+            too_early = self._executed(state) + 1 - self._last < self._interval
+        else:
+            too_early = self._until_turn > 0
         self.defers = bool(decodes and too_early and not self._left_some)
 
     def end(self, state: State, plan: StepPlan, passed: int) -> None:
@@ -575,4 +587,6 @@ class _Cadence:
         """Steps, the coming one included, until prompts are computed again; a large number if none are deferred."""
         if not self.defers:
             return _FOR_EVER
+        if self._until_turn is not None:
+            return self._until_turn
         return max(1, self._last + self._interval - self._executed(state) - 1)

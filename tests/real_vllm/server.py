@@ -251,19 +251,14 @@ class Result(Future):
         return super().result(timeout)
 
 
-def serve(
+def started(
     case: Case,
     asynchronous: bool = False,
     options: Mapping[str, Any] | None = None,
     parallel: Mapping[str, Any] | None = None,
-) -> Served:
-    """What the installed vLLM does with a case.
-
-    Args:
-        asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
-        options, parallel: Further options; see ``Setup``.
-    """
-    engine = start(
+) -> core.EngineCore:
+    """The engine core for a case; see ``serve``."""
+    return start(
         Setup(
             layers=case.layers,
             block_size=case.block_size,
@@ -279,6 +274,21 @@ def serve(
             parallel=parallel or {},
         )
     )
+
+
+def serve(
+    case: Case,
+    asynchronous: bool = False,
+    options: Mapping[str, Any] | None = None,
+    parallel: Mapping[str, Any] | None = None,
+) -> Served:
+    """What the installed vLLM does with a case.
+
+    Args:
+        asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
+        options, parallel: Further options; see ``Setup``.
+    """
+    engine = started(case, asynchronous, options, parallel)
     clock, recorder = Clock(case.step_ticks), engine.model_executor
     prompts, outputs = tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)

@@ -493,6 +493,9 @@ class OffloadedMemory(HostTierMemory):
         """See ``Memory``."""
         assert self.group_tables is not None
         self.group_tables.grow_until(decode_step)
+        if not self._stalled.keys().isdisjoint(leaving := [*leaving]):
+            # They left before the next decision.
+            self._publish_stalled()
         for sequence in leaving:
             if sequence not in self.partial:
                 self._finish(sequence)
@@ -532,11 +535,14 @@ class OffloadedMemory(HostTierMemory):
         self._hold(blocks - held.blocks, [more - before for more, before in zip(skipped, held.skipped, strict=True)])
         self.partial[sequence] = held._replace(blocks=blocks, skipped=skipped)
 
-    def _open_groups(self, decode_step: int) -> int:
+    def _publish_stalled(self) -> None:
         assert self.cache is not None and self.group_tables is not None
         for sequence, tokens in self._stalled.items():
             self.cache.publish(sequence, self.group_tables.tables[sequence], tokens)
         self._stalled = {}
+
+    def _open_groups(self, decode_step: int) -> int:
+        self._publish_stalled()
         return super()._open_groups(decode_step)
 
     def _defer(self, sequence: Sequence, decode_step: int) -> None:

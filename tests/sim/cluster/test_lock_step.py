@@ -261,9 +261,23 @@ def turns(number: int, times: int = 1) -> Workload:
     return Workload("turns", arrivals, prompts, outputs, content=PromptContent.of_sessions(sessions))
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_leap_and_step_are_the_same_bits_where_prompts_have_their_turn(ahead):
+    chosen = sharing(prefill_schedule_interval=5, async_scheduling=ahead, max_num_seqs=6)
+    work = Workload("load", *drawn(60))
+    leapt, stepped = (
+        simulate_cluster(replace(chosen, leap=leap), work, cluster(num_replicas=2)) for leap in (True, False)
+    )
+    for run, counterpart in zip(leapt.runs, stepped.runs, strict=True):
+        assert outcome(run) == outcome(counterpart)
+    alone = simulate_cluster(replace(chosen, options=()), work, cluster(num_replicas=2))
+    assert any(outcome(run) != outcome(other) for run, other in zip(leapt.runs, alone.runs, strict=True))
+
+
 @own
 def test_equal_engines_with_drafts_or_a_host_are_one_engine_alone(options):
-    chosen = sharing(enable_prefix_caching=True, **options)
+    # An engine of several that decides ahead and runs out of work passes a step with a dummy batch.
+    chosen = sharing(enable_prefix_caching=True, async_scheduling=False, **options)
     alone, run = simulate(chosen, turns(40)), simulate_cluster(chosen, turns(40, 2), cluster(num_replicas=2))
     for part in run.runs:
         assert outcome(replace(part, settings=alone.settings, workload=alone.workload)) == outcome(alone)
