@@ -6,6 +6,7 @@ and when each request finishes. Whatever differs is shrunk, and named by the fir
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 
@@ -132,15 +133,18 @@ def test_a_decode_that_asks_for_no_more_pages_than_it_takes_is_noticed(monkeypat
     assert _is_noticed("pages")
 
 
-def test_a_preemption_that_counts_the_prompt_is_noticed(monkeypatch):
-    """Before SGLang has looked a request up, it counts no token of its prompt."""
-    preempt_for = SGLang._preempt_for
+def test_a_preemption_at_the_threshold_is_noticed(monkeypatch):
+    """SGLang's help says that the threshold is the least difference; the difference has to be larger."""
+    preempt_for, name = SGLang._preempt_for, "priority_scheduling_preemption_threshold"
 
-    def count(policy, sequence, batch):
-        policy._lacked.setdefault(sequence, sequence.start_tokens)
-        return preempt_for(policy, sequence, batch)
+    def at_threshold(policy, sequence, batch):
+        kept = policy.options
+        policy.options = replace(kept, **{name: getattr(kept, name) - 1})
+        found = preempt_for(policy, sequence, batch)
+        policy.options = kept
+        return found
 
-    monkeypatch.setattr(SGLang, "_preempt_for", count)
+    monkeypatch.setattr(SGLang, "_preempt_for", at_threshold)
     assert _is_noticed("priorities")
 
 
