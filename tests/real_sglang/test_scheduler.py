@@ -6,7 +6,6 @@ and when each request finishes. Whatever differs is shrunk, and named by the fir
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 
@@ -133,18 +132,25 @@ def test_a_decode_that_asks_for_no_more_pages_than_it_takes_is_noticed(monkeypat
     assert _is_noticed("pages")
 
 
-def test_a_preemption_at_the_threshold_is_noticed(monkeypatch):
-    """SGLang's help says that the threshold is the least difference; the difference has to be larger."""
-    preempt_for, name = SGLang._preempt_for, "priority_scheduling_preemption_threshold"
+def test_a_preemption_within_the_threshold_is_noticed(monkeypatch):
+    preempt_for, urgency = SGLang._preempt_for, SGLang._urgency
 
-    def at_threshold(policy, sequence, batch):
-        kept = policy.options
-        policy.options = replace(kept, **{name: getattr(kept, name) - 1})
-        found = preempt_for(policy, sequence, batch)
-        policy.options = kept
-        return found
+    def twice_as_far(policy, sequence, batch):
+        with monkeypatch.context() as patched:
+            patched.setattr(SGLang, "_urgency", lambda policy, sequence: 2 * urgency(policy, sequence))
+            return preempt_for(policy, sequence, batch)
 
-    monkeypatch.setattr(SGLang, "_preempt_for", at_threshold)
+    monkeypatch.setattr(SGLang, "_preempt_for", twice_as_far)
+    assert _is_noticed("priorities")
+
+
+def test_a_preemption_of_the_first_to_join_is_noticed(monkeypatch):
+    def join(policy, sequences):
+        for sequence in sequences:
+            policy._joined[sequence] = -policy._joins
+            policy._joins += 1
+
+    monkeypatch.setattr(SGLang, "_join", join)
     assert _is_noticed("priorities")
 
 
