@@ -47,6 +47,7 @@ PURPOSES = {
     "experiments/diagnose": "why a server is slow",
     "experiments/explore": "sliders over finished runs",
     "experiments/llama_server": "llama-server lines, memory",
+    "experiments/sglang_server": "SGLang's lines",
     "experiments/measured": "a real server and its simulation",
     "experiments/paper": "measurements of the paper",
     "experiments/reproduce": "figures and their page",

@@ -25,10 +25,12 @@ from ..measured.statements import contradictions, of_line, of_log, of_sizes
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
+from ..sglang_server.line import read_sglang
 from ..vllm_serve.line import ServeLine, pasted, read_serve, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started, started
 from .llama_answer import print_llama
+from .sglang_answer import print_sglang
 from .start_answer import doubt, facts, print_flags, print_refusal, print_start
 from .sweep import WORKERS
 
@@ -70,8 +72,8 @@ def plan(
 
     Args:
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
-            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ..., of which the
-            memory is reported. With --goodput: the base line of all candidates.
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ... or python -m
+            sglang.launch_server ..., of which the memory is reported. With --goodput: the base line of all candidates.
         gpu: Presets, or FILE.json of GPUs of your own, separated by commas or spaces: the card of every rank, or with --goodput
             candidates; by default every preset with a price.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
@@ -133,10 +135,15 @@ def plan(
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     llama = None if serve is None else read_llama(pasted(serve))
+    alone = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "ask": ask, "out": out}
     if llama is not None:
-        alone = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "ask": ask, "out": out}
-        _require_llama_alone(alone, load, aims, choices)
-        print_llama(llama, _one_gpu(not_none(gpu)), model, report)
+        _require_alone("llama-server", alone, load, aims, choices)
+        print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
+        return
+    sglang = None if serve is None else read_sglang(pasted(serve))
+    if sglang is not None:
+        _require_alone("SGLang", alone, load, aims, choices)
+        print_sglang(sglang, _one_gpu(not_none(gpu), "SGLang"), model, report)
         return
     log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model, None if vllm is None else version(vllm))
@@ -252,20 +259,20 @@ def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *
         raise SettingError(name, str(path), f"has {has}; leave out {flags}")
 
 
-def _require_llama_alone(alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:
-    """Refuse what is not answered for a llama-server line."""
+def _require_alone(server: str, alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:
+    """Refuse what is not answered for a line of another server than vLLM's."""
     given = [name for name, value in alone.items() if value is not None]
     if given or load != NO_FLAGS or aims != Aims() or choices != Choices():
         name = f"--{given[0].replace('_', '-')}" if given else "a load or objectives"
         raise UserError(
-            f"serve: {name} is not read beside a llama-server line; simulate the command that its answer prints"
+            f"serve: {name} is not read beside a line of {server}; simulate the command that its answer prints"
         )
 
 
-def _one_gpu(names: list[str]) -> str:
+def _one_gpu(names: list[str], server: str) -> str:
     gpus = values_of("gpu", names)
     if len(gpus) > 1:
-        raise SettingError("gpu", ",".join(gpus), "a llama-server line is read for one GPU; name one")
+        raise SettingError("gpu", ",".join(gpus), f"the line of {server} is read for one kind of GPU; name one")
     return gpus[0]
 
 

@@ -254,7 +254,7 @@ DEPLOYMENTS = (
             lines(rf"{_BEFORE}(python3? +-m +sglang\.launch_server\b|sglang +serve\s)", "`sglang.launch_server`"),
             both(_DOCKER, lines(r"\blmsysorg/sglang", "`lmsysorg/sglang`")),
         ),
-        "give its model and its flags to simulate --policy sglang",
+        "give it as --serve to plan, whose answer has the command of simulate",
     ),
     _read(
         "a command line of TensorRT-LLM",

@@ -132,15 +132,25 @@ def test_a_decode_that_asks_for_no_more_pages_than_it_takes_is_noticed(monkeypat
     assert _is_noticed("pages")
 
 
-def test_a_preemption_that_counts_the_prompt_is_noticed(monkeypatch):
-    """Before SGLang has looked a request up, it counts no token of its prompt."""
-    preempt_for = SGLang._preempt_for
+def test_a_preemption_within_the_threshold_is_noticed(monkeypatch):
+    preempt_for, urgency = SGLang._preempt_for, SGLang._urgency
 
-    def count(policy, sequence, batch):
-        policy._lacked.setdefault(sequence, sequence.start_tokens)
-        return preempt_for(policy, sequence, batch)
+    def twice_as_far(policy, sequence, batch):
+        with monkeypatch.context() as patched:
+            patched.setattr(SGLang, "_urgency", lambda policy, sequence: 2 * urgency(policy, sequence))
+            return preempt_for(policy, sequence, batch)
 
-    monkeypatch.setattr(SGLang, "_preempt_for", count)
+    monkeypatch.setattr(SGLang, "_preempt_for", twice_as_far)
+    assert _is_noticed("priorities")
+
+
+def test_a_preemption_of_the_first_to_join_is_noticed(monkeypatch):
+    def join(policy, sequences):
+        for sequence in sequences:
+            policy._joined[sequence] = -policy._joins
+            policy._joins += 1
+
+    monkeypatch.setattr(SGLang, "_join", join)
     assert _is_noticed("priorities")
 
 

@@ -163,27 +163,33 @@ def _paged(case: Case, page: int) -> int:
 
 
 def _priorities(seed: int) -> Case:
-    """Requests with priorities, which may preempt each other for seats and for slots."""
+    """Requests with priorities, often as far apart as the threshold, which preempt each other for seats."""
     draw = random.Random(f"priorities/{seed}")
-    prompt, output = draw.choice(((60, 60), (30, 300), (300, 30)))
-    # Room for few or for all: seats are what a request preempts others for.
-    strain = draw.choice((0.1, 0.4, 0.6, 0.9)) * draw.random()
-    case = _drawn(f"priorities/{seed}", draw, prompt, output, strain, fixed=draw.choice((0, 0, 0.5)))
-    page, spread, work = draw.choice((1, 1, 16)), draw.choice((2, 30, 100)), case.workload
-    priorities = np.array([draw.randint(-spread, spread) for _ in range(len(work))])
+    prompt, output = draw.choice(((60, 120), (30, 300), (200, 100)))
+    # Fewer seats than there is room for, or about as many.
+    case = _drawn(
+        f"priorities/{seed}",
+        draw,
+        prompt,
+        output,
+        draw.choice((0.6, 0.9)) * draw.random(),
+        fixed=draw.choice((0, 0, 0.5)),
+    )
+    page, threshold, work = draw.choice((1, 1, 16)), draw.choice((0, 0, 1, 2, 10)), case.workload
+    priorities = np.array([draw.randint(0, 2 * threshold + 3) for _ in range(len(work))])
     return replace(
         case,
-        workload=replace(work, priority=priorities, arrival_ticks=work.arrival_ticks * draw.choice((1, 3, 10))),
+        workload=replace(work, priority=priorities, arrival_ticks=work.arrival_ticks * draw.choice((2, 5, 10))),
         page_size=page,
         num_slots=_paged(case, page),
-        max_num_seqs=draw.choice((1, 2, 3, 4, 64)),
+        max_num_seqs=draw.choice((2, 3, 4, 5)),
         max_num_batched_tokens=draw.choice((64, 512, 8192)),
         schedule_policy=draw.choice(("fcfs", "fcfs", "lof")),
         prefix_caching=draw.random() < 0.8,
         enable_priority_scheduling=True,
         schedule_low_priority_values_first=draw.random() < 0.5,
-        disable_priority_preemption=draw.random() < 0.2,
-        priority_scheduling_preemption_threshold=draw.choice((0, 0, 1, 10)),
+        disable_priority_preemption=draw.random() < 0.1,
+        priority_scheduling_preemption_threshold=threshold,
         retraction_policy=draw.choice(("length", "priority")),
     )
 

@@ -1,0 +1,1 @@
+"""A line that starts SGLang's server."""

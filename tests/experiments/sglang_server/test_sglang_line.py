@@ -1,0 +1,115 @@
+"""A line of SGLang's server: its flags as settings, its parser's errors, and the answer of ``plan``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.sglang_server.line import read_sglang
+from fragmeter.sim.types.errors import SettingError
+
+START = "python3 -m sglang.launch_server --model-path qwen3-8b"
+
+
+def test_flags_are_settings():
+    line = read_sglang(
+        f"CUDA_VISIBLE_DEVICES=0,1 {START} --tp 2 --chunked-prefill-size=4k --page-size 64 --disable-radix-cache"
+        " --kv-cache-dtype fp8_e4m3 --quantization w8a8_int8 --enable-priority-scheduling --host 0.0.0.0 | tee log"
+    )
+    assert line.settings == {
+        "model": "qwen3-8b",
+        "tensor_parallel_size": 2,
+        "max_num_batched_tokens": 4000,
+        "block_size": 64,
+        "enable_prefix_caching": False,
+        "kv_cache_dtype": "fp8",
+        "quantization": "int8",
+        "enable_priority_scheduling": True,
+    }
+    assert line.ignored == ["--host"] and not line.refused and line.overlaps
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sglang serve qwen3-8b --tp 2",
+        "docker run --gpus all lmsysorg/sglang:v0.5.23 python3 -m sglang.launch_server --model qwen3-8b --tp-size 2",
+        'bash -c "python -m sglang.launch_server --model-path qwen3-8b --tensor-parallel-size=2"',
+    ],
+)
+def test_ways_to_start_it(text):
+    assert read_sglang(text).settings == {"model": "qwen3-8b", "tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize("text", ["vllm serve qwen3-8b", "llama-server -m x.gguf", "python -m sglang.bench_serving"])
+def test_other_programs(text):
+    assert read_sglang(text) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        ("--gpu-memory-utilization 0.9", "unrecognized arguments: --gpu-memory-utilization 0.9"),
+        ("--schedule lpm", "unrecognized arguments: lpm"),
+    ],
+)
+def test_errors_of_its_parser(flags, error):
+    refused = read_sglang(f"{START} {flags}").refused
+    assert refused[-1] == error
+    assert len(refused) == 1 or refused[0].startswith(
+        "ambiguous option: --schedule could match --schedule-conservativeness, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        ("--page-size", "serve = '--page-size': lacks its value"),
+        (
+            "--chunked-prefill-size -1",
+            "--chunked-prefill-size = '-1': must be a whole number from 1 on to be simulated",
+        ),
+        ("--quantization gguf", "--quantization = 'gguf': is not simulated; one of "),
+    ],
+)
+def test_values_that_are_not_simulated(flags, error):
+    with pytest.raises(SettingError) as raised:
+        read_sglang(f"{START} {flags}")
+    assert str(raised.value).startswith(error)
+
+
+def test_the_answer(capsys, tmp_path):
+    """``max_total_num_tokens`` of a published start without flags: 1,707,904."""
+    out = tmp_path / "answer.json"
+    line = f"{START} --schedule-conservativeness 0.3"
+    assert status(["plan", "--gpu", "gb300", "--serve", line, "--json", str(out)]) == DONE
+    found = json.loads(out.read_text())
+    assert found["slots"] == pytest.approx(1_707_904, rel=0.006) and found["page_size"] == 64
+    assert found["simulate"] == "fragmeter simulate --policy sglang --model qwen3-8b --gpu gb300"
+    assert found["not_simulated"] == ["--schedule-conservativeness (another share of outputs)"]
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Without --schedule-conservativeness, not counted, it has slots: qwen3-8b on 1 x " in text
+    assert "The overlap schedule is not simulated" in text
+
+
+def test_fewer_slots_than_the_memory_has(tmp_path):
+    out = tmp_path / "answer.json"
+    line = f"{START} --max-total-tokens 100000 --disable-overlap-schedule"
+    assert status(["plan", "--gpu", "gb300", "--serve", line, "--json", str(out)]) == DONE
+    found = json.loads(out.read_text())
+    assert found["slots"] == 99_968 and not found["overlap_schedule"]
+    assert found["simulate"].endswith("--gpu gb300 --num-gpu-blocks-override 1562")
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--gpu", "h100-80gb,h200"], "the line of SGLang is read for one kind of GPU"),
+        (["--gpu", "h100-80gb", "--vllm", "0.16"], "--vllm is not read beside a line of SGLang"),
+    ],
+)
+def test_what_is_not_answered(flags, error, capsys):
+    assert status(["plan", "--serve", START, *flags]) == MISTAKE
+    assert error in " ".join(capsys.readouterr().err.split())
