@@ -164,6 +164,10 @@ TRACES = (
     _read("spans of OpenTelemetry or Jaeger", either(keys("resourceSpans"), keys("startTimeUnixNano", "attributes"), keys("data.spans")), _TRACE, "trace"),
     _read("observations of Langfuse", either(*(keys(f"{within}startTime", f"{within}usageDetails") for within in ("", "data.", "observations."))), _TRACE, "trace"),
     _read("a batch of requests or of answers", keys("custom_id"), _TRACE, "trace"),
+    _read(
+        "conversations of vLLM's multi-turn benchmark",
+        either(keys("id", "messages.role", "messages.content"), keys("filetype", "num_conversations", "prompt_input")), _TRACE, "trace",
+    ),
     _read("a session of an agent", keys("requests.hash_ids", "block_size"), _TRACE, "trace"),
     _read(
         "a table or log of requests", Mark(

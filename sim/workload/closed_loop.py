@@ -8,6 +8,12 @@ next session in the order of the workload, and keeps it until its last turn is a
     a first turn is sent   at its arrival, or as soon as a user is ready; the user that has been ready longest sends it
     a later turn is sent   after the answer to the turn before and the user's think time; its own arrival is ignored
 
+Sessions of sub-agents form trees: an answer starts them, and the next turn of its session comes after the last of them is over:
+
+    agent        |- turn 1 -|                                   thinks  |- turn 2 -|
+    sub-agent               |- turn 1 -|  thinks  |- turn 2 -|
+    sub-agent               |--- turn 1 ---|
+
 Requests of one instant are sent in the order of the workload. A refused request is skipped and takes no time. The next
 send time is known only up to the next finish, so leaps end at finishes and the source is notified at once.
 """
@@ -28,6 +34,8 @@ from .source import NEVER
 from .workload import Workload
 
 _NOTHING = (NEVER, -1)
+#: From an answer to the first requests of the sub-agents that it starts: as users of a fleet, these think for a tick.
+_START_TICKS = 1
 
 
 class Maker:
@@ -95,20 +103,33 @@ class ClosedLoop:
         self._ready = None if users.max_concurrency is None else [0] * min(users.max_concurrency, len(workload))
         #: Turns with a known time, and that time; a heap.
         self._due: list[tuple[int, int]] = []
-        self._turn_after, self._beginning = self._chained(workload, users.session_id)
+        #: First requests of the sessions that each request starts, and the request that the last one of such a session leads back to.
+        self._spawned: dict[int, list[int]] = {}
+        self._back: dict[int, int] = {}
+        self._turn_after, self._beginning = self._chained(workload, users.session_id, users.spawner)
+        #: Sessions that the answer to a request has started, or will, and that are not over; and itself.
+        self._open = {request: 1 + len(begun) for request, begun in self._spawned.items()}
         self._first_turn = next(self._beginning, _NOTHING)
         self._sent_ticks = workload.arrival_ticks.copy()
         self._order = self.delivered = 0
         self._look()
 
     def _chained(
-        self, workload: Workload, session_id: np.ndarray | None
+        self, workload: Workload, session_id: np.ndarray | None, spawner: np.ndarray | None
     ) -> tuple[dict[int, int], Iterator[tuple[int, int]]]:
-        """The turn after each that has one, and arrivals and rows of the first turns; of those that are served."""
+        """The turn after each that has one, and arrivals and rows of the first turns that no answer starts; of those that are served."""
         rows = self._served
         before = np.full(len(rows), -1) if session_id is None else turns_before(session_id[rows])
         later, first = before >= 0, rows[before < 0]
         after = dict(zip(rows[before[later]].tolist(), rows[later].tolist(), strict=True))
+        if spawner is not None:
+            started = (spawner[first] >= 0) & np.isin(spawner[first], rows)
+            for request, of in zip(first[started].tolist(), spawner[first[started]].tolist(), strict=True):
+                self._spawned.setdefault(of, []).append(request)
+                while request in after:
+                    request = after[request]
+                self._back[request] = of
+            first = first[~started]
         return after, zip(workload.arrival_ticks[first].tolist(), first.tolist(), strict=True)
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
@@ -143,12 +164,23 @@ class ClosedLoop:
             self._left[request] -= 1
             if self._left[request]:
                 continue
-            ready = now + self._think_ticks[request]
-            if request in self._turn_after:
-                heappush(self._due, (ready, self._turn_after[request]))
-            elif self._ready is not None:
-                heappush(self._ready, ready)
+            for begun in self._spawned.get(request, ()):
+                heappush(self._due, (now + _START_TICKS, begun))
+            self._close(request, now)
         self._look()
+
+    def _close(self, request: int, now: int) -> None:
+        """A request is answered, or a session that it has started is over; when all are, its user thinks."""
+        left = self._open[request] = self._open.get(request, 1) - 1
+        if left:
+            return
+        ready = now + self._think_ticks[request]
+        if request in self._turn_after:
+            heappush(self._due, (ready, self._turn_after[request]))
+        elif request in self._back:
+            self._close(self._back[request], now)
+        elif self._ready is not None:
+            heappush(self._ready, ready)
 
     def _look(self) -> None:
         """Update the next request and its send time."""

@@ -18,11 +18,14 @@ class Users:
         think_ticks: int64 [n], time between the answer to each request and the user's next request.
         session_id: int64 [n], or None. Requests with the same number are turns of one session, sent by one user;
             ``NO_SESSION`` is a session of one request. None: all sessions have one request.
+        spawner: int64 [n], or None. For the first request of a sub-agent's session the request of another session whose answer
+            starts it, else -1. The next turn of that session waits for the end of all sessions that its last answer started.
     """
 
     max_concurrency: int | None
     think_ticks: np.ndarray
     session_id: np.ndarray | None = None
+    spawner: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.max_concurrency is None:
@@ -57,4 +60,5 @@ class Users:
         return [*([] if self.max_concurrency is None else ["max_concurrency"]), *self._arrays()]
 
     def _arrays(self) -> list[str]:
-        return ["think_ticks", *([] if self.session_id is None else ["session_id"])]
+        others = ("session_id", "spawner")
+        return ["think_ticks", *(name for name in others if getattr(self, name) is not None)]

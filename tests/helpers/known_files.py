@@ -81,6 +81,16 @@ SAMPLES: tuple[tuple[str, str, str | bytes], ...] = (
     ("spans of OpenTelemetry or Jaeger", "spans.json", '{"resourceSpans": [{"scopeSpans": [{"spans": []}]}]}'),
     ("observations of Langfuse", "o.json", '{"data": [{"id": "a", "startTime": "2026", "usageDetails": {"input": 5}}]}'),
     ("a batch of requests or of answers", "batch.jsonl", '{"custom_id": "a", "method": "POST", "url": "/v1", "body": {}}\n'),
+    (
+        "conversations of vLLM's multi-turn benchmark", "s.json",
+        '[{"id": "a", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}]',
+    ),
+    (
+        "conversations of vLLM's multi-turn benchmark", "generate_multi_turn.json",
+        '{"filetype": "generate_conversations", "num_conversations": 2, "text_files": [], "prompt_input": {"num_turns":'
+        ' {"distribution": "constant", "value": 4}, "prefix_num_tokens": {"distribution": "constant", "value": 10}, "num_tokens":'
+        ' {"distribution": "constant", "value": 5}}, "prompt_output": {"num_tokens": {"distribution": "constant", "value": 5}}}',
+    ),
     ("a session of an agent", "s.json", '{"id": "a", "block_size": 64, "requests": [{"t": 0.0, "hash_ids": [1]}]}'),
     ("a table or log of requests", "t.csv", "prompt_tokens,output_tokens\n5,6\n"),
     ("a table or log of requests", "t.jsonl", '{"id": "x", "usage": {"prompt_tokens": 5, "completion_tokens": 6}}\n'),

@@ -172,7 +172,9 @@ class TestAgents:
         found = read_with_content(SAMPLES / "agents.jsonl")
         assert seconds(found) == [0, 2, 3.25, 3.5, 6.5]
         assert found.content.session_id.tolist() == [1, 2, 3, 2, 1]
-        assert (found.delay_ticks / 1e12).tolist() == [0, 0, 2.25, 1, 5]
+        # The sub-agent's last answer comes at 4 s: of the agent's 5 s before 6.5 s half are left.
+        assert (found.delay_ticks / 1e12).tolist() == [0, 0, 2.25, 1, 2.5]
+        assert found.spawner.tolist() == [-1, 0, -1, -1, -1]
         main, agent, other, again, last = (
             found.content.ids[start:end].tolist()
             for start, end in zip(found.content.offsets, found.content.offsets[1:], strict=False)

@@ -64,7 +64,9 @@ def rewritten(name: str, folder: Path, change: Change, delay: Change = lambda de
         text = "\n".join(map(",".join, [header, *rows]))
     else:
         text = re.sub(f"(?<={re.escape(JSON[name][1])})[0-9.]+", lambda m: plain(change(Decimal(m[0]))), text)
-        text = re.sub('("delay": |"think_time": )([0-9.]+)', lambda m: m[1] + plain(delay(Decimal(m[2]))), text)
+        text = re.sub(
+            '("delay": |"think_time": |"api_time": )([0-9.]+)', lambda m: m[1] + plain(delay(Decimal(m[2]))), text
+        )
     path.write_text(text)
     for chunks in (SAMPLES / "ragpulse").glob("[1-5]_*") if name.startswith("ragpulse") else ():
         (folder / chunks.name).write_bytes(chunks.read_bytes())

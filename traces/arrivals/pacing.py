@@ -219,7 +219,7 @@ def users(pacing: Pacing, trace: Trace, seed: int = 0) -> Users | None:
                 "think_time", think_s, f"makes {len(trace)} requests last up to {latest_s:.0f} s; lower it"
             )
         think_ticks = to_ticks(drawn_s, ticks.PER_SECOND)
-    return Users(limit, think_ticks, sessions)
+    return Users(limit, think_ticks, sessions, None if sessions is None else trace.spawner)
 
 
 def _latest_s(think_s: np.ndarray, users: int | None, sessions: np.ndarray | None) -> float:

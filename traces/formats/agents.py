@@ -7,7 +7,8 @@
 ``t`` is in seconds from the start of the session, ``think_time`` the seconds between the answer to the request before and this one.
 ``hash_ids`` are the full blocks of ``block_size`` tokens; the rest of a prompt has none. Equal ids of two sessions are equal blocks only
 if ``hash_id_scope`` is ``"global"``. A sub-agent is a session of its own, which begins at its own time; its requests count from the time
-of its entry, or, in files in which they are not earlier than that, from the start of the session.
+of its entry, or, in files in which they are not earlier than that, from the start of the session. As in kv-cache-tester the answer before
+its entry starts it, and the next turn of the agent waits for its end, and then for what the agent's own delay has beyond it.
 
 Source: callanjfox/agentic-coding-analysis, docs/TRACE_FORMAT.md; callanjfox/kv-cache-tester, docs/trace_replay_tester.md.
 """
@@ -55,12 +56,14 @@ def _opener() -> Callable[[dict[str, Any]], Iterator[Any]]:
 def _requests(entries: list[Any], name: Any, block_size: Any, since: Any) -> Iterator[Any]:
     """The requests of a session, each after those before it, and then those of its sub-agents."""
     before: dict[str, Any] = {}
-    agents = []
+    agents: list[dict[str, Any]] = []
+    waits: list[dict[str, Any]] = []
     for entry in entries:
         if not isinstance(entry, dict):
             yield entry
         elif entry.get("type") == "subagent" and isinstance(entry.get("requests"), list):
             agents.append(entry)
+            waits.append(entry)
         else:
             ids = entry.get(HASH_IDS)
             blocks = [block_size] * len(ids) if isinstance(ids, list) else None
@@ -70,15 +73,13 @@ def _requests(entries: list[Any], name: Any, block_size: Any, since: Any) -> Ite
                 _TIME: _sum(since, entry.get(_TIME)),
                 SESSION: name,
             }
-            more = {_THINK: _think(before, entry), HASH_IDS: ids, BLOCK_TOKENS: blocks}
+            more = {_THINK: _think_after(waits, before, entry), HASH_IDS: ids, BLOCK_TOKENS: blocks}
             # A key that no request has makes no column: without delays a trace is replayed at its own times.
             yield found | {name: value for name, value in more.items() if value is not None}
-            before = entry
+            before, waits = entry, []
     for number, agent in enumerate(agents):
         first: Any = next((each.get(_TIME) for each in agent["requests"] if isinstance(each, dict)), None)
-        spawned: Any = agent.get(_TIME)
-        relative = _are_numbers(first, spawned) and first < spawned
-        start = _sum(since, spawned) if relative else since
+        start = _sum(since, agent.get(_TIME)) if _counts_from_entry(agent, first) else since
         yield from _requests(agent["requests"], f"{name}/{agent.get('agent_id', number)}", block_size, start)
 
 
@@ -88,6 +89,27 @@ def _sum(since: Any, time: Any) -> Any:
 
 def _are_numbers(*values: Any) -> bool:
     return all(type(value) in (int, float) for value in values)
+
+
+def _think_after(agents: list[dict[str, Any]], before: dict[str, Any], entry: dict[str, Any]) -> Any:
+    """The delay before a turn; after sub-agents no longer than the time since the last answer of each."""
+    think: Any = _think(before, entry)
+    sent: Any = entry.get(_TIME)
+    for agent in agents:
+        requests = [each for each in agent["requests"] if isinstance(each, dict)]
+        last: dict[str, Any] = requests[-1] if requests else {}
+        ended: Any = _sum(last.get(_TIME), last.get("api_time"))
+        if requests and _counts_from_entry(agent, requests[0].get(_TIME)):
+            ended = _sum(ended, agent.get(_TIME))
+        if _are_numbers(think, sent, ended):
+            think = max(0.0, min(think, sent - ended))
+    return think
+
+
+def _counts_from_entry(agent: dict[str, Any], first: Any) -> bool:
+    """Whether the times of a sub-agent's requests, of which one is given, count from its own entry."""
+    spawned: Any = agent.get(_TIME)
+    return _are_numbers(first, spawned) and first < spawned
 
 
 def _think(before: dict[str, Any], entry: dict[str, Any]) -> Any:
@@ -108,6 +130,7 @@ AGENTS = Nested(
         CONTENT,
         delays={_THINK: _SECONDS},
         side_by_side=True,
+        subsessions=True,
         failures=ZERO,
         remarks=("times count from the start of each session: all sessions begin at once",),
     ),

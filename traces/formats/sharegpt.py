@@ -41,7 +41,7 @@ class ShareGptParser:
 
     def __init__(self, path: str | PathLike[str], tokenizer: Path | None) -> None:
         self._path = path
-        self._count = _quarters if tokenizer is None else token_counter(tokenizer)
+        self._count = quarters if tokenizer is None else token_counter(tokenizer)
 
     def __call__(self, batch: Sequence[Element]) -> Table:
         """The first rounds; a conversation without an answer has lengths of 0.
@@ -68,7 +68,8 @@ def _first_round(table: Table, row: int, conversation: Any) -> tuple[str, str]:
     return (texts[0], texts[1]) if len(texts) == 2 and all(texts) else ("", "")
 
 
-def _quarters(texts: Sequence[str]) -> list[int]:
+def quarters(texts: Sequence[str]) -> list[int]:
+    """A quarter of the characters of each text, rounded up."""
     return [-(-len(text) // _CHARACTERS_A_TOKEN) for text in texts]
 
 

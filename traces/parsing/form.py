@@ -56,6 +56,7 @@ class Form:
         preparer: Returns, for one file, the function that converts ``content`` into our own columns of prompt contents.
         in_order: Whether a row that is earlier than the row above is refused, because the meaning of a row depends on those
             above. Rows of other forms are sorted by arrival.
+        subsessions: Whether a session whose name ends with a slash and more is that of a sub-agent of the session named before the slash.
         side_by_side: Whether the rows of one session follow those of another, so that their order says nothing.
         failures: Lengths that mark a failed request, None for a missing one; the rows of failed requests are left out and
             counted.
@@ -72,6 +73,7 @@ class Form:
     preparer: Callable[[], Callable[[Table], Table]] = lambda: as_it_is
     in_order: bool = False
     side_by_side: bool = False
+    subsessions: bool = False
     failures: frozenset[int | None] = frozenset()
     at_once: bool = False
     remarks: tuple[str, ...] = ()

@@ -121,6 +121,8 @@ class Gathering:
         if self._form.at_once:
             columns["arrival_ticks"] = np.zeros(len(lines), dtype=np.int64)
             at_once = ("a batch has no times: all requests arrive at once",)
+        if self._form.subsessions and SESSION in columns:
+            columns |= self._spawners(columns[SESSION])
         tree = self._dialogue(columns, lines)
         content, rows = _content(columns), Rows(self._unit, lines)
         plain = {field: column for field, column in columns.items() if field not in DIALOGUE}
@@ -136,6 +138,19 @@ class Gathering:
             max_concurrency=max_concurrency,
             remarks=(*self._form.remarks, *at_once, *sorted_),
         )
+
+    def _spawners(self, sessions: np.ndarray) -> Arrays:
+        """``spawner`` of ``Trace``: the last request of the agent before the first one of a sub-agent; nothing without sub-agents."""
+        numbers = {name: number for name, number in self._sessions.items() if name is not None}
+        # Names are JSON texts, in quotation marks.
+        parents = {number: numbers.get(name.rpartition("/")[0] + '"') for name, number in numbers.items()}
+        last: dict[int | None, int] = {}
+        found = np.full(len(sessions), -1, dtype=np.int64)
+        for row, session in enumerate(sessions.tolist()):
+            if session not in last:
+                found[row] = last.get(parents.get(session), -1)
+            last[session] = row
+        return {"spawner": found} if (found >= 0).any() else {}
 
     def _sorted(self, columns: Arrays, lines: np.ndarray) -> tuple[Arrays, np.ndarray, tuple[str, ...]]:
         """The columns and the lines by arrival, and what is to be said of it.

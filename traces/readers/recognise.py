@@ -23,10 +23,11 @@ from ..formats.bailian import BAILIAN
 from ..formats.batches import BATCH_INPUT, BATCHES, BatchInputParser, is_batch_input
 from ..formats.logs import LOG, LOGS, is_table_of_log
 from ..formats.mooncake import MOONCAKE, TITLES, timed
+from ..formats.multi_turn import is_multi_turn, multi_turn
 from ..formats.named import named_form
 from ..formats.own import OWN
 from ..formats.ragpulse import RAGPULSE
-from ..formats.sharegpt import SHAREGPT, TURNS, ShareGptParser
+from ..formats.sharegpt import SHAREGPT, TURNS, ShareGptParser, quarters, token_counter
 from ..formats.tables import TABLES
 from ..parsing import arrow as pa
 from ..parsing.csv_format import CsvParser, header
@@ -269,12 +270,19 @@ def _structure(records: Sequence[dict[str, Any]]) -> Callable[..., Source] | Non
     if any(map(is_batch_input, records)):
         return _batch_input
     known = next((nested for nested in NESTED if any(map(nested.holds, records))), None)
+    if known is None and records and all(map(is_multi_turn, records)):
+        return _multi_turn
     return None if known is None else partial(_nested, known)
 
 
 def _nested(known: Nested, file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
     parser = JsonlParser(file.path, known.form.readers(content), known.unit)
     return Source(known.form, batches(known.requests(values)), parser, _time_unit(known.form, known.form.clocks))
+
+
+def _multi_turn(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:
+    count = quarters if reading.tokenizer is None else token_counter(reading.tokenizer)
+    return replace(_nested(multi_turn(count), file, values, reading, content), reads=frozenset({"tokenizer"}))
 
 
 def _batch_input(file: TraceFile, values: Iterator[Element], reading: Reading, content: bool) -> Source:

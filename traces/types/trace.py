@@ -24,6 +24,7 @@ _COLUMNS = (
     "delay_ticks",
     "priority",
     "ignore_eos",
+    "spawner",
 )
 
 
@@ -78,6 +79,7 @@ class Trace:
             file has none.
         priority: Priority of each request, lower first; None if the file has none.
         ignore_eos: 1 for a request that generates all of its ``max_tokens``, else 0; None if the file does not say.
+        spawner: As of ``Users``, of sessions of agents; None without sub-agents.
         remarks: Sentences that a reader of results must know about how the file was read.
         start: First arrival by the file's own clock; None if the file has no times.
         max_concurrency: Most requests in flight, from a summary without send times; None without a limit.
@@ -96,6 +98,7 @@ class Trace:
     delay_ticks: np.ndarray | None = None
     priority: np.ndarray | None = None
     ignore_eos: np.ndarray | None = None
+    spawner: np.ndarray | None = None
     start: Start | None = None
     max_concurrency: int | None = None
     remarks: tuple[str, ...] = ()

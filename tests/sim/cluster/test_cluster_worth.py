@@ -99,8 +99,8 @@ def test_copies_are_those_that_comparing_tokens_finds(model):
     "fleet",
     [
         {"num_replicas": 3},
-        {"num_replicas": 2, "router": "prefix-affine"},
-        {"prefill_replicas": 1, "decode_replicas": 1},
+        pytest.param({"num_replicas": 2, "router": "prefix-affine"}, marks=pytest.mark.slow),
+        pytest.param({"prefill_replicas": 1, "decode_replicas": 1}, marks=pytest.mark.slow),
     ],
     ids=["same", "affine", "apart"],
 )

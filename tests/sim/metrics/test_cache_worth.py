@@ -188,7 +188,7 @@ def test_every_cached_slot_has_the_worth_that_looking_ahead_gives(seed):
     assert worth.slot_ticks() == expected
 
 
-@hypothesis_settings(max_examples=15)
+@hypothesis_settings(max_examples=8)
 @given(seed=st.integers(0, 1 << 40))
 def test_a_time_to_live_frees_what_walking_frees(seed):
     run, lines = told(Load(seed, "vllm-v1", most=25))
@@ -203,7 +203,7 @@ def test_a_time_to_live_frees_what_walking_frees(seed):
 
 
 @needs_core
-@hypothesis_settings(max_examples=40)
+@hypothesis_settings(max_examples=10)
 @given(seed=st.integers(0, 1 << 40))
 def test_the_shortest_time_to_live_loses_a_point_at_most(seed):
     load = Load(seed, "vllm-v1")
@@ -397,7 +397,12 @@ def test_only_a_run_that_is_written_is_divided(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "replicas", [("--num-replicas", "2"), ("--prefill-replicas", "1", "--decode-replicas", "1")], ids=["same", "apart"]
+    "replicas",
+    [
+        ("--num-replicas", "2"),
+        pytest.param(("--prefill-replicas", "1", "--decode-replicas", "1"), marks=pytest.mark.slow),
+    ],
+    ids=["same", "apart"],
 )
 def test_a_fleet_is_divided_as_a_whole(replicas, tmp_path):
     """Its page has the sentence and no picture."""

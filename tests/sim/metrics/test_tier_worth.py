@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[dict[str, Any], int]] = {
     ),
 }
 each_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if "windows" in kind else []) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=[] if kind == "host" else [pytest.mark.slow]) for kind in KINDS]
 )
 
 

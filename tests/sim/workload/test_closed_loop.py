@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from closed_loops import COST, ROOMY, check_replayed, check_sent, sent_and_done, served
 from engine_runs import settings_of, times_of, workload_of
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.sim.cluster import Cluster, cluster_times, simulate_cluster
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.prefix_cache import cached_tokens
 from fragmeter.sim.metrics.requests import request_times
@@ -24,6 +25,7 @@ from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 from fragmeter.sim.workload.dialogue import Dialogue
 from fragmeter.sim.workload.users import Users
+from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Pacing, Trace, paced, users, workload
 from oracle import Limits, Pool, Request
 from same_runs import same
@@ -52,6 +54,20 @@ class TestStories:
         requests = [Request(0, 10, 1), Request(0, 10, 9), Request(0, 2, 1)]
         run = served(requests, Users(2, [30, 0, 0]))
         assert sent_and_done(run)[2] == (271, 355 + 101 + 13 + 14)
+
+    def test_an_agent_waits_for_its_sub_agents(self):
+        """Its answer at 171 starts two, a tick later; the last answer of the longer one comes at 1584, and the agent needs 7 more."""
+        requests = [Request(0, 10, 1) for _ in range(5)]
+        tree = Users(None, [7, 1000, 0, 0, 0], [0, 1, 2, 1, 0], [-1, 0, 0, -1, -1])
+        run = served(requests, tree)
+        assert sent_and_done(run) == [(0, 171), (172, 413), (172, 413), (1413, 1584), (1591, 1762)]
+
+    def test_one_user_has_a_whole_tree(self):
+        """The next session of the only user begins after the sub-agents that the last answer of its first one has started."""
+        requests = [Request(0, 10, 1) for _ in range(4)]
+        tree = Users(1, [5, 0, 0, 9], [0, 1, 2, 3], [-1, 0, 1, -1])
+        run = served(requests, tree)
+        assert sent_and_done(run) == [(0, 171), (172, 343), (344, 515), (520, 691)]
 
     def test_no_user_sends_before_the_request_comes(self):
         requests = [Request(0, 10, 1), Request(5000, 10, 1), Request(5000, 10, 1)]
@@ -247,3 +263,66 @@ def test_the_program_serves_users(tmp_path, capsys):
     ):
         assert status(flags) == MISTAKE
         assert message in capsys.readouterr().err
+
+
+def ends_of(row: int, done: list[int], after: dict[int, int], begun: dict[int, list[int]]) -> int:
+    """When a request and all sessions that it starts are over."""
+    end = done[row]
+    for last in begun.get(row, ()):
+        while last in after:
+            last = after[last]
+        end = max(end, ends_of(last, done, after, begun))
+    return end
+
+
+@hypothesis_settings(max_examples=15)
+@given(seed=st.integers(0, 1 << 32))
+def test_every_turn_of_a_tree_comes_after_all_that_the_turn_before_has_started(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 20))
+    session, spawner, after, begun = [0], [-1], {}, {}
+    last = {0: 0}
+    for row in range(1, count):
+        if rng.random() < 0.5:
+            known = int(rng.choice([*last]))
+            after[last[known]] = row
+            session.append(known)
+            spawner.append(-1)
+        else:
+            of = int(rng.integers(-1, row))
+            session.append(len(last))
+            spawner.append(of)
+            if of >= 0:
+                begun.setdefault(of, []).append(row)
+        last[session[-1]] = row
+    requests = [Request(0, int(rng.integers(1, 20)), int(rng.integers(1, 5))) for _ in range(count)]
+    think = rng.integers(0, 500, count)
+    times = sent_and_done(served(requests, Users(None, think, session, spawner)))
+    done = [each for _, each in times]
+    for row, (sent, _) in enumerate(times):
+        before = next((first for first, later in after.items() if later == row), None)
+        if before is not None:
+            assert sent == ends_of(before, done, after, begun) + think[before]
+        else:
+            assert sent == (0 if spawner[row] < 0 else done[spawner[row]] + 1)
+
+
+def test_a_fleet_serves_trees(tmp_path):
+    """Sub-agents on other replicas than their agent, with leaps and without."""
+    turns = np.arange(12)
+    work = Workload(
+        "trees",
+        np.zeros(12, dtype=np.int64),
+        20 + turns,
+        2 + turns % 3,
+        users=Users(
+            None, 1000 * turns, [0, 1, 2, 1, 0, 3, 4, 4, 3, 0, 5, 5], [-1, 0, 0, -1, -1, -1, 5, -1, -1, -1, 9, -1]
+        ),
+    )
+    chosen = settings_of("vllm-v1", ROOMY, Limits(512, 2048, 4))
+    runs = [simulate_cluster(replace(chosen, leap=leap), work, Cluster(num_replicas=2), COST) for leap in (True, False)]
+    times = [cluster_times(run) for run in runs]
+    assert (times[0].finish_ticks == times[1].finish_ticks).all() and len(times[0].index) == 12
+    arrival, done = times[0].arrival_ticks, times[0].finish_ticks
+    # Users of a fleet think for a tick at least.
+    assert arrival[4] == max(done[0], done[3], done[2]) + 1 and arrival[6] == done[5] + 1
