@@ -34,6 +34,7 @@ from ..runs.unread import given
 from ..sweep.paired import Difference, differences
 from ..sweep.waste_cost_table import BASIS, check, definitions, page, tables, waste_costs
 from ..sweep.waste_cost_table import Side as WasteSide
+from .compare_engines import compare_engines
 from .replica_flags import SETTINGS, SettingsFlags
 from .sweep import WORKERS
 
@@ -111,12 +112,14 @@ def compare(
     own_defaults: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     waste: Annotated[bool, Parameter(group=COMPARISON, negative="")] = False,
     price: Annotated[float | None, Parameter(group=COMPARISON)] = None,
+    engine_source: Annotated[list[Path] | None, Parameter(group=COMPARISON, negative_iterable="")] = None,
     out: Annotated[Path | None, RESULT_FILE] = None,
+    markdown: Annotated[Path | None, RESULT_FILE] = None,
     json: JsonTarget = None,
 ) -> None:
-    """Compare the metrics of runs or settings, with confidence intervals.
+    """Compare the metrics of runs or settings, with confidence intervals, or two checkouts of vLLM.
 
-    Takes result folders of simulate --out, or two or more --set. The settings run over the same seeds, so each
+    Takes result folders of simulate --out, two or more --set, or --engine-source twice. The settings run over the same seeds, so each
     difference has a confidence interval (Student's t over the pairs of runs with one seed). The other flags are those
     of simulate and apply to every run. Sides with different policies have the pool, CUDA graphs and limits of the first.
 
@@ -129,18 +132,34 @@ def compare(
         waste: Compare each --set, or the settings alone, with itself without each kind of waste: the requests/s of the
             same load with the slots of that bucket returned to the pool. All requests arrive at the start.
         price: With --waste: price of one GPU for an hour. Each row then has the price of a million output tokens.
+        engine_source: Twice: a checkout of vLLM, a folder with an unpacked wheel, or a wheel. Both schedule the same load by their own
+            scheduler and block pool (vllm-real); the answer is what moved, and the first step that differs.
         out: With --waste: file for the HTML page with the picture.
+        markdown: With --engine-source: Markdown file for a pull request; - for standard output.
     """
     settings = replica.settings()
-    report = Report(json, out=out)
+    report = Report(json, out=out, markdown=markdown)
     read = named_files(folders=folders, settings=replica, requests=requests, pacing=pacing, reading=reading, sets=sets)
-    require_apart({"out": out, "json": json}, read)
+    require_apart({"out": out, "json": json, "markdown": markdown}, read)
     inputs = Inputs(settings=settings, requests=requests, reading=reading, pacing=pacing)
+    if engine_source is not None:
+        inapplicable = {
+            "folders": folders,
+            "set": sets,
+            "waste": waste,
+            "price": price,
+            "out": out,
+            "own_defaults": own_defaults,
+        }
+        compare_engines(report, inputs, engine_source, inapplicable)
+        return
     if waste:
         if confidence != DEFAULT_CONFIDENCE:
             raise SettingError("confidence", confidence, "--waste gives no intervals; leave it out")
         _print_waste(report, inputs, folders, sets or [], seeds, workers, price, out)
         return
+    if markdown is not None:
+        raise UserError("--markdown goes with --engine-source; add it, or leave --markdown out")
     unused = next((name for name, value in (("price", price), ("out", out)) if value is not None), None)
     if unused:
         raise UserError(f"--{unused} goes with --waste; add it, or leave --{unused} out")

@@ -412,7 +412,7 @@ def _print(
         report.print_line(f"In the mean {known.headline()}.")
     report.print_line(load.in_words)
     engines = engines_lines(chosen)
-    for text in (known.text(), *engines):
+    for text in (known.text(), *engines, *_alone_lines(content, run)):
         report.print_line(text)
     print_summary(content, report.console, view)
     for text in (
@@ -441,6 +441,18 @@ def _thrashing_lines(work: dict[str, Any]) -> Iterator[str]:
     if work["thrashing"]:
         share = work["tokens"]["recomputed"] / sum(work["tokens"].values())
         yield f"Thrashing: {share:.0%} of the tokens computed were lost and computed again; admit fewer at once."
+
+
+def _alone_lines(content: Mapping[str, Any], run: Run | ClusterRun) -> Iterator[str]:
+    """The number of prompts that had a step of their own."""
+    one = run if isinstance(run, Run) else run.runs[0]
+    if number := content.get("prompts_alone"):
+        limit = one.replica.policy.limits.max_num_batched_tokens
+        prompts = "prompt is" if number == 1 else "prompts are"
+        yield (
+            f"Alone: {number:,} {prompts} longer than max_num_batched_tokens = {limit:,}, and this policy divides no prompt: "
+            "each has a step of its own, once no other prompt is in it."
+        )
 
 
 def _refused_lines(content: dict[str, Any], trace: Trace | None) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ..metrics.kv_offloading import kv_offloading
 from ..metrics.prefix_cache import hits_and_evictions
 from ..metrics.requests import RequestTimes, preemptions, request_times
 from ..metrics.speculative_decoding import most_drafts, speculative_decoding
-from ..metrics.summary import refused_requests, serving, waste, work_summary
+from ..metrics.summary import prompts_alone, refused_requests, serving, waste, work_summary
 from ..metrics.work import Work, work
 from ..runs.cluster_run import ClusterRun
 from ..runs.integrals import Window
@@ -46,6 +46,7 @@ def cluster_summary(run: ClusterRun, *, divided: bool = False) -> dict[str, Any]
         "copied_slots": sum(int(part.log.copies["slots"].sum()) for part in run.runs),
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
+        **({"prompts_alone": alone} if (alone := sum(map(prompts_alone, run.runs))) else {}),
         "num_replicas": len(run.runs),
         "router": run.cluster.router,
         "kv_transfer": _kv_transfer(run),

@@ -53,6 +53,7 @@ def summary(run: Run, goal: Objectives | None = None, *, divided: bool = False) 
         "refused": int(run.refused.sum()),
         "refused_requests": refused_requests(run.refused, run.smallest_pool_blocks),
         **({} if run.rejected is None else {"rejected": int(run.rejected.sum())}),
+        **({"prompts_alone": alone} if (alone := prompts_alone(run)) else {}),
         "host_pool": host_pool(run),
         "sharing": sharing(run),
         "num_gpu_blocks": run.replica.num_blocks,
@@ -68,6 +69,14 @@ def summary(run: Run, goal: Objectives | None = None, *, divided: bool = False) 
         "kv_offloading": kv_offloading(run),
         "speculative_decoding": speculative_decoding(run.log.drafts, most_drafts(run)),
     }
+
+
+def prompts_alone(run: Run) -> int:
+    """Prompts, recomputed ones included, that exceed ``max_num_batched_tokens`` and had a step of their own: their policy divides none."""
+    policy = run.replica.policy
+    if not policy.has_token_budget:
+        return 0
+    return int((run.log.rows["prefill_tokens"] > policy.limits.max_num_batched_tokens).sum())
 
 
 def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int) -> dict[str, Any]:

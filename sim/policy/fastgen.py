@@ -11,7 +11,8 @@ from .token_budget import TokenBudget
 
 
 class FastGen(TokenBudget):
-    """DeepSpeed-FastGen's Dynamic SplitFuse.
+    """DeepSpeed-FastGen's Dynamic SplitFuse (microsoft/DeepSpeed-MII at 041a2161c, ``mii/batching/ragged_batching.py``,
+    ``_do_schedule_requests``).
 
     Decodes come first; a decode that needs a block while none is free is skipped and keeps its blocks. The rest of the
     budget goes to prompts, split to fill it: the prefill in progress, as far as blocks are free, then waiting
@@ -22,7 +23,7 @@ class FastGen(TokenBudget):
     """
 
     name = "fastgen"
-    source = Source("release not stated", "source")
+    source = Source("DeepSpeed-MII 041a2161c", "source", "2026-11-29: a deadlock resets all sequences; here the last")
     system = "DeepSpeed-FastGen"
     options_type = Options
     default_max_num_seqs = 256

@@ -21,7 +21,9 @@ FOREVER = 1 << 62
 
 
 class LightLLM(TrtllmMaxUtil):
-    """LightLLM's TokenAttention (``req_queue.py``): blocks of one token, admission by the estimated peak.
+    """LightLLM's TokenAttention: blocks of one token, admission by the estimated peak.
+
+    Source: ModelTC/lightllm at 051a2bcf8, ``lightllm/server/router/req_queue/continues_batch/impl.py``, ``_can_add_new_req``.
 
     Sort the sequences by the tokens left to generate, most first. When the i-th of them finishes, the memory in use is
     ``left_i * i + held_1 + ... + held_i``. Waiting sequences are admitted in order while the largest of these sums stays
@@ -34,7 +36,7 @@ class LightLLM(TrtllmMaxUtil):
     """
 
     name = "lightllm"
-    source = Source("release not stated", "source")
+    source = Source("LightLLM 051a2bcf8", "source", "2026-11-29: its prefix cache is left out")
     system = "LightLLM"
     options_type = LightLLMOptions
     options: LightLLMOptions

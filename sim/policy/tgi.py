@@ -19,7 +19,9 @@ from .server import Limits, Pool
 
 
 class Tgi(Policy[Memory, ContiguousTransaction]):
-    """Text Generation Inference (``backends/v3/src/backend.rs``, ``queue.rs``).
+    """Text Generation Inference.
+
+    Source: huggingface/text-generation-inference at 1d0847a90, ``backends/v3/src/backend.rs``, ``batching_task``, and ``queue.rs``.
 
     The queue is considered before every decode step, except the one after a batch that was taken while others ran. A
     batch is taken only if at least ``waiting_served_ratio`` times as many requests wait *and* fit as are running, or if
@@ -28,7 +30,7 @@ class Tgi(Policy[Memory, ContiguousTransaction]):
     """
 
     name = "tgi"
-    source = Source("release not stated", "source")
+    source = Source("TGI 1d0847a90", "source", "2026-11-29: prefix caching is left out")
     system = "Text Generation Inference"
     options_type = TgiOptions
     options: TgiOptions

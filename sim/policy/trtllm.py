@@ -1,4 +1,8 @@
-"""TensorRT-LLM's two capacity policies for in-flight batching."""
+"""TensorRT-LLM's two capacity policies for in-flight batching.
+
+Source: NVIDIA/TensorRT-LLM at 02a10fed0, ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``: ``GuaranteedNoEvictScheduler::impl`` and
+``MaxUtilizationScheduler::operator()``. Left out: reuse of blocks (``beneficialToSkip``), chunks of contexts, several micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .server import Pool
 
+_LEFT_OUT = "2026-11-29: reuse of blocks and chunks of contexts are left out"
+
 
 class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):
     """TensorRT-LLM's ``GUARANTEED_NO_EVICT``: a sequence that is admitted is never paused or preempted.
@@ -21,7 +27,7 @@ class TrtllmNoEvict(Policy[PagedMemory, PagedTransaction]):
     """
 
     name = "trtllm-no-evict"
-    source = Source("release not stated", "source")
+    source = Source("TensorRT-LLM 02a10fed0", "source", _LEFT_OUT)
     system = "TensorRT-LLM"
     preempted_first = True
     reads_max_tokens = True
@@ -86,7 +92,7 @@ class TrtllmMaxUtil(TrtllmNoEvict):
     """
 
     name = "trtllm-max-util"
-    source = Source("release not stated", "source")
+    source = Source("TensorRT-LLM 02a10fed0", "source", _LEFT_OUT)
     reads_max_tokens = False
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:

@@ -54,7 +54,10 @@ class RealMemory(Memory):
     Attributes:
         core: As above.
         sequences: The sequences that wait or run, by index.
+        scheduled: The last step that vLLM scheduled.
     """
+
+    scheduled: Scheduled
 
     def __init__(
         self, core: Core, num_blocks: int, block_size: int, groups: PageGroups, caches_prefixes: bool, ahead: bool
@@ -93,7 +96,7 @@ class RealMemory(Memory):
 
     def schedule(self) -> Scheduled:
         """Let vLLM schedule a step; asynchronously, it gets the tokens of the step before only then."""
-        scheduled = self.core.schedule()
+        self.scheduled = scheduled = self.core.schedule()
         if self._ahead:
             self._finished |= self.core.end_steps(in_flight=1)
         return scheduled
