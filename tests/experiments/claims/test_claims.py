@@ -255,9 +255,7 @@ class TestTheDocument:
         assert status(["reproduce", "claims", "--out", str(tmp_path / "out"), "--json", str(target)]) == DONE
         printed = " ".join(capsys.readouterr().out.split())
         assert "Claims of four texts: 1 pass, 0 partial pass, 1 fail, 0 not testable" in printed
-        line = (
-            "1. claim 1 (A) pass. Rule: 5 or more made up: 11. over seeds x 1 to 21, +0.01 if steps are 1 % longer because"
-        )
+        line = "1. claim 1 (A) pass. Rule: 5 or more made up: 11. over seeds x 1 to 21, +0.01 if steps are 1 % longer because"
         assert line in printed
         document = json.loads(target.read_text("utf-8"))
         assert json.loads((tmp_path / "out" / "claims.json").read_text("utf-8")) == document
