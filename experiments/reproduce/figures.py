@@ -14,7 +14,8 @@ from ...reports.figures import figures
 from ...reports.page.page import Section
 from ..claims.claims import SEEDS as CLAIMS_SEEDS
 from ..claims.claims import compare_claims
-from ..claims.table import claims_markdown, print_claims, show_claims
+from ..claims.table import markdown_parts as claims_parts
+from ..claims.table import print_claims, show_claims
 from ..paper.bench import Bench
 from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..paper.comparison import Payload
@@ -63,8 +64,7 @@ class Figure:
         seconds: Approximate time on one core; figures with long times start first. None takes next to nothing.
         shares: Figures with the same value share runs; one process makes them one after another.
         page: Title and first sentence of its page, if it is not of the paper.
-        markdown: The document in Markdown, if it is not that of ``reproduce.markdown``.
-        parts: The parts of its page in Markdown, which has places for them, in place of the whole.
+        parts: The parts of its page in Markdown, which has places for them, in place of the document of ``reproduce.markdown``.
     """
 
     make: Callable[..., Payload]
@@ -78,7 +78,6 @@ class Figure:
     seconds: int | None = None
     shares: str | None = None
     page: tuple[str, str] | None = None
-    markdown: Callable[[Payload], str] | None = None
     parts: Callable[[Payload], Mapping[str, str]] | None = None
 
     def document(self, bench: Bench, parts: Kept) -> Payload:
@@ -200,6 +199,6 @@ FIGURES: dict[str, Figure] = {
             "Claims about paged attention",
             "Claims of texts and of other systems, tested by simulation; no GPU was used.",
         ),
-        markdown=claims_markdown,
+        parts=claims_parts,
     ),
 }

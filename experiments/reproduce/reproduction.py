@@ -269,15 +269,10 @@ def _one(
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
     if (parts := FIGURES[name].parts) is None:
-        report.markdown(lambda: _markdown(name, document))
+        report.markdown(lambda: in_markdown(*head_of(name), {name: document}))
     else:
         report.markdown_parts(head_of(name)[0], lambda: parts(document))
     report.data(document)
-
-
-def _markdown(name: str, document: Payload) -> str:
-    own = FIGURES[name].markdown
-    return in_markdown(*head_of(name), {name: document}) if own is None else own(document)
 
 
 def _all(

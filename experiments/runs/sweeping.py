@@ -52,13 +52,11 @@ def sweep_points(
     workers: Workers,
     store: Store | None = None,
     goal: Objectives | None = None,
-    checked: bool = False,
 ) -> list[Swept]:
     """Run the points that are not in the store, and store each one that finishes.
 
     Args:
         goal: Objectives of every request; summaries then have the rate of requests that meet them.
-        checked: Whether a larger set that includes these points was already checked for unread settings.
 
     Raises:
         UserError: Requests that cannot be made, or a setting that no point reads, before anything is run.
@@ -72,8 +70,7 @@ def sweep_points(
         hashes.append(work.sha256())
         keys.append(key(point.inputs, work, goal))
         requests[keys[-1]] = len(work)
-    if not checked:
-        unread.refuse()
+    unread.refuse()
     outcomes = {name: Outcome(name, summary) for name in keys if store and (summary := store.find(name)) is not None}
     missing = {name: point for name, point in zip(keys, points, strict=True) if name not in outcomes}
     light = _light([(requests[name], point.inputs.settings.leap) for name, point in missing.items()])

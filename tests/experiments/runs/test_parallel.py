@@ -121,5 +121,5 @@ def test_a_sweep_counts_the_requests_of_points_that_are_not_stored(leap, stored,
     requests, pacing = Requests(num_prompts=4_000), Pacing(request_rate=1.0)
     inputs = [Inputs(settings=Settings(leap=leap, seed=seed), requests=requests, pacing=pacing) for seed in range(10)]
     points = [Point({}, each) for each in inputs]
-    assert len(sweeping.sweep_points(points, Workers(jobs=2), Stored(stored), checked=True)) == 10
+    assert len(sweeping.sweep_points(points, Workers(jobs=2), Stored(stored))) == 10
     assert seen == [(10 - stored, light)]
