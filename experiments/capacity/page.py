@@ -26,6 +26,7 @@ from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
+from .candidates import Candidate
 from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
@@ -37,6 +38,7 @@ from .text import (
     headroom_text,
     hourly_text,
     percent_text,
+    purchase,
     range_text,
     rate_text,
     sure_headroom_text,
@@ -130,15 +132,17 @@ def _asked(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill]]) ->
     """What was asked for: model, lengths, arrivals and objectives; and the flags of the recommendation."""
     goal = document["goal"]
     limits = " and ".join(f"{name.upper()} {limit:,g} ms" for name, limit in goal["goodput"].items())
-    chosen = [f" Each replica: {_ranks_text(ranks[0][0])}, {document['flags']}."] if ranks else []
+    chosen = [f" Each replica: {_ranks_text(ranks[0][0].candidate)}, {document['flags']}."] if ranks else []
+    if "serve" in document:
+        chosen = [f" Prefill: {document['serve'][0]}. Decode: {document['serve'][1]}."]
     return f"{document['model']}; {document['load']}; {limits} for {goal['attainment']:.0%} of the requests.{''.join(chosen)}"
 
 
-def _ranks_text(answer: Answer) -> str:
+def _ranks_text(candidate: Candidate) -> str:
     """The GPUs of a replica, by its parallelism."""
-    chosen = not_none(answer.candidate.settings)
+    chosen = not_none(candidate.settings)
     stages = f", PP {chosen.pipeline_parallel_size}" * (chosen.pipeline_parallel_size > 1)
-    return f"{counted(answer.candidate.started.launch.num_gpus, 'GPU')} (TP {chosen.tensor_parallel_size}{stages})"
+    return f"{counted(candidate.num_gpus, 'GPU')} (TP {chosen.tensor_parallel_size}{stages})"
 
 
 def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill]]) -> list[KeyNumber]:
@@ -147,10 +151,15 @@ def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill
         return []
     (answer, bill), currency, limits = ranks[0], document["currency"], document["goal"]["goodput"]
     launch, at = answer.candidate.started.launch, answer.at_rate
-    replicas = f"{counted(bill.replicas, 'replica')} of {_ranks_text(answer)}"
+    sides = answer.sides(bill.replicas)
+    replicas = ", ".join(
+        f"{counted(count, 'replica')} of {_ranks_text(each)}{role}"
+        for (each, count), role in zip(sides, ("",) if len(sides) == 1 else (" to prefill", " to decode"), strict=True)
+    )
     if bill.spare_gpus:
         replicas += f", {bill.spare_gpus:,} GPUs spare" if bill.spare_gpus > 1 else ", 1 GPU spare"
-    numbers = [KeyNumber("GPUs", f"{range_text(answer, bill)} x {launch.gpu.name}", replicas)]
+    gpus = f"{range_text(answer, bill)} x {launch.gpu.name}" if len(sides) == 1 else purchase(answer, bill)
+    numbers = [KeyNumber("GPUs", gpus, replicas)]
     if currency != GPU_HOURS:
         tokens = f"{tokens_text(answer, bill)} {currency} a million tokens"
         numbers.append(KeyNumber(f"{currency} an hour", hourly_text(answer, bill), tokens))

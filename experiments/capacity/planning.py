@@ -28,22 +28,18 @@ tokens have no price. It is listed after the candidates with a price. For a want
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from hashlib import sha256
+from dataclasses import replace
 from math import inf, nextafter
 from typing import Any, NamedTuple, TypeVar
 
-from ...sim import Settings, Workload
+from ...sim import Settings
 from ...sim.cluster import Cluster
-from ...sim.types.errors import SimulationFault, UserError
+from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from ..runs.grid import NONE
-from ..runs.inputs import Inputs
-from ..runs.output import track
-from ..runs.parallel import Workers, as_they_finish
-from ..runs.points import Store, key
+from ..runs.parallel import Workers
+from ..runs.points import Store
 from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
 from .answer import Answer, Verified
@@ -59,6 +55,7 @@ from .fleet import (
     Tested,
     first_fleet,
 )
+from .jobs import Job, Jobs
 from .least import BY_SATURATION, fewest, too_many
 from .load import Load
 from .max_rate import ALONE, Ahead, Limits, MaxRate, SeedRate
@@ -67,7 +64,7 @@ from .pairs import Offer, Side, may_be_side
 from .prices import Prices
 from .sensitivity import changes, influences
 from .split import AUTO, divided, fewest_replicas
-from .stages import carry_out, rate_of
+from .stages import rate_of
 from .trials import MOST_REPLICAS, Results, Trial
 from .uncertainty import uncertainty
 from .unlisted import Contest
@@ -99,18 +96,6 @@ _Name = TypeVar("_Name")
 _Found = TypeVar("_Found")
 
 
-class Job(NamedTuple):
-    """One job of a step; ``more`` are further arguments."""
-
-    settings: Settings
-    seed: int
-    more: tuple[Any, ...] = ()
-
-    def with_more(self, argument: Any) -> Job:
-        """The job with one more argument."""
-        return self._replace(more=(*self.more, argument))
-
-
 class Planner:
     """Runs the steps of a plan.
 
@@ -133,17 +118,14 @@ class Planner:
         confidence: float = 0.9,
         spare: int = 0,
     ) -> None:
-        self._load, self._goal, self._seeds, self._workers, self._store = load, goal, seeds, workers, store
+        self._load, self._goal, self._seeds = load, goal, seeds
+        self.jobs = Jobs(load, goal, workers, store)
+        self._run = self.jobs.run
         self.wanted, self._confidence, self.spare = wanted, confidence, spare
         #: Searches of what is not listed, as far as they are.
         self.contests: list[Contest] = []
         #: Of members of a contest, as far as they are known.
         self._limits: dict[Service, Limits] = {}
-        #: Loads with runs that fill the replicas of a candidate.
-        self._filled: dict[Settings, Load] = {}
-        #: By seed and number of requests.
-        self._works: dict[tuple[int, int], Workload] = {}
-        self._hashes: dict[tuple[int, int], str] = {}
         #: Share of the replicas that prefill, where it was asked for.
         self._shares: dict[Service, float] = {}
         #: The fewest replicas that may serve the wanted rate, by the data sheet.
@@ -208,7 +190,8 @@ class Planner:
         if self.wanted is None:
             answers |= self._rated(answers, begun)
         else:
-            self._fill(begun)
+            # A pair is filled as its prefill side alone, if that was tried.
+            self.jobs.fill({each.settings: found.in_flight for each, found in begun.items() if each.decode is None})
             answers |= self._sized(answers, begun)
         return answers | self._detailed(answers)
 
@@ -322,7 +305,7 @@ class Planner:
         """Whether a fleet that a plan simulates may serve the wanted rate, if there is one, by the data sheet."""
         if self.wanted is None or service.decode is not None:
             return True
-        work = self._work(self._load, self._seeds[0])
+        work = self.jobs.work(self._load, self._seeds[0])
         try:
             self._least[service] = fewest(candidate, work, self.wanted, self._goal.attainment)
         except UserError:
@@ -342,15 +325,6 @@ class Planner:
             if first is not answer:
                 distinct[same] = replace(first, equal=(*first.equal, answer.candidate.name))
         return list(distinct.values())
-
-    def load_of(self, settings: Settings) -> Load:
-        """The load of a candidate, with runs that fill its replicas; those of others do not change it."""
-        return self._filled.get(settings, self._load)
-
-    def _fill(self, begun: Mapping[Service, Ahead]) -> None:
-        """Make the runs of fleets long enough to fill their replicas."""
-        alike = {service: found for service, found in begun.items() if service.decode is None}
-        self._filled |= {service.settings: self._load.filling(found.in_flight) for service, found in alike.items()}
 
     def _rated(self, answers: dict[Service, Answer], begun: dict[Service, Ahead]) -> dict[Service, Answer]:
         """The answers with the rates of one replica over all seeds."""
@@ -517,7 +491,7 @@ class Planner:
         if outcome.summary is None:
             return not_none(outcome.error)
         begun = _ahead(outcome.summary)
-        self._fill({service: begun})
+        self.jobs.fill({service.settings: begun.in_flight})
         steps = self._search(service, begun, replicas).of_size(replicas)
         found, error = self._drive({service: steps}, {service: (service, begun)})[service]
         if error:
@@ -729,53 +703,6 @@ class Planner:
         return Verified(
             replicas, factor, sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
         )
-
-    def _run(self, stage: str, jobs: Mapping[_Name, Job]) -> dict[_Name, Outcome]:
-        """Run the jobs that are not in the store, and store their results."""
-        keys = {name: self._key(stage, *job) for name, job in jobs.items()}
-        found = {
-            name: Outcome(name, kept) for name in keys.values() if self._store and (kept := self._store.find(name))
-        }
-        missing = {keys[name]: job for name, job in jobs.items() if keys[name] not in found}
-        calls = (
-            (name, stage, job.settings, self.load_of(job.settings), self._goal, job.seed, *job.more)
-            for name, job in missing.items()
-        )
-        for outcome in track(
-            as_they_finish(carry_out, calls, len(missing), self._workers, light=stage == "rough"), stage, len(missing)
-        ):
-            if outcome.fault:
-                error = SimulationFault(outcome.fault.splitlines()[-1])
-                error.add_note(outcome.fault)
-                raise error
-            if self._store and outcome.summary is not None:
-                self._store.keep(outcome.key, Inputs(settings=missing[outcome.key].settings), outcome.summary)
-            found[outcome.key] = outcome
-        return {name: found[keys[name]] for name in jobs}
-
-    def _key(self, stage: str, chosen: Settings, seed: int, more: tuple[Any, ...] = ()) -> str:
-        """A hash of every input of a job's result."""
-        load = self.load_of(chosen)
-        run = key(Inputs(settings=chosen), self._work(load, seed))
-        parts = [asdict(each) if isinstance(each, (Ahead, Cluster)) else each for each in more]
-        replicas = next((each.size for each in more if isinstance(each, Cluster)), 1)
-        served = self._hash(load, seed, replicas)
-        return sha256(json.dumps([stage, run, served, asdict(self._goal), seed, parts]).encode()).hexdigest()
-
-    def _work(self, load: Load, seed: int) -> Workload:
-        """The requests that a seed has for one replica, at 1 request/s."""
-        drawn = seed, load.num_prompts()
-        if drawn not in self._works:
-            self._works[drawn] = load.draw(seed).at(1.0)
-        return self._works[drawn]
-
-    def _hash(self, load: Load, seed: int, replicas: int) -> str:
-        """The hash of the requests that a seed has for a fleet."""
-        drawn = seed, load.num_prompts(replicas)
-        if drawn not in self._hashes:
-            work = self._works.get(drawn)
-            self._hashes[drawn] = (load.draw(seed, replicas).at(1.0) if work is None else work).sha256()
-        return self._hashes[drawn]
 
 
 def service_of(candidate: Candidate) -> Service:

@@ -93,27 +93,16 @@ def plan(
             same command continues an interrupted plan there.
     """
     report = Report(json)
+    groups = {"aims": aims, "choices": choices, "requests": requests, "pacing": pacing, "reading": reading}
+    alone = {"serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log}
+    of_a_server: dict[str, Any] = {"mean_tokens": mean_tokens, "ask": ask}
     if check is not None:
-        alone = {
-            "serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens,
-            "ask": ask, "again": again, "out": out,
-        }  # fmt: skip
-        aims_alone = replace(aims, seed=0)
-        _require_no_others(
-            "check", check, "the services, loads and objectives", alone, aims_alone, choices, requests, pacing, reading
-        )
-        require_apart({"json": json}, {"check": [check]})
-        if not check_services(check, workers, aims.seed, report):
-            raise ObjectivesMissed
+        others = alone | of_a_server | {"again": again, "out": out}
+        _check(check, others, groups | {"aims": replace(aims, seed=0)}, aims.seed, workers, json, report)
         return
-    asked = as_asked(
-        {"serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log},
-        {"aims": aims, "choices": choices, "requests": requests, "pacing": pacing, "reading": reading},
-    )
-    then = None
+    asked, then = as_asked(alone, groups), None
     if again is not None:
-        others = {"mean_tokens": mean_tokens, "ask": ask, **{name: asked.get(name) for name in _ASKED_ALONE}}
-        _require_no_others("again", again, "its own flags", others, aims, choices, requests, pacing, reading)
+        _require_no_others("again", again, "its own flags", of_a_server | alone, *groups.values())
         require_apart({"out": out, "json": json}, {"again": [again]})
         then = read_plan(again)
         asked = then[ASKED]
@@ -128,15 +117,15 @@ def plan(
     require_apart({"out": out, "json": json}, read)
     load = (requests, reading, pacing)
     planned = aims.goodput is not None
-    if planned and ask is not None:
-        raise SettingError("ask", ask, "applies to one server; leave it out, or --goodput")
-    if planned and mean_tokens is not None:
-        raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
+    for name, value in reversed(of_a_server.items()) if planned else ():
+        if value is not None:
+            raise SettingError(name, value, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     llama = None if serve is None else read_llama(pasted(serve))
     alone = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "ask": ask, "out": out}
     if llama is not None:
+<<<<<<< HEAD
         _require_alone("llama-server", alone, load, aims, choices)
         print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
         return
@@ -144,6 +133,11 @@ def plan(
     if sglang is not None:
         _require_alone("SGLang", alone, load, aims, choices)
         print_sglang(sglang, _one_gpu(not_none(gpu), "SGLang"), model, report)
+=======
+        others = {"vllm": vllm, "startup_log": startup_log, **of_a_server, "out": out}
+        _require_llama_alone(others, load, aims, choices)
+        print_llama(llama, _one_gpu(not_none(gpu)), model, report)
+>>>>>>> refs/wip/E
         return
     log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model, None if vllm is None else version(vllm))
@@ -151,21 +145,37 @@ def plan(
     if planned:
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
-        folder = None if out is None else OutputFolder(out, PLAN)
-        search(
-            aims,
-            PlanRequest(line, gpus, choices, model, log, inputs, serve is None, asked, then),
-            workers,
-            folder,
-            report,
-        )
+        wanted = PlanRequest(line, gpus, choices, model, log, inputs, serve is None, asked, then)
+        search(aims, wanted, workers, None if out is None else OutputFolder(out, PLAN), report)
         return
     _refuse_unused(serve, gpus, aims, choices, out)
-    questions = questions_of(ask, load)
-    answer = started(line, gpus, model, log)
+    questions, answer = questions_of(ask, load), started(line, gpus, model, log)
     said = [*of_line(answer), *([] if startup_log is None else of_log(startup_log))]
     contradicted = contradictions([*said, *([] if log is None else of_sizes(answer, log))])
     _start(answer, log, questions, mean_tokens, load, contradicted, report)
+
+
+def _check(
+    path: Path,
+    others: dict[str, Any],
+    groups: dict[str, Any],
+    seed: int,
+    workers: Workers,
+    json: JsonTarget,
+    report: Report,
+) -> None:
+    """Test the services of a file.
+
+    Args:
+        others, groups: Flags that are refused beside it.
+
+    Raises:
+        ObjectivesMissed: A fleet misses its objectives.
+    """
+    _require_no_others("check", path, "the services, loads and objectives", others, *groups.values())
+    require_apart({"json": json}, {"check": [path]})
+    if not check_services(path, workers, seed, report):
+        raise ObjectivesMissed
 
 
 def _start(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity import jobs
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import Decision, mean_rate
 from fragmeter.experiments.capacity.load import Load
@@ -31,7 +31,7 @@ class TestOneFleet:
     GOAL = Goal(Objectives(ttft=500))
 
     def asked(self, service: Service, replicas: int, monkeypatch: pytest.MonkeyPatch, wanted: float = 100.0) -> Any:
-        monkeypatch.setattr(planning, "carry_out", service.carry_out)
+        monkeypatch.setattr(jobs, "carry_out", service.carry_out)
         load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=wanted)))
         (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
         seeds = range(FIRST, FIRST + 4)
@@ -70,7 +70,7 @@ class TestOneFleet:
             counts[stage] = load.num_prompts()
             return service.carry_out(name, stage, chosen, load, *more)
 
-        monkeypatch.setattr(planning, "carry_out", carry_out)
+        monkeypatch.setattr(jobs, "carry_out", carry_out)
         load = Load(Inputs(requests=Requests(dataset="alpaca"), pacing=Pacing(request_rate=9.0)))
         (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
         planner = Planner(load, self.GOAL, range(FIRST, FIRST + 1), Workers(jobs=1), None, 9.0)
@@ -88,7 +88,7 @@ class TestChecks:
     @pytest.fixture
     def check(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         def run(service: Service, replicas: int, rate: float = 100.0) -> dict[str, Any]:
-            monkeypatch.setattr(planning, "carry_out", service.carry_out)
+            monkeypatch.setattr(jobs, "carry_out", service.carry_out)
             path, out = tmp_path / "services.toml", tmp_path / "found.json"
             path.write_text(
                 '[[service]]\nname = "one"\nserve = "vllm serve llama-3.1-8b"\ngpu = "a100-80gb"\ndataset = "alpaca"\n'

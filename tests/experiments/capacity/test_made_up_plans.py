@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity import jobs
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import SCALE_WEIGHTS
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, mean_rate
@@ -39,7 +39,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs ``plan`` with a service, and returns its document."""
 
     def run(service: Service, *flags: str, gpus: str = "a100-80gb,h200", seeds: int | None = 4) -> dict[str, Any]:
-        monkeypatch.setattr(planning, "carry_out", service.carry_out)
+        monkeypatch.setattr(jobs, "carry_out", service.carry_out)
         (tmp_path / "prices.json").write_text(json.dumps({"currency": "EUR", "per_gpu_hour": PRICES}))
         (tmp_path / "short.csv").write_text("prompt_tokens,output_tokens\n30,10\n50,30\n")
         given = {
@@ -187,7 +187,7 @@ class TestForARate:
         assert not service.of_stage("sensitivity")
 
     def test_a_fault_of_a_run_is_raised_with_its_last_line(self, monkeypatch):
-        monkeypatch.setattr(planning, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
+        monkeypatch.setattr(jobs, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
         load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=9.0)))
         planner = Planner(load, Goal(Objectives(ttft=500)), range(4), Workers(jobs=1), None, 9.0)
         with pytest.raises(SimulationFault) as raised:
@@ -339,7 +339,7 @@ class TestDivided:
     )
     def test_what_is_no_fleet_is_refused_before_a_run(self, given, monkeypatch, capsys):
         service = Service()
-        monkeypatch.setattr(planning, "carry_out", service.carry_out)
+        monkeypatch.setattr(jobs, "carry_out", service.carry_out)
         line = ["plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "--num-prompts", "100"]
         assert status([*line, "--request-rate", "9", "--jobs", "1", *given]) == MISTAKE
         assert not service.calls and capsys.readouterr().err.count("\n") == 1

@@ -30,6 +30,8 @@ def test_the_probability_is_right_as_often_as_it_says_on_measured_servers():
     assert len(likely) > 500 and calibration.share(likely) >= 0.85
     assert len(even) > 200 and 0.35 <= calibration.share(even) <= 0.65
     assert calibration.brier(found) < calibration.brier(found, calibration.share(found))
+    page = (ROOT / "docs/plan.md").read_text("utf-8")
+    assert f"{calibration.BEGIN}\n{calibration.table()}\n{calibration.END}" in page
 
 
 def test_a_server_that_is_slower_than_the_others_makes_its_answers_wrong():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fragmeter.experiments.capacity import planning
+from fragmeter.experiments.capacity import jobs, planning
 from fragmeter.experiments.capacity.prices import prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.output.interrupts import INTERRUPTED
@@ -85,7 +85,7 @@ class TestCommand:
     @pytest.mark.slow
     def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
         before = {path.name: path.read_bytes() for path in out.glob("plan.*")}
-        monkeypatch.setattr(planning, "carry_out", lambda *_: pytest.fail("done a second time"))
+        monkeypatch.setattr(jobs, "carry_out", lambda *_: pytest.fail("done a second time"))
         gpus = ["--gpu", "a100-80gb,h200", *WANTED]
         assert status(["plan", *LLAMA, *gpus, "--verify-seeds", "2", "--out", str(out), "--explain"]) == DONE
         summary, page = ((out / name).read_text() for name in ("plan.md", "plan.html"))
@@ -105,7 +105,7 @@ class TestCommand:
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
         tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", *WANTED, "--verify-seeds", "2"]
         tokens += ["--out", str(tmp_path / "again")]
-        left, real = [7], planning.carry_out
+        left, real = [7], jobs.carry_out
 
         def interrupted(*arguments):
             left[0] -= 1
@@ -113,11 +113,11 @@ class TestCommand:
                 raise KeyboardInterrupt
             return real(*arguments)
 
-        monkeypatch.setattr(planning, "carry_out", interrupted)
+        monkeypatch.setattr(jobs, "carry_out", interrupted)
         assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
         assert len(list((tmp_path / "again" / "points").iterdir())) == 7
         assert not list((tmp_path / "again").glob("plan.*"))
-        monkeypatch.setattr(planning, "carry_out", real)
+        monkeypatch.setattr(jobs, "carry_out", real)
         assert status([*tokens, "--jobs", "2"]) == DONE
         for name in ("plan.json", "plan.html", "plan.parquet"):
             assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
