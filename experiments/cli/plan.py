@@ -123,21 +123,15 @@ def plan(
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     llama = None if serve is None else read_llama(pasted(serve))
-    alone = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "ask": ask, "out": out}
+    others = {"vllm": vllm, "startup_log": startup_log, **of_a_server, "out": out}
     if llama is not None:
-<<<<<<< HEAD
-        _require_alone("llama-server", alone, load, aims, choices)
+        _require_alone("llama-server", others, load, aims, choices)
         print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
         return
     sglang = None if serve is None else read_sglang(pasted(serve))
     if sglang is not None:
-        _require_alone("SGLang", alone, load, aims, choices)
+        _require_alone("SGLang", others, load, aims, choices)
         print_sglang(sglang, _one_gpu(not_none(gpu), "SGLang"), model, report)
-=======
-        others = {"vllm": vllm, "startup_log": startup_log, **of_a_server, "out": out}
-        _require_llama_alone(others, load, aims, choices)
-        print_llama(llama, _one_gpu(not_none(gpu)), model, report)
->>>>>>> refs/wip/E
         return
     log = None if startup_log is None else read_log(startup_log)
     line = _line(serve, model, None if vllm is None else version(vllm))
