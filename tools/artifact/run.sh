@@ -7,7 +7,8 @@ cd "$(dirname "$0")/../.."
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 mkdir -p out
-.venv/bin/fragmeter reproduce all --out out/reproduction --markdown out/reproduction.md > out/reproduction.txt
+.venv/bin/fragmeter reproduce all --out out/reproduction > out/reproduction.txt
+.venv/bin/python docs/reproduction.py out/reproduction out/reproduction.md
 .venv/bin/fragmeter reproduce claims --out out/claims --markdown out/claims.md > out/claims.txt
 .venv/bin/python -m tools.artifact.differences out/reproduction.md out/claims.md > out/differences.md || status=$?
 cat out/differences.md
