@@ -3,7 +3,8 @@
 SGLang's own: the queue's order, ``PrefillAdder``, the ratio of new tokens, ``ScheduleBatch``, the allocators, the radix
 cache, and what follows a step's results. The module of its scheduler cannot be imported without a GPU: the methods of
 ``DECISIONS`` are taken out of its file and run on a stand-in. Ours are the loop (``event_loop_normal``: receive, decide,
-run, process, else idle), the clock, and the tokens.
+run, process, else idle; or ``event_loop_overlap``: results are processed when the next step has been decided), the clock, and the
+tokens.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Times:
 class Scheduler:
     """Of ``Scheduler`` what its decisions read."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, overlaps: bool) -> None:
         self.page_size, device, self.joined = case.page_size, "cpu", 0
         pool = (case.num_slots, torch.float16, device, MagicMock(), False)
         if case.page_size == 1:
@@ -191,8 +192,8 @@ class Scheduler:
         self.enable_priority_preemption = by_priority and not case.disable_priority_preemption
         self.priority_scheduling_preemption_threshold = case.priority_scheduling_preemption_threshold
         self.is_hybrid_swa = False
-        self.abort_on_priority_when_disabled = self.is_mixed_chunk = self.enable_overlap = False
-        self.enable_skip_finishing_decode = self.require_mlp_sync = False
+        self.abort_on_priority_when_disabled = self.is_mixed_chunk = self.require_mlp_sync = False
+        self.enable_overlap = self.enable_skip_finishing_decode = overlaps
         self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
         self.prefill_decode_interval_min_bs = self.processed_tokens_counter = self.forward_ct = 0
         self.max_prefill_bs = 0
@@ -212,7 +213,7 @@ class Scheduler:
         self.results = SchedulerBatchResultProcessor(
             is_generation=True,
             disaggregation_mode=self.disaggregation_mode,
-            enable_overlap=False,
+            enable_overlap=overlaps,
             enable_overlap_mlx=False,
             model_config=self.model_config,
             token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
@@ -239,8 +240,11 @@ for _name, _method in _methods().items():
     setattr(Scheduler, _name, _method)
 
 
-def serve(case: Case) -> Served:
+def serve(case: Case, overlaps: bool = False) -> Served:
     """What the installed SGLang does with a case.
+
+    Args:
+        overlaps: Whether a step is decided while the one before it runs, as by SGLang's default.
 
     Raises:
         RuntimeError: SGLang aborts a request.
@@ -256,17 +260,19 @@ def serve(case: Case) -> Served:
         "retraction_policy": case.retraction_policy,
     }
     with get_context().override_server_args(**fields):
-        return _serve(case)
+        return _serve(case, overlaps)
 
 
-def _serve(case: Case) -> Served:
-    scheduler, now, arrived = Scheduler(case), 0, 0
+def _serve(case: Case, overlaps: bool) -> Served:
+    # Until when arrivals are known, when the last step ends.
+    scheduler, known, end, arrived = Scheduler(case, overlaps), 0, 0, 0
     prompts, outputs = tokens_of(case.workload)
     arrivals = case.workload.arrival_ticks.tolist()
-    steps, finished = [], []
+    steps: list[Step] = []
+    finished: dict[int, int] = {}
     requests: list[Req] = []
     while True:
-        while arrived < len(arrivals) and arrivals[arrived] <= now:
+        while arrived < len(arrivals) and arrivals[arrived] <= known:
             requests.append(_request(case, arrived, prompts[arrived], scheduler))
             scheduler._add_request_to_queue(requests[-1])
             arrived += 1
@@ -277,19 +283,27 @@ def _serve(case: Case) -> Served:
         if any(request.to_finish for request in requests):
             raise RuntimeError(f"{case.name}: SGLang aborts a request")
         if batch:
-            steps.append(_step(now, batch, lost, scheduler))
-            now += case.step_ticks
-            _finish_step(batch, outputs, scheduler)
-            finished += [(now, int(request.rid)) for request in batch.reqs if request.finished()]
-        else:
+            start = max(known, end)
+            steps.append(_step(start, batch, lost, scheduler))
+            end = start + case.step_ticks
+            scheduler.result_queue.append((batch.copy(), end))
+            known = start
+        elif not scheduler.result_queue:
             # As ``on_idle``.
             scheduler.new_token_ratio_tracker.reset()
             if arrived < len(arrivals):
-                now = max(now, arrivals[arrived])
+                known = max(known, arrivals[arrived])
             elif scheduler.waiting_queue:
                 raise RuntimeError(f"{case.name}: SGLang is stuck")
             else:
-                return Served(steps, sorted(finished))
+                return Served(steps, sorted((ticks, row) for row, ticks in finished.items()))
+        while len(scheduler.result_queue) > (overlaps and batch is not None):
+            ran, over = scheduler.result_queue.popleft()
+            _finish_step(ran, outputs, scheduler)
+            for request in ran.reqs:
+                if request.finished():
+                    finished.setdefault(int(request.rid), over)
+            known = max(known, over)
         scheduler.last_batch = batch
 
 
@@ -325,7 +339,8 @@ def _finish_step(batch: ScheduleBatch, outputs: list[list[int]], scheduler: Any)
     for each in batch.reqs:
         output, known = outputs[int(each.rid)], len(each.output_ids)
         ends = known + 1 == len(output) < each.sampling_params.max_new_tokens
-        sampled.append(EOS_TOKEN if ends else output[known])
+        # What is computed in vain behind the end is dropped.
+        sampled.append(EOS_TOKEN if ends else output[min(known, len(output) - 1)])
     result = GenerationBatchResult(logits_output=None, next_token_ids=torch.tensor(sampled), can_run_cuda_graph=False)
     if batch.forward_mode.is_extend():
         scheduler.results.process_batch_result_prefill(batch, result)
