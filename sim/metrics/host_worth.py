@@ -12,6 +12,7 @@ A look-up asks the host for the full blocks of its sequence after those that the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ def host_slot_ticks(run: Run) -> dict[str, int] | None:
     if tier is None or gpu is None or log is None:
         return None
     names = CachedNames(_HostContents(tier, log, gpu))
-    stays, kept, end = names.stays, names.kept, run.log.end_ticks
+    stays, kept, end = _single(names.stays), names.kept, run.log.end_ticks
     hit = stays["hit"] > 0
     late = np.zeros(len(hit), dtype=np.int64)
     late[~hit] = asked_again(names, {name: column[~hit] for name, column in stays.items()})
@@ -76,6 +77,14 @@ def host_slot_ticks(run: Run) -> dict[str, int] | None:
     }
     found = {"duplicate": total(duplicate)} | {worth: total(alone[some]) for worth, some in which.items()}
     return {worth: run.replica.block_size * found[worth] for worth in HOST_WORTHS}
+
+
+def _single(stays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stays of one block each, in place of those of consecutive names."""
+    blocks = stays["blocks"]
+    found = {name: np.repeat(column, blocks) for name, column in stays.items()}
+    found["name"] += np.arange(len(found["name"])) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    return found | {"blocks": np.ones_like(found["name"])}
 
 
 def _held_ticks(run: Run, gpu: ContentsKept, names: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
