@@ -12,8 +12,7 @@ A look-up asks the host for the full blocks of its sequence after those that the
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +24,7 @@ from ..memory.prefix.host_tier import HostTier
 from ..runs.moments import ticks_of
 from ..runs.run import Run
 from ..types.once import once
+from ..types.sums import total
 from .cache_worth import asked_again
 from .cached_names import CachedNames
 
@@ -62,66 +62,73 @@ def host_slot_ticks(run: Run) -> dict[str, int] | None:
     if tier is None or gpu is None or log is None:
         return None
     names = CachedNames(_HostContents(tier, log, gpu))
-    stays, kept, end = names.stays, names.kept, run.log.end_ticks
+    stays, kept, end = _single(names.stays), names.kept, run.log.end_ticks
     hit = stays["hit"] > 0
     late = np.zeros(len(hit), dtype=np.int64)
     late[~hit] = asked_again(names, {name: column[~hit] for name, column in stays.items()})
-    worths = np.select([hit, late > 0], ["hit_later", "too_late"], "never").tolist()
-    held = _Held.of(run, gpu)
-    found = dict.fromkeys(HOST_WORTHS, 0)
-    for since, until, name, worth in [
-        *zip(stays["since"].tolist(), stays["until"].tolist(), stays["name"].tolist(), worths, strict=True),
-        *(
-            (since, end, name, "undecided")
-            for since, name in zip(*(kept[n].tolist() for n in ("since", "name")), strict=True)
-        ),
-    ]:
-        duplicate = held.ticks(name, until) - held.ticks(name, since)
-        found["duplicate"] += duplicate
-        found[worth] += until - since - duplicate
-    return {worth: run.replica.block_size * ticks for worth, ticks in found.items()}
+    since, until = np.append(stays["since"], kept["since"]), np.append(stays["until"], np.full(len(kept["since"]), end))
+    duplicate = _held_ticks(run, gpu, np.append(stays["name"], kept["name"]), since, until)
+    alone = until - since - duplicate
+    which = {
+        "hit_later": np.flatnonzero(hit),
+        "too_late": np.flatnonzero(late),
+        "never": np.flatnonzero(~hit & (late == 0)),
+        "undecided": np.arange(len(hit), len(alone)),
+    }
+    found = {"duplicate": total(duplicate)} | {worth: total(alone[some]) for worth, some in which.items()}
+    return {worth: run.replica.block_size * found[worth] for worth in HOST_WORTHS}
 
 
-@dataclass(frozen=True)
-class _Held:
-    """When blocks of the GPU had each hash.
+def _single(stays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stays of one block each, in place of those of consecutive names."""
+    blocks = stays["blocks"]
+    found = {name: np.repeat(column, blocks) for name, column in stays.items()}
+    found["name"] += np.arange(len(found["name"])) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    return found | {"blocks": np.ones_like(found["name"])}
 
-    Attributes:
-        starts: By hash, when spans with a block begin, ascending.
-        ends: When they end.
+
+def _held_ticks(run: Run, gpu: ContentsKept, names: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """How long a block of the GPU had the contents of each name within its span, in ticks, int64."""
+    log = gpu.sealed_contents()
+    assert isinstance(log, SettledContentsLog) and log.holdings is not None
+    changes = log.holdings.columns()
+    order = np.argsort(changes["name"], kind="stable")
+    name, more, at = changes["name"][order], changes["more"][order], ticks_of(run.log, changes["moment"])[order]
+    # The blocks with each name are none at its first change.
+    blocks = np.cumsum(more)
+    first = np.append(True, name[1:] != name[:-1])[: len(name)]
+    blocks -= (blocks - more)[first][np.cumsum(first) - 1]
+    begins, ends = (more > 0) & (blocks == 1), blocks == 0
+    starts, start_names = at[begins], name[begins]
+    stops = np.full(len(starts), run.log.end_ticks)
+    # Of each name spans end in the order in which they begin.
+    stops[(np.cumsum(begins) - 1)[ends]] = at[ends]
+    before = np.cumsum(stops - starts) - (stops - starts)
+    held = [_held_before(names, edge, start_names, starts, stops, before) for edge in (until, since)]
+    return held[0] - held[1]
+
+
+def _held_before(
+    names: np.ndarray, until: np.ndarray, of: np.ndarray, starts: np.ndarray, stops: np.ndarray, before: np.ndarray
+) -> np.ndarray:
+    """Ticks of the spans, of any name, up to a time in those of each name.
+
+    Args:
+        of, starts, stops: Name, begin and end of each span, by name and time.
         before: Ticks of all spans before each.
     """
-
-    starts: dict[int, list[int]]
-    ends: dict[int, list[int]]
-    before: dict[int, list[int]]
-
-    @classmethod
-    def of(cls, run: Run, gpu: ContentsKept) -> _Held:
-        """From the log of a run."""
-        log = gpu.sealed_contents()
-        assert isinstance(log, SettledContentsLog) and log.holdings is not None
-        changes = log.holdings.columns()
-        blocks: dict[int, int] = defaultdict(int)
-        found = cls(defaultdict(list), defaultdict(list), defaultdict(list))
-        ticks = ticks_of(run.log, changes["moment"]).tolist()
-        for at, name, more in zip(ticks, changes["name"].tolist(), changes["more"].tolist(), strict=True):
-            blocks[name] += more
-            if more > 0 and blocks[name] == 1:
-                found.starts[name].append(at)
-            elif not blocks[name]:
-                found.ends[name].append(at)
-        for name, starts in found.starts.items():
-            found.ends[name] += [run.log.end_ticks] * (len(starts) - len(found.ends[name]))
-            lengths = (end - start for start, end in zip(starts, found.ends[name], strict=True))
-            found.before[name] += [0, *np.cumsum([*lengths], dtype=np.int64).tolist()]
-        return found
-
-    def ticks(self, name: int, until: int) -> int:
-        """How long blocks had a hash before a time, in ticks."""
-        if name not in self.starts:
-            return 0
-        place = bisect_right(self.starts[name], until) - 1
-        if place < 0:
-            return 0
-        return self.before[name][place] + min(until, self.ends[name][place]) - self.starts[name][place]
+    # The last span that begins by then, by one sort of spans and times.
+    order = np.lexsort(
+        (np.append(np.zeros(len(of)), np.ones(len(names))), np.append(starts, until), np.append(of, names))
+    )
+    is_span = order < len(of)
+    last = (np.cumsum(is_span) - 1)[~is_span]
+    at = np.empty(len(names), dtype=np.int64)
+    at[order[~is_span] - len(of)] = last
+    first = np.searchsorted(of, names)
+    known = np.maximum(at, 0)
+    if not len(of):
+        return np.zeros(len(names), dtype=np.int64)
+    inside = before[known] + np.minimum(until, stops[known]) - starts[known]
+    # Before its first span a name has the ticks of all names before it.
+    return np.where(at >= first, inside, np.append(before, 0)[np.minimum(first, len(of))])

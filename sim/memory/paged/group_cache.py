@@ -312,6 +312,8 @@ class GroupCache:
                 continue
             seeker = self._of_group[place]
             needed, ratio, hashes = seeker.needed, seeker.ratio, seeker.hashes
+            blocks: list[int] = []
+            keys: list[int] = []
             for at in range(done * ratio, full * ratio):
                 block = table[at]
                 if block is NULL_BLOCK:
@@ -326,8 +328,9 @@ class GroupCache:
                 if kind == STATE:
                     self._publish_state(sequence, place, at, block)
                     continue
-                name = self._hash(names[at * hashes + hashes - 1], place)
-                pool.cache_full_blocks((block,), (name,))
+                blocks.append(block)
+                keys.append(self._hash(names[at * hashes + hashes - 1], place))
+            pool.cache_full_blocks(blocks, keys)
         self._published[sequence] = full
 
     def _publish_state(self, sequence: Sequence, place: int, at: int, block: int) -> None:

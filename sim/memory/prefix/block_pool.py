@@ -389,7 +389,7 @@ class BlockPool:
             hashes[block], self._is_hashed[block] = name, 1
             if name and cached.setdefault(name, block) != block:
                 self._copies.setdefault(name, {})[block] = None
-        if self.contents is not None:
+        if self.contents is not None and names:
             self.contents.on_named(names, self.num_free)
 
     def free_blocks(self, table: Sequence[int], moment: int = 0) -> None:

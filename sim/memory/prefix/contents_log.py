@@ -15,7 +15,7 @@ Blocks that no look-up asks for (``UNSHARED``) are in neither; what they take is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -74,14 +74,21 @@ class ContentsLog:
 
     def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
         """Free blocks are hit, or lose their hashes."""
-        ended = np.array([[*map(self._since.pop, blocks)], moments, names], dtype=np.int64)
+        self._add_stays([*map(self._since.pop, blocks)], moments, names, hit, self._look_ups)
+
+    def _add_stays(
+        self, since: Sequence[int], until: Sequence[int], names: Sequence[int], hit: bool, look_ups: int
+    ) -> None:
+        """Stays of blocks, those of consecutive hashes as one."""
+        ended = np.array([since, until, names], dtype=np.int64)
         ended = ended[:, np.flatnonzero(ended[2])]
         # Blocks of a table are hit from its first on, and evicted from its last on.
         same = np.diff(ended) == np.array([[0], [0], [1 if hit else -1]])
         starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: ended.shape[1]])
         for start, end in pairwise([*starts.tolist(), ended.shape[1]]):
-            since, until, name = ended[:, start if hit else end - 1].tolist()
-            self.stays.append((since, until, hit, self._look_ups, name, end - start))
+            self.stays.append(
+                (*ended[:2, start].tolist(), hit, look_ups, int(ended[2, start if hit else end - 1]), end - start)
+            )
 
     def on_looked_up(self, asks: bool, found: int, free: int) -> None:
         """A sequence enters after it has looked up its blocks; ``asks``: if they have hashes."""
@@ -139,10 +146,11 @@ class SettledContentsLog(ContentsLog):
     def __init__(self, num_kv_groups: int) -> None:
         super().__init__()
         self._kv_groups = num_kv_groups
-        # Since the last moment: blocks that were freed, stays that ended, and hashes that came (1) and went (-1).
+        # Since the last moment: blocks that were freed; stays that ended, as the arguments of ``_add_stays``; and hashes that came (1)
+        # and went (-1).
         self._freed: list[int] = []
-        self._ended: list[tuple[int, ...]] = []
-        self._held: list[tuple[int, int]] = []
+        self._ended: list[tuple[list[int], list[int], bool, int]] = []
+        self._held: list[tuple[list[int], int]] = []
 
     def log_holdings(self) -> None:
         """Log ``holdings``, too; before the first step."""
@@ -156,45 +164,54 @@ class SettledContentsLog(ContentsLog):
 
     def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
         """See ``ContentsLog``."""
-        for block, name in zip(blocks, map(self._in_chain, names), strict=True):
-            self._ended.append((self._since.pop(block), hit, self._look_ups, name))
-            if not hit and self.holdings is not None:
-                self._held.append((name, -1))
+        if not blocks:
+            return
+        names = self._in_chains(names)
+        self._ended.append(([*map(self._since.pop, blocks)], names, hit, self._look_ups))
+        if not hit and self.holdings is not None:
+            self._held.append((names, -1))
 
     def on_named(self, names: Iterable[int], free: int) -> None:
         """See ``ContentsLog``."""
-        names = [*map(self._in_chain, names)]
+        names = self._in_chains(names)
         if self.holdings is not None:
-            self._held += ((name, 1) for name in names)
+            self._held.append((names, 1))
         super().on_named(names, free)
 
     def on_released(self, names: Iterable[int], free: int) -> None:
         """See ``ContentsLog``."""
-        super().on_released((self._in_chain(name) for name in names if name), free)
+        super().on_released(self._in_chains(filter(None, names)), free)
 
     def settle(self, moment: int) -> None:
         """What has been noted since the last call happened at ``moment``."""
-        for since, hit, look_ups, name in self._ended:
-            self.stays.append((moment if since == _PENDING else since, moment, hit, look_ups, name, 1))
+        for since, names, hit, look_ups in self._ended:
+            times = [moment if each == _PENDING else each for each in since]
+            self._add_stays(times, [moment] * len(names), names, hit, look_ups)
         for block in self._freed:
             if self._since.get(block) == _PENDING:
                 self._since[block] = moment
         if self.holdings is not None:
-            for name, more in self._held:
-                self.holdings.append((moment, name, more))
+            for names, more in self._held:
+                for name in names:
+                    self.holdings.append((moment, name, more))
         self._freed, self._ended, self._held = [], [], []
 
     def seal(self, kept: dict[int, int]) -> None:
         """See ``ContentsLog``."""
         if self._freed or self._ended:
             raise SimulationFault("the cached level changed after it was settled for the last time")
-        super().seal({block: self._in_chain(name) for block, name in kept.items()})
+        super().seal(dict(zip(kept, self._in_chains(kept.values()), strict=True)))
 
-    def _in_chain(self, name: int) -> int:
-        """A hash of a group, as the hash of a block of another chain."""
-        number, group = divmod(name, self._kv_groups)
-        chain = (number >> PLACE_BITS) * (self._kv_groups - 1) + group
-        return number + (chain << PLACE_BITS)
+    def _in_chains(self, names: Iterable[int]) -> list[int]:
+        """Hashes of groups, as hashes of blocks of other chains."""
+        groups, found = self._kv_groups, [*names]
+        if groups == 1:
+            return found
+        more = groups - 1
+        return [
+            number + ((number >> PLACE_BITS) * more + group << PLACE_BITS)
+            for number, group in map(divmod, found, repeat(groups))
+        ]
 
 
 class ContentsKept(Protocol):
