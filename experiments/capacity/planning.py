@@ -251,6 +251,10 @@ class Planner:
             self._drawn[service] = size
         return service, size
 
+    def pair_size(self, service: Service) -> int:
+        """The fleet of a pair that serves the first draw."""
+        return self._drawn[service]
+
     def divided_sizes(self, service: Service, replicas: int) -> tuple[int, int]:
         """How many of the replicas of a pair prefill, and how many decode."""
         cluster = self._cluster(service, replicas)
