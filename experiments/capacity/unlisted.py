@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from .answer import Answer
 from .candidates import Candidate
-from .pairs import HOPE, MOST_PAIRS, Offer, hourly, offers
+from .pairs import HOPE, MOST_PAIRS, SAVES, Offer, hourly, offers
 from .prices import Prices
 from .trials import MOST_REPLICAS
 
@@ -127,18 +127,21 @@ class Contest:
 
     def _draw_pairs(self, wanted: float) -> None:
         """Size the pairs that may cost less than the lowest fleet of one draw, by that draw."""
-        lowest = min(self._drawn.values(), default=inf)
+        lowest = min(self._drawn.values(), default=inf) * (1 - SAVES)
         found = offers(self.planner.side_rates(self.members), self.prices, wanted)
         self.nearest_pair = found[0] if found else None
-        for offer in [each for each in found if each.hoped < lowest][:MOST_PAIRS]:
-            service, size = self.planner.offered(offer)
-            self.members[service] = offer.candidate
+        likely = [each for each in found if each.hoped < lowest][:MOST_PAIRS]
+        for service, (candidate, size) in self.planner.offered(likely).items():
+            self.members[service] = candidate
             self.pairs[service] = inf if size is None else self._cost(service, inf, size)
 
     def _test_pairs(self) -> None:
         """Answer the pairs that may cost less than the best answer, cheapest first."""
         for service in self._by({each: cost for each, cost in self.pairs.items() if cost < inf}):
-            lowest, size = min(map(self.cost_of, self.answers)) * (1 - _ROUNDING), self.planner.pair_size(service)
+            of_pairs = [each for each in self.answers if each.decode is not None]
+            alike = min(self.cost_of(each) for each in self.answers if each not in of_pairs) * (1 - SAVES)
+            lowest = min((alike, *map(self.cost_of, of_pairs))) * (1 - _ROUNDING)
+            size = self.planner.pair_size(service)
             if self.pairs[service] >= lowest:
                 continue
             while size < MOST_REPLICAS and self._cost(service, inf, size + 1) < lowest < inf:
@@ -261,7 +264,10 @@ class Contest:
     def best(self) -> tuple[str, float, bool] | None:
         """Name and cost of the best member so far, and whether the whole test confirms it."""
         confirmed = {each: cost for each in self.answers if (cost := self.cost_of(each)) < inf}
-        known = confirmed or {each: cost for each, cost in (self.estimates | self.pairs).items() if cost < inf}
+        known = confirmed or {each: cost for each, cost in self.estimates.items() if cost < inf}
+        if not confirmed:
+            most = min(known.values(), default=inf) * (1 - SAVES)
+            known |= {each: cost for each, cost in self.pairs.items() if cost < most}
         if not known:
             return None
         first = self._by(known)[0]
