@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fragmeter.experiments.capacity.answer import ranked
-from fragmeter.experiments.capacity.candidates import CHECKPOINT, Choices, candidates
+from fragmeter.experiments.capacity.candidates import CHECKPOINT, DECODE, Choices, candidates
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner, service_of
 from fragmeter.experiments.capacity.prices import Prices, prices
@@ -54,7 +54,8 @@ MODELS = (
 NUM_CARDS, NUM_WHOLE, MOST_CANDIDATES = 5, 3, 30
 NUM_PROMPTS, MAX_NUM_SEQS, CONFIDENCE = 1000, "128", 0.9
 _ROUNDING = 1e-9
-_FIRST = re.compile(r"best so far, by one seed: ([^,\n]+)(?:, checkpoint=([^,\n]+))?(?:, tensor_parallel_size=(\d+))?")
+#: The best fleet so far, by one seed or confirmed.
+_BEST = re.compile(r"(?:best so far, by one seed|confirmed): (.+), [0-9.,]+ USD/h")
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def of_cards(cards: Sequence[str]) -> Prices:
 
 
 def planned(question: Question) -> dict[str, Any]:
-    """The answer of ``plan``: its bill an hour, card, ranks and checkpoint; the same of the first answer; and CPU seconds."""
+    """The answer of ``plan``: its bill an hour, card, ranks and checkpoint, of both sides of a pair; its name, and that of the first
+    answer; and CPU seconds."""
     said, start_s = io.StringIO(), time.process_time()
     with TemporaryDirectory() as folder:
         file, data = Path(folder, "prices.json"), Path(folder, "plan.json")
@@ -128,13 +130,14 @@ def planned(question: Question) -> dict[str, Any]:
         with redirect_stderr(said), redirect_stdout(io.StringIO()):
             search(aims, request, Workers(jobs=1), None, Report(str(data)))
         document = json.loads(data.read_text())
-    found = _FIRST.search(said.getvalue())
-    first = None if found is None else [found[1], found[3] or "1", found[2] or NONE]
-    best = document["recommended"]
+    names, best = _BEST.findall(said.getvalue()), document["recommended"]
     named = None if best is None else [best["gpu"], best["tensor_parallel_size"], best.get(CHECKPOINT, NONE)]
+    if named is not None and best.get(DECODE, NONE) != NONE:
+        named.append(best[DECODE])
     bill = document["candidates"][0].get("bill") if named else None
     return {
-        "recommended": named, "per_hour": bill and bill["per_hour"], "first": first, "text": document["recommendation"],
+        "recommended": named, "per_hour": bill and bill["per_hour"], "text": document["recommendation"],
+        "first": names[0] if names else None, "last": names[-1] if names else None,
         "cpu_s": round(time.process_time() - start_s, 1),
     }  # fmt: skip
 
@@ -197,7 +200,7 @@ def main() -> None:
         if str(place) not in kept:
             continue
         answer = planned(question)
-        right = answer["first"] == answer["recommended"]
+        right = answer["first"] == answer["last"]
         print(
             f"{place}: {question}\n   {answer['text'][:90]}\n   {answer['recommended']} {answer['per_hour']}; regret"
             f" {regret(answer, kept[str(place)]):.1%} over {len(kept[str(place)])} candidates; first answer"

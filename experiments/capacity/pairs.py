@@ -3,7 +3,7 @@
 side      a candidate that only prefills, or only decodes: the rate of a replica by a few step times and no run (``steady``)
 replicas  of a side: the wanted rate over its rate; the cost of a pair is that of both sides
 pair      two sides between which vLLM's NixlConnector moves a KV cache (``connects``)
-tried     at most ``MOST_PAIRS`` pairs, cheapest first, that cost less than the best answer if both rates are ``HOPE`` times as high
+tried     at most ``MOST_PAIRS`` pairs, cheapest first, that save ``SAVES`` if both rates are ``HOPE`` times as high
 share     of the replicas that prefill, from the two sides; one draw then finds the size, and the whole test confirms what costs less
 """
 
@@ -24,6 +24,8 @@ from .trials import MOST_REPLICAS
 
 #: Most pairs that are simulated.
 MOST_PAIRS = 5
+#: Least share of the bill that a pair saves, to be worth two kinds of servers and a proxy.
+SAVES = 0.05
 #: By how much the rate of one replica is taken to be higher: so much may be missed without a candidate being left out.
 HOPE = 1.15
 #: What a pair says of its two ``vllm serve`` lines.

@@ -241,15 +241,21 @@ class Planner:
         found = self._run("sides", jobs)
         return [Side(able[each], *outcome.summary["sides"]) for each, outcome in found.items() if outcome.summary]
 
-    def offered(self, offer: Offer) -> tuple[Service, int | None]:
-        """The service of a pair, and the smallest fleet that serves the first draw at the decisive step times, if any."""
-        service = service_of(offer.candidate)
-        self._shares[service] = offer.share
-        self._about(service, offer.candidate)
-        size = self.rough_sizes({service: offer.replicas})[service]
-        if size is not None:
-            self._drawn[service] = size
-        return service, size
+    def offered(self, offers: Sequence[Offer]) -> dict[Service, tuple[Candidate, int | None]]:
+        """The services of pairs, with their candidates, and the smallest fleets that serve the first draw at the decisive step times, if
+        any."""
+        near = {}
+        for offer in offers:
+            service = service_of(offer.candidate)
+            self._shares[service], near[service] = offer.share, offer.replicas
+            self._about(service, offer.candidate)
+        sizes = self.rough_sizes(near)
+        self._drawn |= {service: size for service, size in sizes.items() if size is not None}
+        return {service: (offer.candidate, sizes[service]) for service, offer in zip(near, offers, strict=True)}
+
+    def pair_size(self, service: Service) -> int:
+        """The fleet of a pair that serves the first draw."""
+        return self._drawn[service]
 
     def divided_sizes(self, service: Service, replicas: int) -> tuple[int, int]:
         """How many of the replicas of a pair prefill, and how many decode."""

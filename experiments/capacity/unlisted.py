@@ -9,10 +9,10 @@
     estimate   of the cost: as many replicas as take the wanted rate at about the rate of one, by a few step times and no run (``steady``),
                taken ``HOPE`` times as high; then the smallest fleet that serves one draw at the decisive step times
     1. estimates best bound first, until no bound is below the lowest; then draws, lowest estimate first, until no estimate without one is
-       below the lowest with one: this first answer is printed, within seconds
+       below the lowest with one; then pairs of prefill and decode apart (``pairs``): this first answer is printed, within seconds
     2. the whole test answers the one with the lowest estimate
     3. every other candidate of which the bound is below that cost is tested at the largest fleet that costs less, by one run of each draw
-       (``chance``): if they call it too few, the candidate is closed; else the whole test answers it, too
+       (``chance``): if they call it too few, the candidate is closed; else the whole test answers it, too; in the end pairs likewise
 
 A closed candidate cannot be cheaper than the winner by a bound, or by the same rule by which a plan calls a size too few. Rounds have
 a fixed size, so that the order does not depend on the machine. Without a wanted rate the cost is of a request at the full rate, and
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from .answer import Answer
 from .candidates import Candidate
-from .pairs import HOPE, MOST_PAIRS, Offer, hourly, offers
+from .pairs import HOPE, MOST_PAIRS, SAVES, Offer, hourly, offers
 from .prices import Prices
 from .trials import MOST_REPLICAS
 
@@ -99,9 +99,15 @@ class Contest:
     def search(self) -> None:
         """Find the cheapest member."""
         self._bound(self.planner.least(self.members))
+        ranked = self._rank()
+        if self.tries_pairs and self.planner.wanted is not None:
+            self._draw_pairs(self.planner.wanted)
+        if ranked:
+            self._say()
         while True:
             # Again after each answer: it may cost more than its estimate, which closed others.
-            self._rank()
+            if self._rank():
+                self._say()
             left = [each for each in self._by(self.estimates) if self._is_open(each)]
             if not left:
                 break
@@ -117,27 +123,33 @@ class Contest:
             # Every member misses the goal alone: the answer of one says so.
             first = next(iter(self.members))
             self.answers = self.planner.answered({first: self.members[first]})
-        if self.tries_pairs and self.planner.wanted is not None:
-            self._search_pairs(self.planner.wanted)
+        self._test_pairs()
 
-    def _search_pairs(self, wanted: float) -> None:
-        """Try the pairs that may cost less than the best answer: by one draw, then by the whole test."""
-        lowest = min(map(self.cost_of, self.answers))
+    def _draw_pairs(self, wanted: float) -> None:
+        """Size the pairs that may cost less than the lowest fleet of one draw, by that draw."""
+        lowest = min(self._drawn.values(), default=inf) * (1 - SAVES)
         found = offers(self.planner.side_rates(self.members), self.prices, wanted)
         self.nearest_pair = found[0] if found else None
-        for offer in [each for each in found if each.hoped < lowest][:MOST_PAIRS]:
-            service, size = self.planner.offered(offer)
-            self.members[service] = offer.candidate
+        likely = [each for each in found if each.hoped < lowest][:MOST_PAIRS]
+        for service, (candidate, size) in self.planner.offered(likely).items():
+            self.members[service] = candidate
             self.pairs[service] = inf if size is None else self._cost(service, inf, size)
-            lowest = min(map(self.cost_of, self.answers)) * (1 - _ROUNDING)
-            if size is None or self.pairs[service] >= lowest:
+
+    def _test_pairs(self) -> None:
+        """Answer the pairs that may cost less than the best answer, cheapest first."""
+        for service in self._by({each: cost for each, cost in self.pairs.items() if cost < inf}):
+            of_pairs = [each for each in self.answers if each.decode is not None]
+            alike = min(self.cost_of(each) for each in self.answers if each not in of_pairs) * (1 - SAVES)
+            lowest = min((alike, *map(self.cost_of, of_pairs))) * (1 - _ROUNDING)
+            size = self.planner.pair_size(service)
+            if self.pairs[service] >= lowest:
                 continue
             while size < MOST_REPLICAS and self._cost(service, inf, size + 1) < lowest < inf:
                 size += 1
             if lowest < inf and self.planner.is_too_few(service, size):
                 self.pairs[service] = self._cost(service, inf, size + 1)
                 continue
-            self.answers |= self.planner.answered({service: offer.candidate})
+            self.answers |= self.planner.answered({service: self.members[service]})
             self._say()
 
     @property
@@ -162,8 +174,8 @@ class Contest:
     def _bound(self, found: Mapping[Service, tuple[float, int | None]]) -> None:
         self.bounds |= {each: self._cost(each, rate, replicas) for each, (rate, replicas) in found.items()}
 
-    def _rank(self) -> None:
-        """Estimate the members that may be cheaper than the lowest estimate and the best answer."""
+    def _rank(self) -> bool:
+        """Estimate the members that may be cheaper than the lowest estimate and the best answer; returns whether there were any."""
         ranked = False
         while True:
             if left := self._below(self.bounds, self.estimates):
@@ -173,8 +185,7 @@ class Contest:
             else:
                 break
             ranked = True
-        if ranked:
-            self._say()
+        return ranked
 
     def _rate(self, services: Mapping[Service, Candidate]) -> None:
         for each, rate in self.planner.rough_rates(services).items():
@@ -254,6 +265,9 @@ class Contest:
         """Name and cost of the best member so far, and whether the whole test confirms it."""
         confirmed = {each: cost for each in self.answers if (cost := self.cost_of(each)) < inf}
         known = confirmed or {each: cost for each, cost in self.estimates.items() if cost < inf}
+        if not confirmed:
+            most = min(known.values(), default=inf) * (1 - SAVES)
+            known |= {each: cost for each, cost in self.pairs.items() if cost < most}
         if not known:
             return None
         first = self._by(known)[0]
