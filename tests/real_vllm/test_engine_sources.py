@@ -109,8 +109,8 @@ PULLS = {
     40946: Pull(
         "single_type_kv_cache_manager.py",
         (("if apply_admission_cap and self.max_admission_blocks_per_request is not None:", "if False:"),),
-        load((4000, 7000), (3, 9), 0.05, count=8),
-        {"model": "gpt-oss-20b", "max_model_len": 8000, "enable_prefix_caching": False, "num_gpu_blocks_override": 1200, "max_num_batched_tokens": 512},
+        load((4000, 7000), (3, 9), 0.001, count=8),
+        {"model": "gpt-oss-20b", "max_model_len": 7100, "enable_prefix_caching": False, "num_gpu_blocks_override": 900, "max_num_batched_tokens": 512},
         metric("mean_ttft_ms"),
         -1,
     ),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cluster_runs import same_cluster
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.cluster.coordinator import MILLISECOND, Coordinator, Counts
+from fragmeter.sim.policy.registry import POLICIES
 from fragmeter.sim.workload.workload import Workload
+from fragmeter.traces import synthetic_pairs, workload
 
 ONE, TWO, THREE = Counts(1, 0, 0.5), Counts(0, 2, 0.5), Counts(1, 2, 0.75)
 
@@ -68,3 +71,23 @@ def test_a_burst_goes_round_and_a_full_engine_gets_none(leap):
         chosen, Workload("burst", arrivals, prompts, outputs), cluster(num_replicas=2, router="vllm-dp")
     )
     assert [rows.tolist() for rows in run.rows] == [[0, 2], [1, 3, 4, 5, 6]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_leaps_change_no_choice_under_any_policy(policy):
+    asked = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 60, seed=0, max_model_len=2048), request_rate=8)
+    runs = [
+        simulate_cluster(settings(policy=policy, leap=leap), asked, cluster(num_replicas=3, router="vllm-dp"))
+        for leap in (True, False)
+    ]
+    same_cluster(*runs)
+
+
+@pytest.mark.slow
+def test_it_divides_prefilled_requests_too():
+    asked = workload(synthetic_pairs("vllm_sosp23_sharegpt_opt", 60, seed=0, max_model_len=2048), request_rate=8)
+    apart = cluster(prefill_replicas=2, decode_replicas=3, router="vllm-dp", decode_router="vllm-dp")
+    runs = [simulate_cluster(settings(policy="vllm-v1", leap=leap), asked, apart) for leap in (True, False)]
+    same_cluster(*runs)
+    assert min(len(rows) for rows in runs[0].rows[2:]) > 5
