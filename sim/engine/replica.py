@@ -274,7 +274,7 @@ def _layout(
     if shape.mixer:
         exports = shape.mixer.export_tokens(gpu(settings.gpu).major, deployment.vllm_minor or LAST_ORDERED)
     layout = formed_layout(shape, cache, deployment.kv_dtype, settings.tensor_parallel_size, exports, drafter)
-    require_block_sizes(shape, layout, settings.kind.serves_block_sizes, drafts=speculative is not None)
+    require_block_sizes(shape, layout, settings.kind.serves_block_sizes)
     return layout
 
 
@@ -295,7 +295,9 @@ def _require_compressed(settings: Settings, shape: ModelSpec, grouped: bool) -> 
         raise SettingError("model", shape.name, remedy)
     if not settings.policy_options.groups_layers:
         raise no_single_group(shape)
-    for what, applies in {"speculative_config": settings.policy_options.speculative, "n": grouped}.items():
+    drafts = settings.policy_options.speculative
+    has_layers = drafts is not None and drafts.has_layers
+    for what, applies in {"speculative_config": has_layers, "n": grouped}.items():
         if applies:
             reason = f"is not simulated with the compressed attention of {shape.name}"
             raise NotSimulated(what, settings.value(what) if what != "n" else "above 1", reason, "leave it out")

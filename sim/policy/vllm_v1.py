@@ -204,7 +204,7 @@ class VllmV1(TokenBudget):
     def _speculative_memory(self, drafts: Speculation, pool: Pool, usable: int) -> SpeculativeMemory:
         runs, size = pool.token_runs, pool.block_size
         ahead = 0 if self.groups.drops_block else drafts.config.hash_lookahead_tokens
-        chains = None if runs is None else Chains(runs, size, ahead)
+        chains = None if runs is None else Chains(runs, self.groups.hash_block_size(size), ahead)
         length, order = self.limits.max_model_len, self._order(runs is not None)
         if chains is None or not pool.host_blocks:
             return SpeculativeMemory(usable, size, drafts, chains, length, order, self.groups)

@@ -150,16 +150,15 @@ def formed_layout(
     return HybridLayout(tuple(groups), config)
 
 
-def require_block_sizes(model: ModelSpec, layout: HybridLayout, several: bool, drafts: bool = False) -> None:
+def require_block_sizes(model: ModelSpec, layout: HybridLayout, several: bool) -> None:
     """Raise NotSimulated if the blocks of attention groups have other sizes than a policy serves, or chunks.
 
     Args:
-        several: Whether it serves several sizes, of groups without states and beside no drafts.
-        drafts: Whether there are drafts.
+        several: Whether it serves several sizes, of groups without states.
     """
     config = layout.config
     assert config is not None
-    if several and not drafts and not model.mixer and not any(group.kind == "chunked" for group in config.groups):
+    if several and not model.mixer and not any(group.kind == "chunked" for group in config.groups):
         return
     for group in config.groups:
         fixed = group.kind in ("state", "ring")
@@ -169,11 +168,9 @@ def require_block_sizes(model: ModelSpec, layout: HybridLayout, several: bool, d
             )
             remedy = "another --tensor-parallel-size may give one size"
             if not model.mixer:
-                drafted = several and drafts
-                sizes = f"{sizes} {'with drafts' if drafted else 'under this policy'}"
-                serves = "leave out --speculative-config" if drafted else "--policy vllm-v1 serves both"
+                sizes = f"{sizes} under this policy"
                 remedy = (
-                    f"{serves}, --disable-hybrid-kv-cache-manager gives one size (layers with a window then keep all tokens), and so"
-                    " may another --tensor-parallel-size"
+                    "--policy vllm-v1 serves both, --disable-hybrid-kv-cache-manager gives one size (layers with a window then keep"
+                    " all tokens), and so may another --tensor-parallel-size"
                 )
             raise NotSimulated("model", model.name, sizes, remedy)

@@ -34,6 +34,9 @@ class AttentionLayer:
 
     def __post_init__(self) -> None:
         dtype_bits(self.dtype)
+        if self.head_size_v == self.head_size:
+            # So that equal layers are, as vLLM's specs.
+            object.__setattr__(self, "head_size_v", None)
         if self.latent and self.span != FULL:
             raise NotSimulated("span", self.span.kind, "is not simulated for latent vectors", "they keep every token")
         require_positive(self, "num_kv_heads", "head_size")

@@ -67,4 +67,6 @@ def beside_drafts(layers: tuple[Layer, ...], method: str, drafts: int) -> tuple[
             (channels, inputs), *others = layer.state_shapes
             layer = replace(layer, state_shapes=((channels, inputs + drafts), *others))
         kept.append(layer)
-    return (*kept, *([] if method == "ngram" else [Layer()]))
+    # EAGLE's is like a layer of the target; a draft model has its own.
+    full = next((layer for layer in layers if layer.kind == "full"), Layer())
+    return (*kept, *({"ngram": (), "eagle": (full,)}.get(method, (Layer(),))))

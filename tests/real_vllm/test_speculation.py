@@ -58,6 +58,19 @@ def test_every_step_over_several_kv_groups_is_that_of_the_real_scheduler(
 
 
 @_modes
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    # Of EAGLE beside blocks of several sizes vLLM also publishes the hash within the last block of a prompt, for a step.
+    [("block_sizes", "ngram"), ("block_sizes", "draft_model"), ("compressed", "ngram")],
+)
+def test_every_step_over_blocks_of_several_sizes_is_that_of_the_real_scheduler(
+    kind: str, method: str, asynchronous: bool, record_property
+):
+    cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
+    _compare(f"{kind} {method}", cases, asynchronous, record_property)
+
+
+@_modes
 @pytest.mark.parametrize("first", range(0, _MANY, _SEEDS_A_TEST))
 @pytest.mark.parametrize("option", _OPTIONS)
 def test_every_step_under_an_option_is_that_of_the_real_scheduler(

@@ -131,7 +131,7 @@ class GroupCache:
         self._seekers.sort(key=lambda seeker: seeker.kind != FULL)
         self._of_group = {place: seeker for seeker in self._seekers for place in seeker.places}
         self._computed_now: set[int] = set()
-        # For each sequence: names of its hashes, number of published or found blocks, and junction of its look-up.
+        # For each sequence: names of its hashes, tokens of published or found blocks, and junction of its look-up.
         self._names: dict[Sequence, list[int]] = {}
         self._published: dict[Sequence, int] = {}
         self._junction: dict[Sequence, int] = {}
@@ -293,19 +293,27 @@ class GroupCache:
             if blocks:
                 self.shared[self._class_of[place]] += sum(references[block] > 0 for block in blocks)
                 self.pool.touch(blocks)
-        self._published[sequence] = found.blocks
+        self._published[sequence] = found.blocks * self._size
         if self.log.contents is not None:
             self.log.contents.on_looked_up(True, found.blocks, self.pool.num_free)
         self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
 
-    def publish(self, sequence: Sequence, tables: tuple[Table, ...], tokens: int) -> None:
-        """Publish the full blocks of the first ``tokens``: look-ups can find them from now on."""
-        done, full = self._published.get(sequence, 0), tokens // self._size
+    def publish(
+        self, sequence: Sequence, tables: tuple[Table, ...], tokens: int, hashed_tokens: int | None = None
+    ) -> None:
+        """Publish the full blocks of the first ``tokens``: look-ups can find them from now on.
+
+        Args:
+            hashed_tokens: Tokens with hashes, which may cover tokens after a block that are not known yet; None for all.
+        """
+        unit, hashed = self._hashed, tokens if hashed_tokens is None else min(tokens, hashed_tokens)
+        # All groups reach the same end of a block of ``block_size``; those with shorter blocks may lack the last hash less.
+        done, full = self._published.get(sequence, 0), min(tokens // self._size * self._size, hashed // unit * unit)
         if full <= done:
             return
         names, pool = self.names_of(sequence), self.pool
         # A block without the tokens that its hash covers beside its own has no name.
-        full = min(full, len(names))
+        full = min(full, len(names) * unit)
         ends, drops = self._ends(sequence), self._groups.drops_block
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
             if kind == RING:
@@ -314,11 +322,12 @@ class GroupCache:
             needed, ratio, hashes = seeker.needed, seeker.ratio, seeker.hashes
             blocks: list[int] = []
             keys: list[int] = []
-            for at in range(done * ratio, full * ratio):
+            stop = full // seeker.size
+            for at in range(done // seeker.size, stop):
                 block = table[at]
                 if block is NULL_BLOCK:
                     continue
-                if kind == STATE and drops and at == full - 1 and tokens % self._size:
+                if kind == STATE and drops and at == stop - 1 and hashed % self._size:
                     # A prefill has exported it from the block before.
                     if at and at in ends[1:]:
                         self._publish_state(sequence, place, at - 1, block)
@@ -351,7 +360,7 @@ class GroupCache:
 
     def published(self, sequence: Sequence) -> int:
         """Blocks of ``block_size`` of a sequence, from its first on, that it published or found."""
-        return self._published.get(sequence, 0)
+        return self._published.get(sequence, 0) // self._size
 
     def repeated_slots(self, idle: Iterable[tuple[Table, ...]]) -> int:
         """Tokens of the entries beyond the first of each block in the tables of one full group; tables that are ``idle`` are left out.

@@ -50,6 +50,10 @@ class GroupTables:
         self._sizes = [
             each.block_size for _, each in sorted((place, each) for each in classes for place in each.places)
         ]
+        #: Most blocks that an admission asks for in each sliding group.
+        self._most = {
+            place: each.most_prompt_blocks for each in classes if each.kind == SLIDING for place in each.places
+        }
         # Classes that release blocks while their sequences run: window and block size; and their groups, in order.
         windowed = [each for each in classes if each.window_tokens]
         self._windows = [(each.window_tokens, each.block_size) for each in windowed]
@@ -94,12 +98,21 @@ class GroupTables:
                 table[places] = [NULL_BLOCK] * len(table[places])
         self._skipped[sequence] = until
 
-    def take(self, sequence: Sequence, tokens: int, published: int, slots: int = 0, loads: bool = False) -> None:
+    def take(
+        self,
+        sequence: Sequence,
+        tokens: int,
+        published: int,
+        slots: int = 0,
+        loads: bool = False,
+        hashed: int | None = None,
+    ) -> None:
         """Extend the tables of a sequence to ``tokens``, the tokens computed after the step.
 
         Args:
             published: How many of them look-ups can find from now on.
             slots: Tokens that groups of attention have blocks for, where those are more: a drafter looks ahead.
+            hashed: See ``GroupCache.publish``.
             loads: Whether a load fills the blocks, none of which are for states of drafts.
         """
         tables, drafts = self._tables_of(sequence), self._groups.drafts
@@ -116,7 +129,7 @@ class GroupTables:
         if drafts and not loads:
             self._drafting.add(sequence)
         if self._cache:
-            self._cache.publish(sequence, tables, published)
+            self._cache.publish(sequence, tables, published, hashed)
 
     def take_for_drafts(self, sequence: Sequence) -> None:
         """A sequence that loads and computes nothing yet takes blocks for states of drafts, after those of all groups."""
@@ -160,7 +173,7 @@ class GroupTables:
         tokens: int,
         slots: int,
         computed: int,
-        most: int = 0,
+        admits: bool = False,
     ) -> int:
         """Blocks that ``take`` would take beside those in ``tables``.
 
@@ -168,15 +181,15 @@ class GroupTables:
             tokens, slots: See ``take``.
             computed: Tokens that it has before, those that it loads included: a prefill that goes on within a block exports no
                 state.
-            most: Blocks that an admission asks for in a sliding group at the most; 0 for all.
+            admits: Whether a sliding group asks for no more than an admission does.
         """
         groups, lacked = self._groups, 0
-        for kind, size, table in zip(groups.kinds, self._sizes, tables, strict=True):
+        for place, (kind, size, table) in enumerate(zip(groups.kinds, self._sizes, tables, strict=True)):
             blocks = -(-slots // size)
             if kind == RING:
                 blocks = 1
-            elif kind == SLIDING and most:
-                blocks = min(blocks, most)
+            elif kind == SLIDING and admits:
+                blocks = min(blocks, self._most[place] or blocks)
             elif kind == STATE:
                 ends, scratch = -(-tokens // self._size) if groups.states_by_block else 1, self._scratch(sequence)
                 exports = groups.exports(computed, tokens, sequence.prefill_end, self._size)

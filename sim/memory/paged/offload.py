@@ -84,10 +84,8 @@ class OffloadTransaction(PagedTransaction):
         kinds = zip(memory.groups.kinds, found.tables, kept, strict=True)
         hits = cache.to_take(Found(tuple(whole if kind == STATE else own for kind, whole, own in kinds), found.blocks))
         free = self.free - hits - memory.watermark_blocks * memory.any_running
-        if memory.reserves_whole:
-            most = memory.groups.most_prompt_blocks
-            if tables.lacked(sequence, kept, start, start, tokens, most) > free:
-                return False
+        if memory.reserves_whole and tables.lacked(sequence, kept, start, start, tokens, admits=True) > free:
+            return False
         at_once = tables.lacked(sequence, kept, tokens, tokens, tokens)
         return at_once <= free - memory.blocks_to_come() - memory.step_blocks
 
@@ -227,7 +225,7 @@ class HostTierMemory(PagedMemory, ABC):
         tables, start = self.group_tables, sequence.start_tokens
         assert tables is not None
         computed = self.tier.loaded.get(sequence, sequence.computed_tokens)
-        return tables.lacked(sequence, tables.tables[sequence], start, start, computed, self.groups.most_prompt_blocks)
+        return tables.lacked(sequence, tables.tables[sequence], start, start, computed, admits=True)
 
     def blocks_to_come(self) -> int:
         """The same of all sequences with blocks: prefills in progress, and loads."""

@@ -25,7 +25,7 @@ from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
 from ..accounting.drafts import Speculation
 from ..accounting.kv_groups import RING, SLIDING, STATE, PageGroups
-from ..accounting.ledger import Meter
+from ..accounting.ledger import Meter, of_class
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from .group_cache import NULL_BLOCK, Found, Table
 from .group_tables import GroupTables
@@ -98,10 +98,8 @@ class SpeculativeTransaction(PagedTransaction):
         if cache is not None and cache.computes_now(self.group_found):
             # The state at the end of the prefix is only available after this step.
             return self.memory.num_blocks + 1
-        most = self.memory.groups.most_prompt_blocks
-        whole = (
-            self.memory.kept.lacked(sequence, self.group_found.tables, known, known, self.known, most) + self._hits()
-        )
+        found = self.group_found.tables
+        whole = self.memory.kept.lacked(sequence, found, known, known, self.known, admits=True) + self._hits()
         return max(whole, self._at_once(sequence, tokens))
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
@@ -303,15 +301,14 @@ class SpeculativeMemory(PagedMemory):
 
     def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
         """A sequence takes the blocks of ``tokens``, of ``known`` ones, and of the slots after them that it lacks."""
-        published = min(tokens, known - self._hash_lookahead)
-        self.kept.take(sequence, tokens, published, self.slots_with_lookahead(tokens))
+        hashed = known - self._hash_lookahead
+        self.kept.take(sequence, tokens, min(tokens, known), self.slots_with_lookahead(tokens), hashed=hashed)
         self.free = self.kept.pool.num_free
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Blocks of the first ``tokens`` can be found from now on, as far as the tokens that their hashes cover are known."""
         if self.cache is not None:
-            hashed = min(tokens, tokens + 1 - self._hash_lookahead)
-            self.cache.publish(sequence, self.kept.tables[sequence], hashed)
+            self.cache.publish(sequence, self.kept.tables[sequence], tokens, tokens + 1 - self._hash_lookahead)
 
     def drop_table(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks; nothing happens if it did."""
@@ -390,8 +387,11 @@ class SpeculativeMemory(PagedMemory):
             else:
                 tokens, refused = self._standing.get(sequence, 0), 0
             sums["live"] += tokens
-            sums["held"] += slots
             sums["rejected"] += refused
+            if groups.sizes:
+                self._meter_classes(sums, own, max(sequence.target_tokens, tokens + refused))
+                continue
+            sums["held"] += slots
             sums["prefill_tail"] += max(0, slots - max(sequence.target_tokens, tokens + refused))
             if sliding is not None:
                 sums["skipped"] += own[sliding].count(NULL_BLOCK) * size
@@ -401,10 +401,23 @@ class SpeculativeMemory(PagedMemory):
         if self.fixed:
             # Of a state also those of its drafts.
             sums["states"] = size * len(self._held_tables()) * (1 if groups.states_by_block else 1 + groups.drafts)
-        if self.cache is not None:
+        if self.cache is not None and groups.sizes:
+            for place, each in enumerate(self.classes):
+                sums[of_class("shared", place)] = self.cache.shared[place] * each.block_size
+        elif self.cache is not None:
             names = ("shared", "shared_in_windows", "shared_states")
             sums |= {name: entries * size for name, entries in zip(names, self.cache.shared_by_kind(), strict=True)}
         return tuple(sums.values())
+
+    def _meter_classes(self, sums: dict[str, int], own: tuple[Table, ...], target: int) -> None:
+        """Add the slots of a sequence in each class of groups, whose blocks have sizes of their own; ``target`` is what it will fill."""
+        for place, each in enumerate(self.classes):
+            table, size = own[each.places[0]], each.block_size
+            slots = len(table) * size
+            sums[of_class("held", place)] += slots
+            sums[of_class("prefill_tail", place)] += max(0, slots - target)
+            if each.kind == SLIDING:
+                sums[of_class("skipped", place)] += table.count(NULL_BLOCK) * size
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``Memory``; its blocks were taken when the step was decided."""

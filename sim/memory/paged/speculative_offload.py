@@ -83,12 +83,12 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
 
     def blocks_to_come(self) -> int:
         """See ``HostTierMemory``."""
-        tables, most, blocks = self.kept, self.groups.most_prompt_blocks, 0
+        tables, blocks = self.kept, 0
         for sequence in self.in_progress:
             start = sequence.start_tokens
             computed = self.tier.loaded.get(sequence, sequence.computed_tokens)
             slots = start + self._step_tokens
-            blocks += tables.lacked(sequence, tables.tables[sequence], start, slots, computed, most)
+            blocks += tables.lacked(sequence, tables.tables[sequence], start, slots, computed, admits=True)
         return blocks
 
     def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:

@@ -531,14 +531,11 @@ def test_blocks_of_two_sizes_are_refused_by_policies_that_do_not_serve_them(caps
     assert status(line.replace("vllm-v0", "vllm-v1").split()) == DONE
 
 
-def test_drafts_beside_blocks_of_two_sizes_are_refused_with_a_remedy_that_serves(capsys):
+def test_drafts_beside_blocks_of_two_sizes_are_served():
     line = "simulate --model gemma-4-26b-a4b --gpu h200 --policy vllm-v1 --num-prompts 2 --max-model-len 4096"
     drafts = json.dumps({"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic"})
     asked = [*line.split(), "--speculative-config", drafts[:-1] + ', "synthetic_acceptance_length": 2}']
-    assert status(asked) == MISTAKE
-    said = capsys.readouterr().err
-    assert "which is not simulated with drafts; leave out --speculative-config, --disable-hybrid" in said
-    assert status([*asked, re.search(r"--disable\S+", said)[0]]) == status(line.split()) == DONE
+    assert status(asked) == DONE
 
 
 def test_presets_have_sources():
