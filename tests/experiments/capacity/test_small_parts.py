@@ -244,7 +244,7 @@ class TestDetail:
             }
             ledger = {"buckets": {"free": 30.0, "cached": 10.0, "live": 60.0}, "paper_view": {}}
             whole |= {"refused": 0, "preemptions": {"a": 1, "b": 2}, "waste": {"mean_over_time_pct": ledger}}
-            return SimpleNamespace(summary=lambda: whole, times="times", run="run")
+            return SimpleNamespace(summary=lambda: whole, times="times", run="run", cache_worth=lambda: "worth")
 
         def saturation(chosen, found, times_of, *, most):
             asked.append(("most", most, times_of(chosen)))

@@ -69,6 +69,12 @@ WITH = {
     "beam_survival": ["--n", "2", "--use-beam-search"],
     "swap_space": ["--preemption-mode", "swap"],
 }
+#: Those that ask for priorities of requests, and for another that orders by them.
+BY_PRIORITY = (
+    "enable_priority_scheduling", "schedule_low_priority_values_first", "disable_priority_preemption",
+    "priority_scheduling_preemption_threshold", "retraction_policy",
+)  # fmt: skip
+WITH |= {name: ["--enable-priority-scheduling"] for name in BY_PRIORITY[1:]}
 #: Values for these three requests, and for the default card.
 HERE = {
     "policy": "orca", "model": "llama-13b", "gpu": "a100-80gb", "quantization": "awq", "seed": 3, "shared_prefix_tokens": 6,
@@ -84,6 +90,10 @@ ELSEWHERE = ("allocator", "server", "core", "check_leaps")
 @pytest.mark.parametrize("field", [name for name in NAMES if name not in ELSEWHERE])
 def test_every_setting_has_a_flag(field, trace, tmp_path):
     value = HERE[field] if field in HERE else other_values(field)[0]
+    if field in BY_PRIORITY:
+        trace.write_text(
+            "".join(f"{row},{more}\n" for row, more in zip(TRACE.split(), ("priority", 0, 1, 2), strict=True))
+        )
     _, rerun, _ = simulated("--trace", trace, *flags_of(field, value), *WITH.get(field, []), out=tmp_path / "out")
     assert rerun["settings"][field] == (list(value) if isinstance(value, tuple) else value)
 

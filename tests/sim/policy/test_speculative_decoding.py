@@ -395,7 +395,7 @@ def test_metrics_are_vllms():
     for line in "".join(openmetrics([run], "m")).splitlines():
         if line.startswith("vllm:spec_decode"):
             name, value, _ = line.rsplit(" ", 2)
-            last[name.replace('engine="0",model_name="m"', "")] = int(value)
+            last[name.replace('job="fragmeter",engine="0",model_name="m"', "")] = int(value)
     assert last == {
         "vllm:spec_decode_num_drafts_total{}": 3,
         "vllm:spec_decode_num_draft_tokens_total{}": 6,

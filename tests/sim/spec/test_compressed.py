@@ -29,7 +29,7 @@ GROUPS = {
 }  # fmt: skip
 DRAFTS = json.dumps(
     {
-        "method": "ngram",
+        "method": "mtp",
         "num_speculative_tokens": 2,
         "synthetic_acceptance_length": 2,
         "rejection_sample_method": "synthetic",
