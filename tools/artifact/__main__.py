@@ -7,9 +7,9 @@ The archive has no trace of others. The figures draw their lengths from the summ
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -59,4 +59,8 @@ def _needed(package: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", default="dist", metavar="FOLDER", help="where the archive is written; dist"
+    )
+    main(parser.parse_args().folder)
