@@ -276,6 +276,14 @@ def started(
     )
 
 
+class Stuck(Exception):
+    """The real scheduler has requests, none of which it can ever schedule."""
+
+
+#: Steps without a token, one after the other, from which on a scheduler is taken to be stuck.
+_MOST_IDLE = 1000
+
+
 def serve(
     case: Case,
     asynchronous: bool = False,
@@ -294,7 +302,7 @@ def serve(
     recorder.attach(engine, outputs, clock)
     arrivals, finished = case.workload.arrival_ticks.tolist(), []
     frontend = Frontend(engine, [len(prompt) for prompt in prompts])
-    arrived, requests = 0, {}
+    arrived, requests, idle = 0, {}, 0
     while True:
         while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
             if frontend.accepts(arrived, arrivals[arrived]):
@@ -302,7 +310,11 @@ def serve(
                 engine.add_request(requests[arrived])
             arrived += 1
         if engine.scheduler.has_requests() or engine.batch_queue:
+            before = clock.now
             answers, _ = engine.step_fn()
+            idle = 0 if clock.now > before else idle + 1
+            if idle > _MOST_IDLE:
+                raise Stuck(f"{case.name}: at {clock.now} the real scheduler has requests and schedules none of them")
             for answer in (answers or {}).values():
                 frontend.answer(answer.outputs, clock.now)
                 finished += [

@@ -9,11 +9,13 @@ import pytest
 
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import PagedMemory
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import Served, first_difference
 
 from . import arrived
 from .drafts import HYBRIDS, METHODS, drawn
+from .server import Stuck
 from .workloads import KINDS, Case
 
 _SEEDS = 6
@@ -31,11 +33,20 @@ def _comparable(served: Served) -> Served:
 def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
     differing: dict[str, object] = {}
     steps = 0
+    stuck = 0
     for case in cases:
-        real = _comparable(arrived.serve(case))
+        try:
+            real = _comparable(arrived.serve(case))
+        except Stuck:
+            # Its pool has no room for the first request, which comes whole; so says ours.
+            with pytest.raises(SimulationFault, match="is stuck"):
+                arrived.serve_ours(case)
+            stuck += 1
+            continue
         steps += len(real.steps)
         if difference := first_difference(real, _comparable(arrived.serve_ours(case))):
             differing[case.name] = difference
+    assert stuck <= len(cases) // 2
     return differing, steps
 
 
