@@ -191,7 +191,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     clock, recorder = _Clock(case.step_ticks), engine.model_executor
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
-    arrivals, requests, finished, arrived = case.workload.arrival_ticks.tolist(), [], [], 0
+    arrivals, requests, finished, arrived, idle = case.workload.arrival_ticks.tolist(), [], [], 0, 0
     while True:
         # Of a copy that ends as a request arrives the scheduler hears first; vLLM has no order for them.
         known = not (
@@ -213,7 +213,10 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
                 finished += [
                     (clock.now, int(one.request_id)) for one in answer.outputs if one.finish_reason is not None
                 ]
-            if recorder.idle and events and clock.now == before:
+            idle = idle + 1 if recorder.idle and clock.now == before else 0
+            if idle > server.MOST_IDLE:
+                raise server.Stuck(case.name)
+            if idle and events:
                 # No step runs, and the scheduler knows all that has ended by now.
                 clock.wait_until(min(events))
         else:

@@ -281,7 +281,7 @@ class Stuck(Exception):
 
 
 #: Steps without a token, one after the other, from which on a scheduler is taken to be stuck.
-_MOST_IDLE = 1000
+MOST_IDLE = 1000
 
 
 def serve(
@@ -313,7 +313,7 @@ def serve(
             before = clock.now
             answers, _ = engine.step_fn()
             idle = 0 if clock.now > before else idle + 1
-            if idle > _MOST_IDLE:
+            if idle > MOST_IDLE:
                 raise Stuck(f"{case.name}: at {clock.now} the real scheduler has requests and schedules none of them")
             for answer in (answers or {}).values():
                 frontend.answer(answer.outputs, clock.now)

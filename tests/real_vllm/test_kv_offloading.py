@@ -14,11 +14,13 @@ from fragmeter.sim.memory.accounting.kv_groups import PageGroups
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.offload import HostTierMemory, OffloadedMemory
 from fragmeter.sim.memory.prefix.host_cache import HostCache
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import offloading
 from .drafts import METHODS, drawn
+from .server import Stuck
 from .workloads import KINDS, OPTIONS
 
 #: Kinds of workloads over several KV groups.
@@ -259,7 +261,7 @@ def _compare(
 ) -> None:
     """With hosts of few blocks and of many, and copies that are short and long beside a step."""
     differing: dict[str, object] = {}
-    steps = loaded = 0
+    steps = loaded = stuck = 0
     for seed in seeds:
         case, draw = KINDS[kind](seed) if method is None else drawn(kind, seed, method), random.Random(seed)
         case = replace(case, prefix_caching=True)
@@ -270,7 +272,13 @@ def _compare(
             continue
         sizes = draw.choice([3, 20, 200, 5000]), draw.choice([1, 30, 90, 400]), draw.choice([0, 1, 30, 200])
         copies = offloading.Copies(*sizes)
-        real, recorder = offloading.serve(case, copies, asynchronous)
+        try:
+            real, recorder = offloading.serve(case, copies, asynchronous)
+        except Stuck:
+            with pytest.raises(SimulationFault, match="is stuck"):
+                offloading.serve_ours(case, copies, asynchronous)
+            stuck += 1
+            continue
         ours = offloading.serve_ours(case, copies, asynchronous)
         steps += len(real.steps)
         loaded += recorder.loaded
@@ -279,6 +287,6 @@ def _compare(
     name = " ".join(dict.fromkeys((kind if kind in HYBRIDS else option or kind, option or kind, method or "")))
     label = f"offloading {name} {'async' if asynchronous else 'sync'}"
     record_property(f"compared/{label}", [len(seeds), steps, len(differing)])
-    assert not differing
+    assert not differing and stuck <= len(seeds) // 2
     # Windows and sparse blocks seldom find what the host has.
     assert loaded or kind in HYBRIDS

@@ -14,10 +14,10 @@ from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.policy.options import VllmServeOptions
 from fragmeter.sim.policy.registry import policy
 from fragmeter.sim.real_vllm.core import Core, Scheduled
-from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.errors import SettingError, UserError
 
 from . import ours, server
-from .workloads import KINDS, Case
+from .workloads import KINDS, ONE_SIZE, Case
 
 #: Ticks of the cases' clock, in which a step takes about a hundred, are so many of ours: a step of the fitted cost
 #: takes milliseconds.
@@ -46,8 +46,14 @@ def _summary(case: Case, policy: str, asynchronous: bool = True, **options: Any)
     return found
 
 
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(ONE_SIZE)))
+def test_blocks_of_several_sizes_are_refused(kind):
+    with pytest.raises(UserError, match="vllm-v1"):
+        _summary(next(iter(_cases(kind, 1))), "vllm-real", False)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_SIZE)
 def test_summaries_equal_those_of_vllm_v1(kind: str, asynchronous: bool, record_property):
     differing = {}
     steps = 0
@@ -81,7 +87,7 @@ def test_steps_that_are_not_scheduled_ahead_are_noticed(monkeypatch):
 
     monkeypatch.setattr(Core, "schedule", schedule_late)
     monkeypatch.setattr(Core, "end_steps", take_finished)
-    for kind in KINDS:
+    for kind in ONE_SIZE:
         assert sum(_summary(case, "vllm-real") != _summary(case, "vllm-v1") for case in _cases(kind)) > 2, kind
 
 

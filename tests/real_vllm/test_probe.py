@@ -20,7 +20,7 @@ from tools.live.decisions import compare_decisions
 from tools.live.step_log import Served, first_difference
 
 from . import golden, ours, server
-from .workloads import KINDS, Case
+from .workloads import KINDS, ONE_SIZE, Case
 
 #: Workloads of a kind.
 _SEEDS = 10
@@ -71,7 +71,7 @@ def differences(case: Case, run: ProbedRun, asynchronous: bool = False) -> list[
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_SIZE)
 def test_every_bucket_of_every_step_is_that_of_the_ledger(kind, asynchronous, tmp_path, record_property):
     differing, steps = {}, 0
     for seed in range(700, 700 + _SEEDS):
@@ -86,7 +86,7 @@ def test_every_bucket_of_every_step_is_that_of_the_ledger(kind, asynchronous, tm
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_SIZE)
 def test_every_step_is_that_of_the_driver(kind, asynchronous, tmp_path):
     """Tokens, hits, evictions, times and finishes; a request that the probe sees preempted has lost its blocks."""
     for seed in range(720, 725):
@@ -108,7 +108,7 @@ def test_every_step_is_that_of_the_driver(kind, asynchronous, tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_SIZE)
 def test_a_replay_of_the_file_decides_as_the_server_did(kind, asynchronous, tmp_path, record_property):
     """What ``make server-check`` does with the recording of a live server; contents come from the file, too."""
     differing, steps = {}, 0
@@ -126,7 +126,7 @@ def test_a_replay_of_the_file_decides_as_the_server_did(kind, asynchronous, tmp_
 
 
 def test_a_run_with_a_probe_is_the_run_without(tmp_path):
-    for kind in KINDS:
+    for kind in ONE_SIZE:
         case = KINDS[kind](730)
         _, with_probe = probed(case, tmp_path / f"{kind}.jsonl.gz")
         assert first_difference(with_probe, server.serve(case)) is None

@@ -403,3 +403,6 @@ _SINGLE: dict[str, Callable[[Case], Case]] = {
 }
 #: Options of the scheduler that change admission, one by one and several at once: each draws its values for a case.
 OPTIONS: dict[str, Callable[[Case], Case]] = {**_SINGLE, "combined": _combined}
+
+#: Kinds of one size of blocks, which ``vllm-real`` serves and recordings of the probe are read of.
+ONE_SIZE = [kind for kind in KINDS if kind not in ("block_sizes", "compressed")]
