@@ -209,7 +209,7 @@ def without_price(answer: Answer, prices: Prices) -> Answer:
 def ranked(
     answers: Sequence[Answer], load: Load, prices: Prices, wanted: float | None, spare: int = 0
 ) -> list[tuple[Answer, Bill]]:
-    """Candidates with a rate and a price, with their bills, the recommended one first.
+    """Candidates whose rate and price are known, each with its bill, in order of recommendation.
 
     With a wanted rate those of which only bursts are known come last: a load that lasts may need more of them; before them those of
     which no size is enough with the confidence that is asked for. Without one all

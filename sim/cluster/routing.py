@@ -101,7 +101,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """Replicas in turn."""
+    """Sends each request to the next replica in order of their numbers, whatever their load."""
 
     looks = follows = False
 

@@ -57,7 +57,7 @@ class HybridLayout:
 
     @property
     def page_layers(self) -> int:
-        """Layers of a page: the number of layers of the largest group."""
+        """Layers whose KV entries share one physical page: as many as the largest group has."""
         return max(group.num_layers for group in self.groups)
 
     @property

@@ -63,7 +63,7 @@ class State:
         self.calendar: list[tuple[int, int, Sequence]] = []
 
     def prefill(self, sequence: Sequence, tokens: int) -> None:
-        """Compute a chunk of ``tokens`` of a prefill; a new prefill leaves the head of the waiting queue."""
+        """Count ``tokens`` more of a prompt as computed. The first chunk takes the sequence from the head of the waiting queue."""
         if sequence not in self.prefilling:
             self.waiting.popleft()
             self.prefilling[sequence] = None

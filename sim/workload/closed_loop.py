@@ -170,7 +170,7 @@ class ClosedLoop:
         self._look()
 
     def _close(self, request: int, now: int) -> None:
-        """A request is answered, or a session that it has started is over; when all are, its user thinks."""
+        """Note that a request is answered, or that a session it started has ended. When none is left open, its user starts to think."""
         left = self._open[request] = self._open.get(request, 1) - 1
         if left:
             return

@@ -56,12 +56,12 @@ class CacheLog:
         self._cached = cached
 
     def enter_row(self, cached: int) -> None:
-        """So many are cached in the row that is entered, from its start on."""
+        """Note how many units of ``unit_slots`` are cached from the start of the ledger's next row."""
         self.settle(cached, at_row(self.row))
         self.row += 1
 
     def end_row(self, cached: int) -> None:
-        """So many are cached when the last row is over, and as long as nothing runs."""
+        """Note how many are cached from the end of the last row until the next one, while nothing runs."""
         self.settle(cached, after_row(self.row - 1))
 
     def look_up_columns(self) -> dict[str, np.ndarray]:

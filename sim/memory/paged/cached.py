@@ -387,7 +387,7 @@ class CachedMemory(PagedMemory):
         self._release(tuple(leaving), decode_step, returns=False)
 
     def _release(self, leaving: tuple[Sequence, ...], decode_step: int, returns: bool) -> None:
-        """Release the blocks of sequences that decoded in the previous step; also of victims.
+        """Free the block tables of sequences that finished, or were preempted, after they decoded in the previous step.
 
         Args:
             returns: Whether they will be computed again.

@@ -92,7 +92,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         return blocks
 
     def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
-        """See ``HostTierMemory``."""
+        """As ``HostTierMemory._hold_load``; the pool, whose tables have the blocks, says how many are free."""
         self.free = self.kept.pool.num_free
         self.in_progress[sequence] = None
         # Tokens that a window has passed count in every group as if they were there.

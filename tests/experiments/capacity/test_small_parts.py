@@ -269,7 +269,7 @@ class TestDetail:
         assert asked == [3.0, 6.0, 9.0, 12.0, 12.0, ("most", 3000, "times")]
         assert (found["attained"], found["preemptions"], found["kv_cache_pct"]) == (0.9, 3, 60.0)
         assert (found["load"], found["near_saturation"], found["request_throughput"]) == ("busy", None, 12.0)
-        assert found["limit"] == ("one", pytest.approx(46.0))
+        assert found["limit"] == ("one", pytest.approx(46.0)) and found["cache_worth"] == "worth"
         assert found["curve"] == [
             {"request_rate": rate, "tokens_per_s_per_user": user, "p90_ttft_ms": 3 * rate}
             for rate, user in ((1.0, 0.0), (2.0, 20.0), (3.0, 20.0), (4.0, 20.0))
