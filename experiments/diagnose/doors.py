@@ -1,6 +1,6 @@
 """What an operator has of a server that runs, as readings of it and what it says of itself.
 
---metrics, an address        /metrics several times, /v1/models, /version
+--metrics, addresses         /metrics several times, /v1/models, /version
 --prometheus, an address     its series of the last ``--window``
 --log                        the periodic lines, and the start in front of them
 a file to any of the three   recognised by its text
@@ -15,7 +15,7 @@ import ast
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.user_files import text_of
 from ..measured import prometheus, server_log
 from ..measured.get import get, get_json, is_address
-from ..measured.scrapes import Readings, readings_of
+from ..measured.scrapes import Readings, Samples, of_replica, readings_of, timed
 from ..measured.server_metrics import ServerMetrics
 from ..vllm_serve.deployments import flag_words
 from ..vllm_serve.log import VERSION_LINE
@@ -71,6 +71,9 @@ class Seen:
 def opened(metrics: str | None, of_prometheus: str | None, log: str | None, window: str | None) -> Seen | None:
     """What the only given door shows; None without one.
 
+    Args:
+        metrics: A file, or addresses with commas between.
+
     Raises:
         SettingError: Several are given, an address does not answer, or ``window`` has nothing to apply to.
         UserError: A file cannot be read, or has no readings.
@@ -85,13 +88,13 @@ def opened(metrics: str | None, of_prometheus: str | None, log: str | None, wind
     if not named:
         return None
     ((field, text),) = named.items()
+    if field == "metrics" and all(map(is_address, addresses := text.split(","))):
+        return _scraped(addresses)
     if not is_address(text):
         return _of_file(field, text)
     if field == "log":
         raise SettingError(field, text, "is an address; save the log, as kubectl logs does, and give the file")
-    if field == "prometheus":
-        return Seen(prometheus.asked(text, prometheus.window_s(window or "1h")))
-    return _scraped(text)
+    return Seen(prometheus.asked(text, prometheus.window_s(window or "1h")))
 
 
 def _of_file(field: str, path: str) -> Seen:
@@ -103,15 +106,21 @@ def _of_file(field: str, path: str) -> Seen:
     return Seen(readings_of(path, text))
 
 
-def _scraped(url: str) -> Seen:
-    """The metrics of an address, and what its other endpoints say; one that does not have these is no error."""
-    address = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-    texts = []
+def _scraped(urls: Sequence[str]) -> Seen:
+    """The metrics of addresses, and what the first one's other endpoints say; one that does not have these is no error."""
+    addresses = [url.rstrip("/").removesuffix("/metrics").removesuffix("/v1") for url in urls]
+    by_time: dict[float, Samples] = {}
     for count in range(_SCRAPES):
         if count:
             time.sleep(_BETWEEN_S)
-        texts.append(f"{time.time():.3f}\n{get(f'{address}/metrics', 'metrics')}\n")
-    readings = readings_of(address, "".join(texts).replace("# EOF", ""))
+        samples = by_time.setdefault(time.time(), {})
+        for address in addresses:
+            scrape = readings_of(address, get(f"{address}/metrics", "metrics")).scrapes[-1].samples
+            samples |= scrape if len(addresses) == 1 else of_replica(scrape, address.partition("://")[2])
+    return Seen(timed(", ".join(addresses), by_time), _about(addresses[0]))
+
+
+def _about(address: str) -> About:
     try:
         models = get_json(f"{address}/v1/models", "metrics")
         first = next(each for each in models["data"] if not each.get("parent"))
@@ -123,8 +132,7 @@ def _scraped(url: str) -> Seen:
     except (SettingError, LookupError, TypeError):
         release = None
     is_length = isinstance(longest, int) and not isinstance(longest, bool) and longest > 0
-    about = About(model and str(model), name and str(name), longest if is_length else None, _release(release))
-    return Seen(readings, about)
+    return About(model and str(model), name and str(name), longest if is_length else None, _release(release))
 
 
 def _of_log(text: str) -> About:

@@ -117,7 +117,7 @@ class Question:
         shown = opened(self.metrics, self.prometheus, self.log, self.window)
         seen = seen_by_server(None if shown is None else shown.readings, probe, self.sources.file is not None)
         now = None if shown is None else now_of(shown.readings, not_none(seen))
-        if shown is not None and (lacking := _lacking(self.gpu, self.serve, not_none(seen))):
+        if shown is not None and (lacking := _lacking(self.gpu, self.serve, not_none(seen), not_none(now))):
             look = Look(shown.readings, now, lacking=lacking)
             show(look.first)
             return look
@@ -154,7 +154,7 @@ class Question:
         return line, self.vllm or about.vllm, assumed
 
 
-def _lacking(gpu: str | None, serve: str | None, seen: ServerMetrics) -> str:
+def _lacking(gpu: str | None, serve: str | None, seen: ServerMetrics, now: Now) -> str:
     """What has to be given before the server can be simulated; empty where it can be."""
     if seen.server != VLLM and serve is None:
         policy = POLICIES[seen.server]
@@ -165,6 +165,8 @@ def _lacking(gpu: str | None, serve: str | None, seen: ServerMetrics) -> str:
             f"leave --serve out, or give vLLM's own; validate --policy {POLICIES[seen.server]} simulates {seen.server}"
         )
         raise UserError(f"the readings are of {seen.server}, not of the vLLM server that --serve starts; {remedy}")
+    if now.sides is not None:
+        return "Not simulated: diagnose simulates one engine that computes prompts and outputs; fragmeter plan sizes both sides."
     if gpu is None:
         return "Not simulated: give the GPU (--gpu), on which step times depend, for what each change gains at the next restart."
     return ""

@@ -36,6 +36,7 @@ from ..measured.scrapes import (
     total,
 )
 from ..measured.server_metrics import ServerMetrics, busiest
+from .sides import Sides, sides_lines, sides_of
 
 #: Least change of a signal that is a turning point: requests, or a share of the KV cache; and the variance left, relative.
 _LEAST = {"requests waiting": 3.0, "KV cache": 0.1, "requests in flight": 3.0}
@@ -47,6 +48,8 @@ _READINGS, _BESIDE = 6, 2
 FULL, NEARLY_FULL, _QUEUE, _QUEUE_SHARE = 0.95, 0.9, 1.0, 0.05
 #: Requests in flight of the busiest engine, over those of the others, from which on engines are out of balance.
 _UNBALANCED = 2.0
+#: Share of a request's time, and seconds, outside of the engine from which on the API server is a symptom.
+_OUTSIDE_SHARE, _OUTSIDE_S = 0.1, 0.05
 #: Share of the KV cache that is to be in use behind a limit at the gateway.
 _FILLED = 0.9
 
@@ -87,6 +90,8 @@ class Now:
         others: Mean requests in flight of each other engine; None if there is none.
         limit: Requests that run where others wait, if that is a limit.
         at_gateway: Requests in flight with which the KV cache is filled to ``_FILLED``; None where it is not full.
+        outside: Seconds of a request outside of the engine, and its whole time, if so much is a symptom; else None.
+        sides: Prefill and decode servers, where they run apart; else None.
     """
 
     symptom: str
@@ -104,6 +109,8 @@ class Now:
     others: float | None
     limit: float | None
     at_gateway: int | None
+    outside: tuple[float, float] | None
+    sides: Sides | None
 
 
 def now_of(readings: Readings, metrics: ServerMetrics) -> Now:
@@ -144,7 +151,16 @@ def now_of(readings: Readings, metrics: ServerMetrics) -> Now:
         others=_others(readings.scrapes[begin:], since),
         limit=metrics.running_limit,
         at_gateway=at_gateway,
+        outside=_outside(metrics),
+        sides=sides_of(readings.scrapes[begin:]),
     )
+
+
+def _outside(metrics: ServerMetrics) -> tuple[float, float] | None:
+    outside, whole = metrics.outside_engine_s, metrics.e2el_s
+    if outside is None or whole is None or outside < max(_OUTSIDE_S, _OUTSIDE_SHARE * whole):
+        return None
+    return outside, whole
 
 
 def _others(scrapes: Sequence[Scrape], of_busiest: Sequence[Scrape]) -> float | None:
@@ -241,7 +257,10 @@ def clock(at_s: float) -> str:
 
 def lines(now: Now) -> list[str]:
     """The first screen by the readings alone: what happens, since when, why, and what to do without a restart."""
-    return [line for line in (measured_now(now), _since(now), _why(now), _balance(now), _do(now)) if line]
+    if now.sides is not None:
+        return [measured_now(now), *sides_lines(now.sides)]
+    found = measured_now(now), _since(now), _why(now), _outside_text(now), _balance(now), _do(now)
+    return [line for line in found if line]
 
 
 def measured_now(now: Now) -> str:
@@ -283,6 +302,17 @@ def _why(now: Now) -> str:
         "nearly full": "Nothing waits yet; the KV cache has no room for a burst, or for requests that get longer.",
         "light": "Nothing waits, and the KV cache has room.",
     }[now.symptom]
+
+
+def _outside_text(now: Now) -> str:
+    if now.outside is None:
+        return ""
+    outside, whole = now.outside
+    return (
+        f"Outside of the engine: {1e3 * outside:,.0f} of the {1e3 * whole:,.0f} ms of a request pass in the API server, in front of the"
+        " engine's queue or behind its last token. No flag of the engine shortens them; --api-server-count and --stream-interval do,"
+        " at the next restart."
+    )
 
 
 def _balance(now: Now) -> str:

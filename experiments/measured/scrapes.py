@@ -61,10 +61,14 @@ ITL = (
 #: Of whole requests.
 TPOT = ("vllm:request_time_per_output_token_seconds", "sglang:request_time_per_output_token_seconds")
 E2EL = ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds")
+#: Of the same requests in the engine: from its queue to their first step, and from there to the last token.
+QUEUED, INFERENCE = ("vllm:request_queue_time_seconds",), ("vllm:request_inference_time_seconds",)
 PROMPTS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
 OUTPUTS = ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram")
 PROMPT_TOKENS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 GENERATION_TOKENS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+#: Prompt tokens by where their KV comes from (label ``source``), and the value of those that another server has computed.
+SOURCES, TRANSFERRED = "vllm:prompt_tokens_by_source_total", "external_kv_transfer"
 #: Of the last requests, where there is no counter.
 HIT_RATE = ("vllm:gpu_prefix_cache_hit_rate", "sglang:cache_hit_rate")
 POOL_TOKENS = ("sglang:max_total_num_tokens",)
@@ -73,13 +77,15 @@ CONFIG = "vllm:cache_config_info"
 DRAFTS, ACCEPTED = ("vllm:spec_decode_num_drafts_total",), ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
 FINISHED = tuple(f"{name}_count" for name in E2EL)
 #: Counters that fall if a server is restarted.
-COUNTERS = frozenset((*FINISHED, *PREEMPTIONS, *QUERIES, *HITS, *PROMPT_TOKENS, *GENERATION_TOKENS, *DRAFTS, *ACCEPTED))
+COUNTERS = frozenset(
+    (*FINISHED, *PREEMPTIONS, *QUERIES, *HITS, *PROMPT_TOKENS, *GENERATION_TOKENS, *DRAFTS, *ACCEPTED, SOURCES)
+)
 
 #: Beginnings of the lines that are read.
 READ = (*RUNNING, *WAITING, *KV_USAGE, *sorted(COUNTERS), *HIT_RATE, *POOL_TOKENS, CONFIG) + tuple(
     f"{name}_{part}"
-    for name in (*TTFT, *ITL, *TPOT, *E2EL, *PROMPTS, *OUTPUTS)
-    for part in ("sum", "count", "bucket")[: 2 if name in ITL else 3]
+    for name in (*TTFT, *ITL, *TPOT, *E2EL, *QUEUED, *INFERENCE, *PROMPTS, *OUTPUTS)
+    for part in ("sum", "count", "bucket")[: 2 if name in (*ITL, *QUEUED, *INFERENCE) else 3]
 )
 #: Labels that name one of several servers, the plainest first.
 _REPLICAS = ("pod", "ReplicaId", "instance")
@@ -198,6 +204,11 @@ def of_engine(scrape: Scrape, engine: str) -> Scrape:
     """The samples of an engine, and those without an engine."""
     own = {series: value for series, value in scrape.samples.items() if (_engine(series[1]) or engine) == engine}
     return scrape._replace(samples=own)
+
+
+def of_replica(scrape: Samples, name: str) -> Samples:
+    """The samples of a server, which get its name as Prometheus gives it."""
+    return {(metric, (*labels, ("instance", name))): value for (metric, labels), value in scrape.items()}
 
 
 def replicas_of(scrape: Samples) -> int:

@@ -32,6 +32,7 @@ from .scrapes import (
     GENERATION_TOKENS,
     HIT_RATE,
     HITS,
+    INFERENCE,
     ITL,
     KV_USAGE,
     OUTPUTS,
@@ -41,6 +42,7 @@ from .scrapes import (
     PROMPT_TOKENS,
     PROMPTS,
     QUERIES,
+    QUEUED,
     RUNNING,
     TPOT,
     TTFT,
@@ -110,6 +112,8 @@ class ServerMetrics:
         hit_rate: Share of the tokens looked up that the prefix cache had.
         first_tokens: Requests that produced a first token.
         ttft_s, itl_s, e2el_s: Means measured by the server, without the transfer to the client.
+        outside_engine_s: Mean time of a request in the server and outside of its engine: the API server's own, in front of the engine's
+            queue and behind the last token.
         elapsed_s: Seconds between the times of the first and the last scrape, if the file has them.
         finished: Requests that finished.
         prompts, outputs: Lengths of the finished requests; ``served_load`` takes all since the server's start if few finish meanwhile.
@@ -140,6 +144,7 @@ class ServerMetrics:
     ttft_s: float | None = None
     itl_s: float | None = None
     e2el_s: float | None = None
+    outside_engine_s: float | None = None
     elapsed_s: float | None = None
     finished: float | None = None
     prompts: Histogram | None = None
@@ -267,6 +272,7 @@ class _Reader:
             ttft_s=self._observed(TTFT),
             itl_s=self._observed(ITL),
             e2el_s=self._observed(E2EL),
+            outside_engine_s=self._outside_engine_s(),
             elapsed_s=elapsed_s if elapsed_s and isfinite(elapsed_s) else None,
             finished=self._counted(FINISHED),
             prompts=self._histogram(PROMPTS),
@@ -325,6 +331,11 @@ class _Reader:
         """Mean of a histogram's observations."""
         total, count = (self._counted(tuple(f"{name}_{part}" for name in names)) for part in ("sum", "count"))
         return total / count if total is not None and count else None
+
+    def _outside_engine_s(self) -> float | None:
+        """The three histograms observe a request when it has finished, so that their means are of the same requests."""
+        whole, queued, computed = (self._observed(names) for names in (E2EL, QUEUED, INFERENCE))
+        return None if whole is None or queued is None or computed is None else max(0.0, whole - queued - computed)
 
     def _running_limit(self) -> float | None:
         """A limit is reached by a scheduled step; those that finish in it, a Poisson number, have left at the scrape that follows."""

