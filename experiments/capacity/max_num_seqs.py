@@ -134,11 +134,9 @@ class _UntilPreempted(Observer):
         self.preempted = False
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
-        """See ``Observer``."""
         self._engine = engine
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
-        """See ``Observer``."""
         if plan.preempted or plan.swapped_out:
             self.preempted = True
             self._engine.stop()

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ...gpu.calibrate import points
 from ...gpu.devices import timing
 from ...gpu.devices.devices import Device, usual_dtype
 from ...gpu.model.executor import used_host_blocks
 from ...gpu.model.skeleton import DTYPES, Skeleton
-from ...gpu.validate import acceptance, generate, validate
+from ...gpu.validate import acceptance, validate
 from ...gpu.validate import attention as validate_attention
 from ...gpu.validate import operations as validate_operations
 from ...gpu.validate.drift import Drift
@@ -98,18 +97,6 @@ def print_document(document: Document, report: Report) -> None:
         f"{start_up['measured_ms']:,.1f} ms; predicted {start_up['predicted_ms']:,.1f} ms ({start_up['error']:+.1%})."
     )
     _print(_attention(document["attention"]), report)
-    report.print_line()
-    report.print_line(_transformers_text(document["transformers"]))
-
-
-def _transformers_text(found: Document) -> str:
-    if "reason" in found:
-        return f"A static batch through transformers: not measured, {found['reason']}."
-    return (
-        f"A static batch through transformers {found['version']}, {found['steps']:,} steps: {found['tokens_per_s']:,.1f} output "
-        f"tokens/s. Our static run, the same steps: {found['measured_tokens_per_s']:,.1f} measured, "
-        f"{found['predicted_tokens_per_s']:,.1f} predicted."
-    )
 
 
 def print_plan(name: str, found: Document, report: Report) -> None:
@@ -315,7 +302,6 @@ class Validation:
         scale = self._scale
         attention = validate_attention.paged_against_contiguous
         yield "attention", attention(self.skeleton, scale.shapes, ATTENTION_ROUNDS, self._seed)
-        yield "transformers", self._transformers()
 
     def _read(self, calibration: Path) -> None:
         self._cost = str(calibration)
@@ -486,34 +472,6 @@ class Validation:
         """Timed steps of a plan, with their times by the calibration as it is now."""
         ticks, longer = (one.ticks(self._cost_of(one.plan.is_paged, times)) for times in (1, _LONGER))
         return replay_of(self.skeleton, steps, ticks, (longer - ticks) / (_LONGER - 1), samples_us)
-
-    def _transformers(self) -> dict[str, Any]:
-        """Output tokens/s of the static run's first batch through transformers, beside ours of the same batch; or the reason why
-        there is none."""
-        plan, replay, workload = self.plans["static"], self.replays["static"], self.served["static"].workload.sequences
-        if not self.skeleton.model.gated_mlp:
-            return {"reason": f"{self._scale.model} is not like Llama"}
-        if self._kv_cache_dtype != "auto":
-            return {"reason": "its KV cache has the dtype of the model"}
-        batch = generate.first_batch(plan, workload)
-        try:
-            us, version = generate.generated_us(self.skeleton, batch, self._seed)
-        except ImportError:
-            return {"reason": "it is not installed; pip install transformers"}
-        except torch.OutOfMemoryError:
-            return {"reason": "the device has no room for a second model"}
-        except Exception as error:  # of another library, behind which nothing of ours is lost
-            return {"reason": f"it failed: {' '.join(str(error).split())[:200]}"}
-        tokens = int(batch.output_tokens.sum())
-        times = {"": us}
-        for side, step_us in (("predicted_", replay.predicted_us), ("measured_", replay.measured_us)):
-            times[side] = batch.us(plan, replay.steps, step_us)
-        return {
-            "version": version,
-            "steps": len(batch.steps),
-            "output_tokens": tokens,
-            **{f"{side}tokens_per_s": round(tokens / taken_us * 1e6, 2) for side, taken_us in times.items()},
-        }
 
     def _watching(self, subject: str) -> Callable[..., Any]:
         return lambda items, total: self._watch(items, subject, total)

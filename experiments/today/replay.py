@@ -74,11 +74,9 @@ class Holdings(Observer):
         self._engine: Observed | None = None
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
-        """See ``Observer``."""
         self._engine = engine
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
-        """See ``Observer``."""
         engine = self._engine
         assert engine is not None and isinstance(engine.memory, PagedMemory)
         if not ticks:

@@ -150,7 +150,6 @@ def _validation(found: Found) -> str:
         "operations": _operations,
         "allocation": _allocation,
         "attention": _attention,
-        "transformers": _transformers,
     }
     shown = [section(found[name]) for name, section in sections.items() if name in found]
     if "start_up" in found:
@@ -224,19 +223,6 @@ def _attention(shapes: Iterable[Found]) -> str:
 def _start_up(found: Found) -> str:
     times = f"{found['measured_ms']:,.1f} ms, predicted {found['predicted_ms']:,.1f} ms ({found['error']:+.1%})"
     return f"A prompt of {found['prompt_tokens']:,} tokens in {found['chunks']} chunks starts up in {times}."
-
-
-def _transformers(found: Found) -> str:
-    """The static run's first batch through transformers beside the skeleton's and the predicted throughput, or why it is missing."""
-    if "reason" in found:
-        return f"A static batch through transformers: not measured, {found['reason']}."
-    row = (
-        found["version"],
-        found["steps"],
-        *(f"{found[name]:,.1f}" for name in ("tokens_per_s", "measured_tokens_per_s", "predicted_tokens_per_s")),
-    )
-    headings = ("a static batch, output tokens/s: transformers", "steps", "its generate", "skeleton", "predicted")
-    return _table(headings, [row])
 
 
 def _serving(found: Found) -> str:

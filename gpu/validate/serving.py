@@ -62,7 +62,6 @@ class DeviceCost(Observer):
         self._plan, self._ticks, self._recorded, self.steps = CARRY_ON, None, 0, 0
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
-        """See ``Observer``."""
         if engine.policy.schedules_ahead:
             remedy = "decides a step while the one before it runs, which a device that runs step after step cannot show"
             raise SettingError("policy", engine.policy.name, f"{remedy}; give --no-async-scheduling")
@@ -70,7 +69,6 @@ class DeviceCost(Observer):
         self._layout.open()
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
-        """See ``Observer``."""
         self._plan = plan
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:

@@ -90,7 +90,6 @@ class PrefillMailbox(Mailbox):
         self._look()
 
     def deliver(self, now: int, waiting: deque[Sequence]) -> None:
-        """See ``Mailbox``."""
         while self.held and self.held[0][0] <= now:
             self._drop(heappop(self.held)[2])
         super().deliver(now, waiting)

@@ -102,7 +102,6 @@ class RoutedState(State):
         self.queued_tokens = 0
 
     def start(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0) -> None:
-        """See ``State``."""
         self.queued_tokens -= sequence.start_tokens
         super().start(sequence, decode_step, padded_tokens)
 

@@ -120,7 +120,6 @@ class Pair(Cluster):
         return self.decode
 
     def as_dict(self) -> dict[str, Any]:
-        """See ``Cluster``."""
         return super().as_dict() | {"decode": self.decode.as_dict()}
 
 

@@ -176,7 +176,6 @@ class LlamaCpp(LlamaServer[StreamMemory, StreamTransaction]):
 
     @classmethod
     def variant(cls, options: Options) -> type[AnyPolicy]:
-        """See ``Policy``."""
         assert isinstance(options, LlamaCppOptions)
         return UnifiedLlamaCpp if options.kv_unified else cls
 

@@ -120,7 +120,6 @@ class OrcaMax(OrcaPaper):
     reads_max_tokens = False
 
     def arena(self, pool: Pool) -> Arena:
-        """See ``OrcaPaper``."""
         return arena(self.options.arena, pool.num_blocks, -(-pool.max_model_len // pool.block_size))
 
     def estimated_output(self, output_tokens: np.ndarray) -> np.ndarray:

@@ -36,7 +36,6 @@ class _Sharing(VllmSosp23):
     """What both have in common: preemption, swapping in, admission."""
 
     def memory(self, pool: Pool) -> PagedMemory:
-        """See ``Policy``."""
         if pool.dialogue is not None:
             return DialogueMemory(pool.num_blocks, pool.block_size, pool.dialogue)
         options, size = self.options, pool.block_size

@@ -51,7 +51,6 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         self.passed: set[Sequence] = set()
 
     def memory(self, pool: Pool) -> Memory:
-        """See ``Policy``."""
         return PagedMemory(pool.num_blocks, pool.block_size, ids=pool.ids)
 
     def schedule(self, state: State, transaction: PagedTransaction) -> StepPlan:

@@ -281,7 +281,6 @@ class VllmV1(TokenBudget):
         return plan
 
     def _fill(self, state: State, transaction: PagedTransaction, partial: Sequence | None) -> StepPlan:
-        """See ``TokenBudget``."""
         if partial is not None or state.waiting:
             transaction.grow_tables(1)
         return super()._fill(state, transaction, partial)
@@ -344,7 +343,6 @@ class VllmV1(TokenBudget):
         return max(kept, key=_BY_URGENCY) if self._by_priority else kept[-1]
 
     def _queue(self, state: State) -> Iterable[Sequence]:
-        """See ``TokenBudget``."""
         waiting: Iterable[Sequence] = state.waiting
         if not (self._by_priority or self._offloads):
             return waiting

@@ -87,11 +87,9 @@ class RealMemory(Memory):
 
     @property
     def evicted_blocks(self) -> int:
-        """See ``Memory``."""
         return self.core.evicted_blocks
 
     def transaction(self, decode_step: int) -> RealTransaction:
-        """See ``Memory``."""
         return self._transaction
 
     def schedule(self) -> Scheduled:

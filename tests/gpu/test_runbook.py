@@ -79,7 +79,6 @@ def check_summary(day: Path) -> None:
     assert "## Calibration: toy-llama, fp32, quick" in page and "| decode_attention | 8 |" in page
     assert "## Validation: toy-llama, predicted against measured" in page and "| vllm-sosp23 |" in page
     assert "## Served on the device's own clock" in page and "| vllm-sosp23 over static at 1.25 |" in page
-    assert "static batch through transformers" in page or "output tokens/s: transformers" in page
 
 
 def status_here(one: Part, out: Path) -> int:
@@ -261,28 +260,6 @@ def test_the_summary_has_the_results_of_a_gpu(tmp_path):
     assert "| merge<64> | - | - | CompileException: no such thing |" in page
     assert "copy_blocks" not in page
     assert "| decode_attention | no | no number | 0.0 |" in page
-
-
-@pytest.mark.slow
-def test_the_summary_has_the_row_of_transformers(tmp_path):
-    """Beside the skeleton's throughput in the same batch and the predicted one; or the reason why it is missing."""
-    measured = {"version": "5.24.0", "steps": 128, "output_tokens": 1200, "tokens_per_s": 391.87}
-    measured |= {"measured_tokens_per_s": 12391.72, "predicted_tokens_per_s": 411.8}
-    runbook.play([part("first", writing("first"))], tmp_path, "cpu")
-    rows = []
-    for found in (measured, {"reason": "the device has no room for a second model"}):
-        (tmp_path / "validation").mkdir(exist_ok=True)
-        document = json.dumps({"model": "toy-llama", "transformers": found})
-        (tmp_path / "validation" / "validation.json").write_text(document)
-        runbook.play([part("last", writing("last"))], tmp_path, "cpu")
-        page = (tmp_path / "summary.md").read_text()
-        assert "cannot be shown" not in page
-        rows.append(page.partition("## Validation: toy-llama, predicted against measured\n\n")[2])
-    headings, _, row, *_ = rows[0].splitlines()
-    assert headings.endswith("transformers | steps | its generate | skeleton | predicted |")
-    assert row == "| 5.24.0 | 128 | 391.9 | 12,391.7 | 411.8 |"
-    wanted = "A static batch through transformers: not measured, the device has no room for a second model."
-    assert rows[1].splitlines()[0] == wanted
 
 
 def test_a_day_that_is_interrupted_keeps_what_is_finished(tmp_path, capsys, monkeypatch):

@@ -1,11 +1,9 @@
-"""docs/architecture.md: its picture is that of the code, and its paths exist."""
+"""docs/architecture.md: its table is that of the code, and its paths exist."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import sys
-import xml.etree.ElementTree
 from types import ModuleType
 
 import pytest
@@ -16,8 +14,6 @@ from paths import ROOT
 def load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("docs_architecture", ROOT / "docs" / "architecture.py")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name.
-    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -31,15 +27,9 @@ def graph() -> dict[str, set[str]]:
     return docs.imports()
 
 
-def drawn(graph: dict[str, set[str]]) -> set[str]:
-    """What the arrows of the picture say."""
-    tree = xml.etree.ElementTree.fromstring(docs.picture(graph))
-    return {title.text for title in tree.findall(".//{*}path/{*}title")}
-
-
-def test_the_picture_is_that_of_the_code(graph):
+def test_the_table_is_that_of_the_code():
     """Otherwise: python docs/architecture.py --write."""
-    assert docs.PICTURE.read_text("utf-8") == docs.picture(graph)
+    assert docs.main([]) == 0
 
 
 def test_every_path_of_the_page_exists():
@@ -48,20 +38,15 @@ def test_every_path_of_the_page_exists():
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_folder_has_a_purpose_and_every_purpose_a_folder(graph):
-    assert sorted(docs.PURPOSES) == sorted(graph)
-
-
-def test_every_import_between_folders_follows_from_the_picture(graph):
+def test_every_import_between_folders_follows_from_the_table(graph):
     few = docs.reduced(graph)
 
     def reached(name: str, arrows: dict[str, set[str]]) -> set[str]:
         return {name}.union(*(reached(other, arrows) for other in arrows[name]))
 
     assert all(reached(name, few) == reached(name, graph) for name in graph)
-    inside = {(name, other) for name in few for other in few[name] if name.split("/")[0] == other.split("/")[0]}
-    rooms = {(name, other) for name, others in docs.reduced(docs.between_rooms(graph)).items() for other in others}
-    assert drawn(graph) == {f"{name} imports {other}" for name, other in inside | rooms}
+    text = docs.table()
+    assert all(f"| `{name}` | " in text for name in graph) and "|  |  |" not in text
 
 
 def test_imports_are_read_from_the_modules(tmp_path):
@@ -80,6 +65,7 @@ def test_imports_are_read_from_the_modules(tmp_path):
     assert docs.imports(tmp_path) == {
         "sim/types": set(),
         "sim/engine": {"sim/types"},
+        "sim": set(),
         "traces": {"traces/readers"},
         "traces/readers": {"sim/types"},
     }
@@ -96,28 +82,12 @@ def test_a_reduction_keeps_what_does_not_follow():
         docs.reduced({"a": {"b"}, "b": {"a"}, "c": set()})
 
 
-def test_boxes_of_a_row_do_not_overlap(graph):
-    few = docs.reduced(graph)
-    for room in docs.CAPTIONS:
-        laid = docs.panel(room, few)
-        for row in laid.rows:
-            for left, right in zip(row, row[1:]):
-                assert left.x + left.width / 2 < right.x - right.width / 2
-
-
-def test_a_box_stands_above_what_it_imports(graph):
-    laid = docs.panel("sim", docs.reduced(graph))
-    depth = {id(box): place for place, row in enumerate(laid.rows) for box in row}
-    assert laid.arrows
-    assert all(depth[id(low)] - depth[id(up)] == 1 for up, low in docs.steps(laid.arrows))
-
-
-def test_a_stale_picture_is_named_and_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(docs, "PICTURE", tmp_path / "architecture.svg")
-    monkeypatch.setattr(docs, "ROOT", tmp_path)
-    monkeypatch.setattr(docs, "imports", dict)
-    monkeypatch.setattr(docs, "picture", lambda graph: "<svg/>\n")
-    assert docs.main([]) == 1 and not docs.PICTURE.exists()
+def test_a_stale_table_is_named_and_written(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "architecture.md"
+    page.write_text("<!-- folders -->\n<!-- end of folders -->\n")
+    monkeypatch.setattr(docs, "PAGE", page)
+    monkeypatch.setattr(docs, "table", lambda: "| a |\n|---|")
+    assert docs.main([]) == 1
     assert docs.main(["--write"]) == docs.main([]) == 0
-    assert docs.PICTURE.read_text() == "<svg/>\n"
-    assert capsys.readouterr().out == "architecture.svg: out of date\narchitecture.svg: written\n"
+    assert "| a |" in page.read_text()
+    assert capsys.readouterr().out == "architecture.md: out of date; run python docs/architecture.py --write\n"

@@ -89,15 +89,6 @@ def test_no_two_folders_import_each_other():
         below = {folder: others for folder, others in below.items() if folder not in lowest_now}
 
 
-def test_contributing_says_what_is_in_every_folder():
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    folders = {path.parent.relative_to(ROOT) for path in modules() if path.parent.parent != ROOT}
-    for folder in folders:
-        assert f"`{folder}`" in page or f"`{folder.name}`" in page, folder
-    for named in re.findall(r"`((?:sim|traces|gpu|experiments|reports|docs|tests)/[^`]*)`", page):
-        assert (ROOT / named).exists(), named
-
-
 def test_package_data_is_declared():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")

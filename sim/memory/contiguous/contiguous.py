@@ -208,7 +208,6 @@ class ContiguousMemory(Memory):
         return tokens if self.arena is None else grant.slots
 
     def copied_slots(self, decodes: bool) -> int:
-        """See ``Memory``."""
         slots, self._copied_slots = self._copied_slots, 0
         return slots
 

@@ -102,7 +102,6 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
         return self._evicted_slots // self.block_size
 
     def transaction(self, decode_step: int) -> DialogueTransaction:
-        """See ``ContiguousMemory``."""
         self._promised.clear()
         self._joining = False
         self._transaction = DialogueTransaction(self)
@@ -200,7 +199,6 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
         self.cache_log.end_row(self._kept_slots)
 
     def largest_free_slots(self) -> int:
-        """See ``ContiguousMemory``."""
         return super().largest_free_slots() - (0 if self.arena else self._kept_slots)
 
     def advance(self, state: State, steps: int) -> Meter:

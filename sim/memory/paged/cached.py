@@ -80,7 +80,6 @@ class CachedTables(BlockTables):
         return chain.from_iterable(self._members)
 
     def hold(self, sequence: Sequence, tokens: int) -> None:
-        """See ``BlockTables``."""
         table = self.tables[sequence]
         missing = -(-tokens // self._block_size) - len(table)
         if missing > 0:
@@ -101,11 +100,9 @@ class CachedTables(BlockTables):
         self.pool.cache_full_blocks(blocks, hashes[: len(blocks)])
 
     def append(self, sequence: Sequence) -> None:
-        """See ``BlockTables``."""
         self._take([sequence], [after_step(self._grown_until)])
 
     def grow_until(self, decode_step: int) -> None:
-        """See ``BlockTables``."""
         first = self._grown_until
         if decode_step <= first:
             return
@@ -126,7 +123,6 @@ class CachedTables(BlockTables):
             self._cache_filled(first, decode_step)
 
     def grown(self, decode_step: int) -> None:
-        """See ``BlockTables``."""
         super().grown(decode_step)
         if not self._ahead:
             self._cache_filled(decode_step, decode_step + 1)
@@ -154,11 +150,9 @@ class CachedTables(BlockTables):
                 self.cache(sequence, (step + sequence.lag) // size)
 
     def drop(self, sequence: Sequence) -> None:
-        """See ``BlockTables``."""
         self._free(sequence)
 
     def leave(self, sequence: Sequence, phase: int) -> None:
-        """See ``BlockTables``."""
         self.park(sequence, phase)
         self._free(sequence)
 
@@ -180,7 +174,6 @@ class CachedTransaction(PagedTransaction):
     found: list[int]
 
     def look_up(self, sequence: Sequence) -> int:
-        """See ``PagedTransaction``."""
         memory = self.memory
         self.seeker, self.hashes, self.found = sequence, None, _NOTHING
         # Blocks that were never computed and that no other request shares are not looked up.
@@ -198,7 +191,6 @@ class CachedTransaction(PagedTransaction):
         return blocks - len(self.found) + [*map(references.__getitem__, self.found)].count(0)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """See ``PagedTransaction``."""
         self.seeker = None
         self.free -= blocks
         sequence.computed_tokens = known = len(self.found) * self.block_size
@@ -206,13 +198,11 @@ class CachedTransaction(PagedTransaction):
         self.extend(sequence, known + tokens)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
-        """See ``PagedTransaction``."""
         self.memory.hold(sequence, tokens)
 
     # For steps that handle the running sequences one by one.
 
     def preempt(self, sequence: Sequence) -> None:
-        """See ``PagedTransaction``."""
         memory, before = self.memory, self.memory.free
         memory.preempt_deciding(sequence, self.decode_step)
         self.free += memory.free - before
@@ -270,7 +260,6 @@ class CachedMemory(PagedMemory):
         return self.contents
 
     def log_no_contents(self) -> None:
-        """See ``Memory``."""
         self.contents = self.pool.contents = self.contents_kept = None
 
     def asked(self) -> Asked:
@@ -289,7 +278,6 @@ class CachedMemory(PagedMemory):
         return self.pool.evicted_blocks
 
     def transaction(self, decode_step: int) -> CachedTransaction:
-        """See ``Memory``."""
         self.tables.grow_until(decode_step)
         transaction = self._transaction
         transaction.free = self.free
@@ -343,7 +331,6 @@ class CachedMemory(PagedMemory):
         super().stall(sequence, decode_step)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
         self.tables.grow_until(decode_step + 1)
         for sequence in leaving:
             if sequence in self.partial:
@@ -359,7 +346,6 @@ class CachedMemory(PagedMemory):
         return tokens - (self._ahead and tokens > sequence.start_tokens)
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """See ``PagedMemory``."""
         gone, self._gone = self._gone, set()
         for sequence in preempted:
             if sequence not in gone:
@@ -381,7 +367,6 @@ class CachedMemory(PagedMemory):
         self._give_up(sequence, decode_step, at_row(self.cache_log.row), returns=False)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``PagedMemory``."""
         if self.partial:
             leaving = self._drop_partial(leaving, decode_step)
         self._release(tuple(leaving), decode_step, returns=False)
@@ -435,7 +420,6 @@ class CachedMemory(PagedMemory):
         return steps
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
-        """See ``Memory``."""
         if not self.pool.num_shared:
             return 0
         tables = self.tables.tables

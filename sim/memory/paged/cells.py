@@ -103,7 +103,6 @@ class CellMemory(PagedMemory):
         self._transaction: CellTransaction = CellTransaction(self)
 
     def transaction(self, decode_step: int) -> CellTransaction:
-        """See ``PagedMemory``."""
         super().transaction(decode_step)
         return self._transaction
 
@@ -119,7 +118,6 @@ class CellMemory(PagedMemory):
 
     @property
     def evicted_blocks(self) -> int:
-        """See ``Memory``."""
         return self.evicted
 
     def forget(self, slot: int, decode_step: int) -> int:
@@ -143,12 +141,10 @@ class CellMemory(PagedMemory):
         self.cached_level.end_row(self.cached_blocks)
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``PagedMemory``."""
         self.cached_level.enter_row(self.cached_blocks)
         return super().advance(state, steps)
 
     def cached_block_ids(self) -> np.ndarray:
-        """See ``Memory``."""
         if self.tables is None:
             return super().cached_block_ids()
         return np.fromiter(chain(*self.tables.kept.values()), dtype=np.int64)

@@ -185,7 +185,6 @@ class BlockCounts(Memory):
         return (*self.meter, *skipped, *states, *shared)
 
     def log_no_contents(self) -> None:
-        """See ``Memory``."""
         if self.cache is not None:
             self.cache.log_no_contents()
         self.contents_kept = None
@@ -197,7 +196,6 @@ class BlockCounts(Memory):
 
     @property
     def evicted_blocks(self) -> int:
-        """See ``Memory``."""
         return self.cache.pool.evicted_blocks if self.cache else 0
 
     def cached_block_ids(self) -> np.ndarray:

@@ -158,14 +158,12 @@ class DeferredMemory(PagedMemory):
         return limit
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``PagedMemory``."""
         if steps and self.regions.cached:
             self._map_first(state.decode_step)
         self.cached_level.enter_row(self.regions.cached)
         return super().advance(state, steps)
 
     def cached_block_ids(self) -> np.ndarray:
-        """See ``Memory``."""
         if self.tables is None:
             return super().cached_block_ids()
         regions = self.tables.regions

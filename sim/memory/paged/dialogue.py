@@ -78,7 +78,6 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
         self._claimed: set[int] = set()
 
     def transaction(self, decode_step: int) -> PagedTransaction:
-        """See ``PagedMemory``."""
         self._promised.clear()
         self._joining = False
         self._taken.clear()

@@ -90,7 +90,6 @@ class OffloadTransaction(PagedTransaction):
         return at_once <= free - memory.blocks_to_come() - memory.step_blocks
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``."""
         if self.lacks_all:
             return self.memory.num_blocks + 1
         if sequence in self.memory.tier.loaded:
@@ -99,7 +98,6 @@ class OffloadTransaction(PagedTransaction):
         return super().lacking(sequence, tokens)
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``."""
         if self.lacks_all:
             return 0
         if sequence in self.memory.tier.loaded:
@@ -114,7 +112,6 @@ class OffloadTransaction(PagedTransaction):
         return tables.lacked(sequence, tables.tables[sequence], tokens, memory.slots_of(tokens), computed)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """See ``PagedTransaction``."""
         memory = self.memory
         assert memory.cache is not None and memory.group_tables is not None
         if sequence in memory.tier.loaded:
@@ -137,13 +134,11 @@ class OffloadTransaction(PagedTransaction):
         tables.reach(sequence, known, known + tokens, known + tokens)
 
     def preempt(self, sequence: Sequence) -> None:
-        """See ``PagedTransaction``."""
         self.memory.tier.preempt(sequence)
         self.memory.forget(sequence)
         super().preempt(sequence)
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
-        """See ``PagedTransaction``."""
         self.grow_tables(1)
         return self.memory.end_decision(computed)
 
@@ -210,7 +205,6 @@ class HostTierMemory(PagedMemory, ABC):
         self._has_freed = False
 
     def log_no_contents(self) -> None:
-        """See ``Memory``."""
         self.tier.cache.contents = None
         super().log_no_contents()
 
@@ -467,7 +461,6 @@ class OffloadedMemory(HostTierMemory):
         self._transaction = OffloadTransaction(self)
 
     def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
-        """See ``HostTierMemory``."""
         size, stop = self.block_size, -(-tokens // self.block_size)
         skipped = tuple(kind.in_chunk(tokens, tokens, tokens, sequence.prefill_end) for kind in self.giving)
         self._hold(stop, skipped)
@@ -477,7 +470,6 @@ class OffloadedMemory(HostTierMemory):
         self.partial[sequence] = Partial(stop, skipped, max(known, passed * size), known)
 
     def _loaded(self, sequence: Sequence) -> None:
-        """See ``HostTierMemory``."""
         held, computed = self.partial[sequence], sequence.computed_tokens
         self.partial[sequence] = held._replace(computed_tokens=computed, known_tokens=computed)
 
@@ -488,7 +480,6 @@ class OffloadedMemory(HostTierMemory):
     # A victim of the decision has no tables any more; every other sequence that leaves has finished.
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
         assert self.group_tables is not None
         self.group_tables.grow_until(decode_step)
         if not self._stalled.keys().isdisjoint(leaving := [*leaving]):
@@ -557,7 +548,6 @@ class OffloadedMemory(HostTierMemory):
         self.deferred[sequence] = tables.detach(sequence)
 
     def _free_deferred(self) -> None:
-        """See ``HostTierMemory``."""
         self._has_freed = bool(self.deferred)
         if not self.deferred:
             return

@@ -148,7 +148,6 @@ class PagedMemory(BlockCounts):
             self.group_tables.park(sequence)
 
     def pass_windows(self, sequence: Sequence) -> None:
-        """See ``Memory``."""
         if self.is_plain:
             return
         held = self.partial[sequence]
@@ -192,7 +191,6 @@ class PagedMemory(BlockCounts):
             tables.drop(sequence)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
         tables = self.tables or self.group_tables
         if tables:
             tables.grow_until(decode_step + 1)
@@ -266,13 +264,11 @@ class PagedMemory(BlockCounts):
         self._settle_cache(after_step(decode_step))
 
     def settle(self, state: State, steps: int) -> None:
-        """See ``Memory``."""
         tables = self.tables or self.group_tables
         if tables:
             tables.grow_until(state.decode_step + steps)
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
-        """See ``Memory``."""
         return self.cache.repeated_slots(self._idle_tables(admitted)) if self.cache else 0
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:

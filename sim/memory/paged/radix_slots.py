@@ -66,12 +66,10 @@ class SlotRadixMemory(RadixMemory):
         self._taken: list[int] = []
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """See ``RadixMemory``."""
         super().admit(sequence, decode_step, padded_tokens, past)
         self._begin(sequence)
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
-        """See ``RadixMemory``."""
         super().prefill(sequence, decode_step)
         self._begin(sequence)
 
@@ -99,7 +97,6 @@ class SlotRadixMemory(RadixMemory):
         return np.fromiter(chain.from_iterable(self.tree.slots.values()), dtype=np.int64)
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``RadixMemory``."""
         self.settle(state, steps)
         row, self._row = self._row, None
         assert row is not None
@@ -108,7 +105,6 @@ class SlotRadixMemory(RadixMemory):
         return row
 
     def _take_for_prefills(self) -> None:
-        """See ``RadixMemory``."""
         super()._take_for_prefills()
         for sequence, tokens in self._batch:
             self.tables.hold(sequence, tokens)
@@ -132,7 +128,6 @@ class SlotRadixMemory(RadixMemory):
         self._taken.clear()
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
-        """See ``RadixMemory``."""
         self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[self.holdings[sequence].pages :])
         super().drop(sequence, decode_step)
 
@@ -175,7 +170,6 @@ class SlotRadixMemory(RadixMemory):
         return node
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``RadixMemory``."""
         decoded = [sequence for sequence in leaving if sequence in self.holdings]
         super().release(decoded, decode_step)
         for sequence in decoded:

@@ -179,7 +179,6 @@ class SkippedStates(SkippedBlocks):
         self._groups = groups
 
     def in_chunk(self, known: int, computed: int, tokens: int, prefill_end: int) -> int:
-        """See ``SkippedBlocks``."""
         size, exports = self._size, self._groups.exports
         ends = {-(-at // size) for at in (known, computed, tokens)}
         # Of the chunk in flight, and of this one.

@@ -81,7 +81,6 @@ class SpeculativeTransaction(PagedTransaction):
         return length if pads else tokens
 
     def look_up(self, sequence: Sequence) -> int | None:
-        """See ``PagedTransaction``."""
         cache, kinds = self.memory.cache, self.memory.groups.kinds
         if cache is None:
             # What a sequence comes with has no blocks yet.
@@ -93,7 +92,6 @@ class SpeculativeTransaction(PagedTransaction):
         return self.known
 
     def lacking(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``."""
         cache, known = self.memory.cache, sequence.start_tokens
         if cache is not None and cache.computes_now(self.group_found):
             # The state at the end of the prefix is only available after this step.
@@ -103,7 +101,6 @@ class SpeculativeTransaction(PagedTransaction):
         return max(whole, self._at_once(sequence, tokens))
 
     def beyond(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``."""
         now = tokens - self.known
         if self.memory.cache is not None and self.memory.cache.computes_now(self.group_found):
             return 0
@@ -120,7 +117,6 @@ class SpeculativeTransaction(PagedTransaction):
         return 0 if self.memory.cache is None else self.memory.cache.to_take(self.group_found)
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """See ``PagedTransaction``."""
         sequence.computed_tokens = self.known
         self.memory.enter(sequence, self.group_found, self.known)
         self._enter_with(sequence, self.known, tokens)
@@ -133,7 +129,6 @@ class SpeculativeTransaction(PagedTransaction):
         self._reach(sequence, known + tokens, sequence.start_tokens)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
-        """See ``PagedTransaction``."""
         memory = self.memory
         computed, _, processed = memory.progress(sequence, self.decode_step)
         memory.kept.skip(sequence, processed)
@@ -143,7 +138,6 @@ class SpeculativeTransaction(PagedTransaction):
         return memory.kept.lacked(sequence, memory.kept.tables[sequence], until, slots, computed)
 
     def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """See ``PagedTransaction``."""
         memory = self.memory
         computed, known, _ = memory.progress(sequence, self.decode_step)
         if sequence in memory.prefilling:
@@ -157,7 +151,6 @@ class SpeculativeTransaction(PagedTransaction):
         self.free = self.memory.free
 
     def preempt(self, sequence: Sequence) -> None:
-        """See ``PagedTransaction``."""
         self.memory.drop_table(sequence)
         self.memory.drafts.pop(sequence, None)
         self.free = self.memory.free
@@ -172,12 +165,10 @@ class SpeculativeTransaction(PagedTransaction):
         )
 
     def is_in_flight(self, sequence: Sequence) -> bool:
-        """See ``PagedTransaction``."""
         computed, processed = self.memory.prefilling[sequence]
         return processed < computed
 
     def pass_over(self, sequence: Sequence) -> None:
-        """See ``PagedTransaction``."""
         computed, _ = self.memory.prefilling[sequence]
         self.memory.prefilling[sequence] = computed, computed
 
@@ -245,7 +236,6 @@ class SpeculativeMemory(PagedMemory):
     # --- What the transaction asks for ---
 
     def transaction(self, decode_step: int) -> SpeculativeTransaction:
-        """See ``Memory``."""
         if self._is_decided:
             # The last decision led to no step: what was in flight is known by now.
             self._land()
@@ -338,12 +328,10 @@ class SpeculativeMemory(PagedMemory):
         state.accept({sequence: verified.kept for sequence, verified in self._verified.items() if verified.kept})
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:
-        """See ``PagedMemory``."""
         tables = self.kept.tables
         return [tables[each] for each in (*self.prefilling, *self._standing, *admitted) if each in tables]
 
     def advance(self, state: State, steps: int) -> Meter:
-        """See ``Memory``."""
         if steps:
             self._verify(state)
         self._is_decided = False
@@ -430,17 +418,14 @@ class SpeculativeMemory(PagedMemory):
         self.prefilling[sequence] = computed, before if self.groups.ahead else computed
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
-        """See ``Memory``."""
         self.stand(sequence, sequence.held_tokens(decode_step))
 
     def pass_windows(self, sequence: Sequence) -> None:
-        """See ``Memory``."""
         self.kept.skip(sequence, self._standing[sequence])
         self.free = self.kept.pool.num_free
         self._end_row()
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
         for sequence in leaving:
             self._pass_at_end(sequence)
             self.drop_table(sequence)
@@ -448,7 +433,6 @@ class SpeculativeMemory(PagedMemory):
         self._end_row()
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
         for sequence in leaving:
             self._publish(sequence, sequence.held_tokens(decode_step))
             self._pass_at_end(sequence)

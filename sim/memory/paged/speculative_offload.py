@@ -27,13 +27,11 @@ class SpeculativeOffloadTransaction(OffloadTransaction, SpeculativeTransaction):
     memory: SpeculativeOffloadedMemory
 
     def enter(self, sequence: Sequence, tokens: int, blocks: int) -> None:
-        """See ``PagedTransaction``."""
         super().enter(sequence, tokens, blocks)
         if sequence.computed_tokens + tokens < sequence.start_tokens:
             self.memory.in_progress[sequence] = None
 
     def _continue(self, sequence: Sequence, tokens: int) -> None:
-        """See ``OffloadTransaction``."""
         known = sequence.computed_tokens
         self.memory.resume(sequence, known)
         self._enter_with(sequence, known, tokens)
@@ -78,11 +76,9 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
     # --- Loads ---
 
     def slots_of(self, tokens: int) -> int:
-        """See ``HostTierMemory``."""
         return self.slots_with_lookahead(tokens)
 
     def blocks_to_come(self) -> int:
-        """See ``HostTierMemory``."""
         tables, blocks = self.kept, 0
         for sequence in self.in_progress:
             start = sequence.start_tokens
@@ -102,7 +98,6 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         self.stand(sequence, max(known, passed))
 
     def _loaded(self, sequence: Sequence) -> None:
-        """See ``HostTierMemory``."""
         self.stand(sequence, sequence.computed_tokens)
 
     # --- Steps ---
@@ -111,17 +106,14 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         return [*super()._held_tables(), *self.deferred.items()]
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        """See ``Memory``."""
         super().admit(sequence, decode_step, padded_tokens, past)
         self.in_progress.pop(sequence, None)
 
     def drop_table(self, sequence: Sequence) -> None:
-        """See ``SpeculativeMemory``."""
         super().drop_table(sequence)
         self.in_progress.pop(sequence, None)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``."""
         for sequence in leaving:
             # What its windows have passed comes free after the blocks of those before it.
             self._finish(sequence)
@@ -144,7 +136,6 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         self._end_row()
 
     def _free_deferred(self) -> None:
-        """See ``HostTierMemory``."""
         self._has_freed = bool(self.deferred)
         for sequence, tables in self.deferred.items():
             self.kept.give_back_all(tables)

@@ -73,7 +73,6 @@ class StreamMemory(ReservedMemory):
         self._prefills: dict[Sequence, int] = {}
 
     def transaction(self, decode_step: int) -> StreamTransaction:
-        """See ``ContiguousMemory``."""
         self._transaction = taken = StreamTransaction(self)
         return taken
 
@@ -125,7 +124,6 @@ class StreamMemory(ReservedMemory):
         return live + sum(self._prefills.values()), *others
 
     def cached_block_ids(self) -> np.ndarray:
-        """See ``Memory``."""
         if self.tables is None:
             return super().cached_block_ids()
         streams, size = self.tables.kept, self.block_size

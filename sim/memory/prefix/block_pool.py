@@ -173,7 +173,6 @@ class LeastRecentlyUsed(FreeKVCacheBlockQueue):
     """As ``FreeKVCacheBlockQueue``, but blocks with and without a hash go to the end: vLLM before 0.24."""
 
     def free_n(self, blocks: Sequence[int], unhashed: Sequence[int]) -> None:
-        """See ``FreeKVCacheBlockQueue``."""
         self.append_n(blocks)
 
 

@@ -157,13 +157,11 @@ class SettledContentsLog(ContentsLog):
         self.holdings = Table(HOLDING)
 
     def on_freed(self, blocks: Iterable[int], moment: int = 0) -> None:
-        """See ``ContentsLog``."""
         blocks = [*blocks]
         self._since.update(dict.fromkeys(blocks, _PENDING))
         self._freed += blocks
 
     def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
-        """See ``ContentsLog``."""
         if not blocks:
             return
         names = self._in_chains(names)
@@ -172,14 +170,12 @@ class SettledContentsLog(ContentsLog):
             self._held.append((names, -1))
 
     def on_named(self, names: Iterable[int], free: int) -> None:
-        """See ``ContentsLog``."""
         names = self._in_chains(names)
         if self.holdings is not None:
             self._held.append((names, 1))
         super().on_named(names, free)
 
     def on_released(self, names: Iterable[int], free: int) -> None:
-        """See ``ContentsLog``."""
         super().on_released(self._in_chains(filter(None, names)), free)
 
     def settle(self, moment: int) -> None:
@@ -197,7 +193,6 @@ class SettledContentsLog(ContentsLog):
         self._freed, self._ended, self._held = [], [], []
 
     def seal(self, kept: dict[int, int]) -> None:
-        """See ``ContentsLog``."""
         if self._freed or self._ended:
             raise SimulationFault("the cached level changed after it was settled for the last time")
         super().seal(dict(zip(kept, self._in_chains(kept.values()), strict=True)))

@@ -147,7 +147,6 @@ class CoreResidency(BlockResidency):
         self.lives, self.hit_lives, self.gaps = Table(("ticks",)), Table(HIT_LIFE), Table(HIT_GAP)
 
     def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
-        """See ``BlockResidency``."""
         hit, gaps = self.hit_lives.columns(), self.gaps.columns()
         untouched, nothing = not len(hit["ticks"]), (np.zeros(0, dtype=np.int64),) * 2
         before = 0

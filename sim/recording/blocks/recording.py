@@ -182,14 +182,12 @@ class BlockRecording(Observer):
         self._most_columns, self._most_rows = most_columns, most_rows
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
-        """See ``Observer``."""
         self._begin(engine, refused)
         self._state = engine.state
         memory, layout = engine.memory, self._layout
         self._reader = TableReader(memory, layout) if layout.name == PAGED else None
 
     def core_started(self, views: BlockViews, refused: np.ndarray) -> None:
-        """See ``Observer``."""
         self._begin(views, refused)
         codes = {bucket: CODES[bucket] for bucket in _OF_TABLES}
         limits = MapLimits(
