@@ -69,9 +69,13 @@ def _bounds(found: dict[str, Any]) -> str:
         return "."
     rates = (100 * found[f"{name}hit_blocks"] / found["asked_blocks"] for name in ("", "fixed_schedule_", "infinite_"))
     actual, fixed, infinite = (f"{rate:.1f} %" for rate in rates)
+    # Of several KV groups the bound is no less than what the best order hits, and no pool is known to suffice.
+    most, closing = "at most ", ""
+    if "closing_blocks" in found:
+        most, closing = "", f", for which {found['closing_blocks']:,} blocks suffice"
     return (
-        f"; of the blocks that requests ask for {actual} are hit, where the best order of eviction would have hit {fixed} and a cache"
-        f" without end {infinite}, on the same schedule, for which {found['closing_blocks']:,} blocks suffice.{_time_to_live(found)}"
+        f"; of the blocks that requests ask for {actual} are hit, where the best order of eviction would have hit {most}{fixed} and a"
+        f" cache without end {infinite}, on the same schedule{closing}.{_time_to_live(found)}"
     )
 
 

@@ -49,7 +49,8 @@ def cluster_cache_summary(run: ClusterRun) -> dict[str, Any] | None:
     bounds = [each for each in found if each is not None and "asked_blocks" in each]
     if len(bounds) == len(parts):
         together |= {name: sum(each[name] for each in bounds) for name in _BLOCKS}
-        together["closing_blocks"] = max(each["closing_blocks"] for each in bounds)
+        if all("closing_blocks" in each for each in bounds):
+            together["closing_blocks"] = max(each["closing_blocks"] for each in bounds)
     copies = {"duplicates": duplicate_slot_ticks(run)}
     together["duplicates"] = {unit: found["duplicates"] for unit, found in shares_of_pool(first, copies, pool).items()}
     return together

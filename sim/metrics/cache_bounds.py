@@ -48,14 +48,15 @@ class CacheBounds:
         hits: The run's own.
         fixed_schedule: The most in any order of eviction, with the run's schedule.
         infinite: Those in a cache that evicts nothing, with the run's schedule.
-        closing_blocks: The smallest pool, of this one and larger ones (``num_gpu_blocks``), with which ``fixed_schedule`` is ``infinite``.
+        closing_blocks: The smallest pool, of this one and larger ones (``num_gpu_blocks``), with which ``fixed_schedule`` is ``infinite``;
+            None where a hit takes blocks beside those that are counted.
     """
 
     asked: int
     hits: int
     fixed_schedule: int
     infinite: int
-    closing_blocks: int
+    closing_blocks: int | None
 
     @property
     def policy_gap(self) -> int:
@@ -72,20 +73,24 @@ class CacheBounds:
 def cache_bounds(run: Run) -> CacheBounds | None:
     """How many blocks other orders of eviction and larger pools could have hit; None where ``cache_worth`` is None.
 
-    None also where a hit takes more than the cached prefix: of several KV groups, or with a drafter.
+    Of several KV groups, and with a drafter whose look-ups drop a block, the blocks are those of one group that keeps every token.
+    ``fixed_schedule`` is then no less than the best order hits: the blocks of the other groups take no room. None without such a group.
     """
     worth, contents = cache_worth(run), run.replica.memory.contents_kept
-    if worth is None or contents is None or not contents.hits_prefixes:
+    if worth is None or contents is None or not contents.has_bounds:
         return None
-    names = worth.names
+    names, could_hit = worth.names, contents.could_hit()
+    asked = int((names.stop - names.first).sum())
+    if could_hit is not None:
+        names, asked = CachedNames(contents, could_hit), asked // contents.num_kv_groups
     spans, held = _spans(_touches(names))
     kept = most_kept(names.events["free"], spans)
     return CacheBounds(
-        asked=int((names.stop - names.first).sum()),
+        asked=asked,
         hits=int(names.events["blocks"][names.events["kind"] == LOOKED_UP].sum()),
         fixed_schedule=held + sum(kept.hits.values()),
         infinite=held + int(spans.blocks.sum()),
-        closing_blocks=run.replica.num_blocks + kept.missing,
+        closing_blocks=run.replica.num_blocks + kept.missing if could_hit is None else None,
     )
 
 
@@ -126,12 +131,17 @@ def _bounds(run: Run, worth: CacheWorth, pool_slot_ticks: int) -> dict[str, Any]
     bounds = cache_bounds(run)
     if bounds is None:
         return {}
-    kept = shortest(worth, bounds.asked)
-    return {
+    found: dict[str, Any] = {
         "asked_blocks": bounds.asked,
         "hit_blocks": bounds.hits,
         "fixed_schedule_hit_blocks": bounds.fixed_schedule,
         "infinite_hit_blocks": bounds.infinite,
+    }
+    if bounds.closing_blocks is None:
+        # Nor does the loss of one block say how much of a hit is lost.
+        return found
+    kept = shortest(worth, bounds.asked)
+    return found | {
         "closing_blocks": bounds.closing_blocks,
         "time_to_live": {
             "seconds": kept.ticks // PER_SECOND,

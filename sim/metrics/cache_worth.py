@@ -101,15 +101,20 @@ def cache_worth(run: Run) -> CacheWorth | None:
 
 
 def asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Blocks of each of some stays that a look-up asks for after the stay, int64."""
-    blocks = stays["blocks"]
-    if not len(blocks):
-        return blocks
-    before = np.cumsum(blocks) - blocks
-    places = np.repeat((names.place_of(stays["name"]) - before).astype(np.int32), blocks)
-    places += np.arange(len(places), dtype=np.int32)
-    again = names.last[places] >= np.repeat(stays["look_ups"].astype(np.int32), blocks)
-    return np.add.reduceat(again, before, dtype=np.int64)
+    """Blocks of each of some stays that a look-up asks for after the stay, int64.
+
+    Stays have one block each, or look-ups ask for each chain from its first block on: those that are asked for again then come first.
+    """
+    first, look_ups = names.place_of(stays["name"]), stays["look_ups"]
+    low, high = np.zeros_like(first), stays["blocks"].copy()
+    some = np.arange(len(first))
+    while len(some):
+        middle = (low[some] + high[some]) >> 1
+        again = names.last[first[some] + middle] >= look_ups[some]
+        low[some[again]] = middle[again] + 1
+        high[some[~again]] = middle[~again]
+        some = some[low[some] < high[some]]
+    return low
 
 
 def _changes(since: np.ndarray, until: np.ndarray, slots: np.ndarray) -> dict[str, np.ndarray]:

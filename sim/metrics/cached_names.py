@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..memory.prefix.chains import PLACE_BITS, Paths
-from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED, Asked, ContentsLog
+from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED, TAKEN, Asked, ContentsLog, OneGroup
 
 
 class Contents(Protocol):
@@ -36,6 +36,9 @@ class Contents(Protocol):
 class CachedNames:
     """The names of one run with a prefix cache.
 
+    Args:
+        only: The names and events of one group, and of what look-ups ask for only this; None for all.
+
     Attributes:
         stays, kept, events: Columns of the log of the contents.
         size: Number of places.
@@ -44,10 +47,15 @@ class CachedNames:
         ranges: The ranges of each look-up lie between two entries, int64 [look-ups + 1]; none of one that asks for nothing.
     """
 
-    def __init__(self, kept: Contents) -> None:
+    def __init__(self, kept: Contents, only: OneGroup | None = None) -> None:
         log = kept.sealed_contents()
         self.stays, self.kept, self.events = log.stays.columns(), log.kept.columns(), log.events.columns()
-        chain, start, stop = self._asked(kept)
+        if only is not None:
+            # What happens to other groups changes only how many blocks are free.
+            kind, chains = self.events["kind"], self.events["name"] >> PLACE_BITS
+            others = (kind != LOOKED_UP) & (chains % kept.num_kv_groups != only.place)
+            self.events = self.events | {"kind": np.where(others, TAKEN, kind)}
+        chain, start, stop = self._asked(kept, only)
         names = np.concatenate([self.stays["name"], self.events["name"][self._named()]])
         ends = names + np.concatenate([self.stays["blocks"], self.events["blocks"][self._named()]])
         places = np.concatenate([(chain << PLACE_BITS) + start, names])
@@ -70,9 +78,11 @@ class CachedNames:
     def _named(self) -> np.ndarray:
         return np.flatnonzero((self.events["kind"] == NAMED) | (self.events["kind"] == RELEASED))
 
-    def _asked(self, kept: Contents) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _asked(self, kept: Contents, only: OneGroup | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chain, and first and last place (exclusive), of what each look-up asks for."""
-        asked, groups = kept.asked(), kept.num_kv_groups
+        asked, places = kept.asked(), np.arange(kept.num_kv_groups)
+        if only is not None:
+            asked, places = asked._replace(stop=only.blocks), places[only.place : only.place + 1]
         row = self.events["name"][self.events["kind"] == LOOKED_UP]
         index, least, most = (column[row] for column in asked)
         paths = kept.paths_of(np.unique(index))
@@ -92,9 +102,9 @@ class CachedNames:
         stop = np.where(is_own, until, np.minimum(stops[link], until))
         start = np.maximum(np.where(nth > 0, stops[link - 1], 0), np.repeat(least, counts))
         some = start < stop
-        of_row = np.repeat(row, counts)[some]
+        of_row, groups = np.repeat(row, counts)[some], len(places)
         self.ranges = np.append(0, np.cumsum(groups * np.bincount(of_row, minlength=len(asked.requests))))
-        chains = np.repeat(chain[some], groups) * groups + np.tile(np.arange(groups), np.count_nonzero(some))
+        chains = np.repeat(chain[some], groups) * kept.num_kv_groups + np.tile(places, np.count_nonzero(some))
         return chains, np.repeat(start[some], groups), np.repeat(stop[some], groups)
 
     def place_of(self, names: np.ndarray) -> np.ndarray:

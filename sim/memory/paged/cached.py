@@ -230,7 +230,7 @@ class CachedMemory(PagedMemory):
     _transaction: CachedTransaction
     tables: CachedTables
     cache_log: CacheLog
-    num_kv_groups, hits_prefixes = 1, True
+    num_kv_groups, has_bounds = 1, True
 
     def __init__(
         self, num_blocks: int, block_size: int, chains: Chains, order: type[FreeKVCacheBlockQueue], ahead: bool
@@ -267,6 +267,9 @@ class CachedMemory(PagedMemory):
         look_ups = self.cache_log.look_up_columns()
         stop = lookup_blocks(look_ups["known_tokens"], self.block_size)
         return Asked(look_ups["index"], np.zeros_like(stop), stop)
+
+    def could_hit(self) -> None:
+        """See ``ContentsKept``."""
 
     def paths_of(self, requests: np.ndarray) -> Paths:
         """See ``ContentsKept``."""

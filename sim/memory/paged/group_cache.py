@@ -40,7 +40,8 @@ from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, GroupClass, PageG
 from ..accounting.repeats import idle_repeats
 from ..prefix import BlockPool, Chains, lookup_blocks
 from ..prefix.chains import Paths
-from ..prefix.contents_log import Asked, SettledContentsLog
+from ..prefix.contents_log import LOOKED_UP, NAMED, Asked, OneGroup, SettledContentsLog
+from ..prefix.published import Cached, Published
 
 #: Entry of a released block, like vLLM's null block; the following entries keep their places in the table.
 NULL_BLOCK = None
@@ -115,7 +116,7 @@ class GroupCache:
         self.num_kv_groups = groups.number
         #: Those of requests that share nothing are logged, too.
         self.unshared: Values[bool] = (False,)
-        self.hits_prefixes = groups.kinds == (FULL,) and not groups.drops_block
+        self.has_bounds = FULL in groups.kinds and not groups.sizes
         if not chains.unshared or not all(chains.unshared):
             pool.contents = self.log.contents = SettledContentsLog(groups.number)
         self.states: list[tuple[Sequence, int, int, int, int]] | None = None
@@ -163,29 +164,15 @@ class GroupCache:
     def look_up(self, sequence: Sequence) -> Found:
         """The longest cached prefix of a waiting sequence's tokens, without its last token, in all groups."""
         names = self.names_of(sequence)
-        blocks = lookup_blocks(sequence.start_tokens, self._size)
         if self._groups.kinds == (FULL,):
             # As below, for the most frequent case; a block's hash is its name.
             self._junction[sequence] = 0
-            found: Table = [*self.pool.get_cached_blocks(names[:blocks])]
+            asked = lookup_blocks(sequence.start_tokens, self._size)
+            found: Table = [*self.pool.get_cached_blocks(names[:asked])]
             if self._groups.drops_block:
                 del found[-1:]
             return Found((found,), len(found))
-        longest, before, first = 0, -1, True
-        # Each class may shorten the prefix that another one has accepted. Groups that keep every token have all shorter ones, too.
-        while blocks != before:
-            before = blocks
-            for seeker in self._seekers:
-                if seeker.kind == FULL:
-                    if not first:
-                        continue
-                    blocks = self._prefix(seeker, names[: sequence.start_tokens // self._hashed], blocks)
-                elif seeker.kind == SLIDING:
-                    blocks = self._end_in_windows(seeker, names, blocks)
-                else:
-                    blocks = self._end_at_state(seeker, names, blocks)
-                longest = max(longest, blocks)
-            first = False
+        blocks, longest = self._longest(self.pool, names, sequence.start_tokens)
         tables: list[Table] = []
         for place, kind in enumerate(self._groups.kinds):
             if kind == RING:
@@ -202,7 +189,47 @@ class GroupCache:
         self._junction[sequence] = longest if longest > blocks else 0
         return Found(tuple(tables), blocks)
 
-    def _prefix(self, seeker: _Seeker, names: list[int], most: int) -> int:
+    def _longest(self, cached: Cached, names: list[int], tokens: int) -> tuple[int, int]:
+        """Blocks of the longest prefix of so many tokens, without the last one, that all groups have; and of the longest of some."""
+        blocks = lookup_blocks(tokens, self._size)
+        longest, before, first = 0, -1, True
+        # Each class may shorten the prefix that another one has accepted. Groups that keep every token have all shorter ones, too.
+        while blocks != before:
+            before = blocks
+            for seeker in self._seekers:
+                if seeker.kind == FULL:
+                    if not first:
+                        continue
+                    blocks = self._prefix(cached, seeker, names[: tokens // self._hashed], blocks)
+                elif seeker.kind == SLIDING:
+                    blocks = self._end_in_windows(cached, seeker, names, blocks)
+                else:
+                    blocks = self._end_at_state(cached, seeker, names, blocks)
+                longest = max(longest, blocks)
+            first = False
+        return blocks, longest
+
+    def could_hit(self) -> OneGroup | None:
+        """See ``ContentsKept``: the blocks of a full group that each look-up would have hit if no block had lost its hash."""
+        published, groups = Published(self._number), self._groups
+        if groups.kinds == (FULL,) and not groups.drops_block:
+            return None
+        look_ups = self.log.look_up_columns()
+        requests, tokens = look_ups["index"].tolist(), look_ups["known_tokens"].tolist()
+        hits = np.zeros(len(requests), dtype=np.int64)
+        events = self.sealed_contents().events.columns()
+        alone = groups.kinds == (FULL,) and groups.drops_block
+        for kind, name, blocks in zip(*(events[column].tolist() for column in ("kind", "name", "blocks")), strict=True):
+            if kind == NAMED:
+                published.add(name, blocks)
+            elif kind == LOOKED_UP:
+                names = self._chains.names(requests[name])
+                # Without other groups no further block is asked for.
+                names = names[: lookup_blocks(tokens[name], self._size)] if alone else names
+                hits[name] = self._longest(published, names, tokens[name])[0]
+        return OneGroup(groups.kinds.index(FULL), hits)
+
+    def _prefix(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
         """Length of a prefix that all groups of a class have, of at most so many blocks of ``block_size``.
 
         Of those with a drafter one more block is asked for, and the last one is dropped.
@@ -211,28 +238,28 @@ class GroupCache:
         blocks = most * seeker.ratio + dropped
         for place in seeker.places:
             asked = [self._hash(name, place) for name in seeker.names(names, 0, blocks)]
-            blocks = len(self.pool.get_cached_blocks(asked))
+            blocks = len(cached.get_cached_blocks(asked))
         return max(0, blocks - dropped) // seeker.ratio
 
-    def _end_in_windows(self, seeker: _Seeker, names: list[int], most: int) -> int:
+    def _end_in_windows(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
         """As ``_prefix``, for groups of which only the blocks of the window before its end must be there."""
         run, ratio = 0, seeker.ratio
         asked = seeker.names(names, 0, most * ratio)
         for place in reversed(range(len(asked))):
             # A run ends where a block of ``block_size`` does.
             if run or not (place + 1) % ratio:
-                run = run + 1 if self._has(seeker, asked[place]) else 0
+                run = run + 1 if self._has(cached, seeker, asked[place]) else 0
             if run and run >= seeker.needed:
                 return (place + run) // ratio
         # A run that starts at the first block is a complete prefix.
         return run // ratio
 
-    def _end_at_state(self, seeker: _Seeker, names: list[int], most: int) -> int:
+    def _end_at_state(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
         """As ``_prefix``, for groups of which only the state at its end must be there."""
-        return next((place + 1 for place in reversed(range(most)) if self._has(seeker, names[place])), 0)
+        return next((place + 1 for place in reversed(range(most)) if self._has(cached, seeker, names[place])), 0)
 
-    def _has(self, seeker: _Seeker, name: int) -> bool:
-        return all(self.pool.is_cached(self._hash(name, place)) for place in seeker.places)
+    def _has(self, cached: Cached, seeker: _Seeker, name: int) -> bool:
+        return all(cached.is_cached(self._hash(name, place)) for place in seeker.places)
 
     def shares_in_windows(self) -> bool:
         """Whether tables of groups that release blocks share some."""

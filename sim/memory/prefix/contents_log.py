@@ -53,6 +53,18 @@ class Asked(NamedTuple):
     stop: np.ndarray
 
 
+class OneGroup(NamedTuple):
+    """The blocks of one KV group that look-ups could hit.
+
+    Attributes:
+        place: The group.
+        blocks: Of each look-up, from the first block on; int64 [look-ups].
+    """
+
+    place: int
+    blocks: np.ndarray
+
+
 class ContentsLog:
     """Stays and events of the blocks with hashes of one pool.
 
@@ -216,19 +228,24 @@ class ContentsKept(Protocol):
         block_size: Slots of a block.
         unshared: For each request, whether no other request has a common prefix with it; those of such requests are not logged.
         num_kv_groups: Chains of hashes of each chain of blocks.
-        hits_prefixes: Whether each look-up hits as many of its blocks as are cached without a gap.
+        has_bounds: Whether hits can be counted in the blocks of one group, all of which a hit has.
     """
 
     block_size: int
     unshared: Sequence[bool]
     num_kv_groups: int
-    hits_prefixes: bool
+    has_bounds: bool
 
     def asked(self) -> Asked:
         """The hashes that each look-up asks for."""
 
     def sealed_contents(self) -> ContentsLog:
         """Stays and events, complete."""
+
+    def could_hit(self) -> OneGroup | None:
+        """What look-ups could hit if nothing were evicted, on the schedule of the run; None where each hits as many of its blocks as are
+        cached without a gap.
+        """
 
     def paths_of(self, requests: np.ndarray) -> Paths:
         """Paths of requests, ascending, and perhaps of others."""

@@ -16,6 +16,7 @@ from family_runs import CopyCost
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.accounting.cache_log import CacheLog
+from fragmeter.sim.memory.accounting.kv_groups import PageGroups
 from fragmeter.sim.memory.accounting.worths import HOST_WORTHS, WORTHS
 from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.prefix.block_pool import BlockPool
@@ -43,6 +44,19 @@ KINDS: dict[str, tuple[dict[str, Any], int]] = {
     "drafts": (
         {"model": LONG_MODEL, "block_size": 4, "speculative_config": json.dumps(NGRAMS)},
         160,
+    ),
+    "drafts that drop a block": (
+        {
+            "model": LONG_MODEL,
+            "block_size": 4,
+            "speculative_config": json.dumps(NGRAMS | {"method": "eagle"}),
+            "kv_offloading_size": 0.08,
+        },
+        160,
+    ),
+    "windows and drafts": (
+        {"model": "gemma-3-27b", "gpu": "h200", "speculative_config": json.dumps(NGRAMS | {"method": "eagle"})},
+        2600,
     ),
 }
 each_kind = pytest.mark.parametrize(
@@ -127,6 +141,7 @@ class Diary:
             note(
                 ("host", "asked", None, {cache._hash(name, place) for name in beyond for place in range(cache._number)})
             )
+            note(("look-up", "of", most + 1, names))
             enter(cache, sequence, found)
 
         def recorded(tier, now, wait):
@@ -277,12 +292,47 @@ def test_the_worths_add_up_on_the_gpu_in_every_row_and_on_the_host_over_time(kin
             assert sum(host_slot_ticks(run).values()) == blocks * run.replica.block_size
 
 
+def longest(seen: set[int], names: list[int], tokens: int, groups: PageGroups, size: int) -> int:
+    """The longest prefix, in blocks, that each group can continue from if it has all of ``seen``; by trying all lengths."""
+
+    def has(place: int, start: int, stop: int) -> bool:
+        return all(names[at] * groups.number + place in seen for at in range(max(0, start), stop))
+
+    def goes_on(place: int, kind: str, blocks: int) -> bool:
+        window = -(-(groups.window_tokens - 1) // size)
+        needed = {"full": blocks, "sliding": window, "state": 1}[kind]
+        return has(place, blocks - needed, blocks + groups.drops_block)
+
+    # Which drafters drop a block of other groups is not tried here.
+    assert not groups.drops_block or groups.kinds == ("full",)
+    lengths = range((tokens - 1) // size - groups.drops_block, 0, -1)
+    return next((each for each in lengths if all(goes_on(*at, each) for at in enumerate(groups.kinds))), 0)
+
+
 @each_kind
-def test_bounds_are_of_one_group_without_a_drafter_that_drops_blocks(kind):
-    for seed in range(5):
-        run = served(kind, seed)
-        bounds = cache_bounds(run)
-        assert bounds is None or kind in ("host", "drafts")
-        if bounds is not None:
-            assert bounds.hits <= bounds.fixed_schedule <= bounds.infinite <= bounds.asked
-            assert bounds.hits * run.replica.block_size == run.replica.cache_log.look_up_columns()["hit_tokens"].sum()
+def test_an_infinite_cache_of_groups_hits_what_all_named_blocks_give(kind):
+    """Each look-up, beside the longest prefix of all blocks that were named before it; and the bounds of these."""
+    beyond, gaps = 0, Counter()
+    for seed in range(6):
+        run, lines = told(kind, seed)
+        kept, bounds, groups = run.replica.memory.contents_kept, cache_bounds(run), run.replica.memory.groups
+        if kept is None or bounds is None:
+            continue
+        assert bounds.hits <= bounds.fixed_schedule <= bounds.infinite <= bounds.asked
+        hit = run.replica.cache_log.look_up_columns()["hit_tokens"] // run.replica.block_size
+        alone = groups.number == 1 and not groups.drops_block
+        assert bounds.hits == hit.sum() and (bounds.closing_blocks is None) == (not alone)
+        gaps.update(policy=bounds.policy_gap, capacity=bounds.capacity_gap)
+        if (found := kept.could_hit()) is None:
+            continue
+        seen: set[int] = set()
+        most = []
+        for of, what, block, name in lines:
+            if (of, what) == ("gpu", "named"):
+                seen.add(name)
+            elif of == "look-up":
+                most.append(longest(seen, name, block, groups, run.replica.block_size))
+        assert found.blocks.tolist() == most
+        assert (found.blocks >= hit).all() and bounds.infinite <= found.blocks.sum()
+        beyond += int((found.blocks > hit).sum())
+    assert gaps.total() and (beyond or groups.kinds == ("full",))
