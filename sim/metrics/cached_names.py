@@ -60,14 +60,16 @@ class CachedNames:
         ends = names + np.concatenate([self.stays["blocks"], self.events["blocks"][self._named()]])
         places = np.concatenate([(chain << PLACE_BITS) + start, names])
         beyond = np.concatenate([(chain << PLACE_BITS) + stop, ends])
-        self._chains, inverse = np.unique(places >> PLACE_BITS, return_inverse=True)
-        least = np.full(len(self._chains), np.iinfo(np.int64).max)
-        most = np.full(len(self._chains), np.iinfo(np.int64).min)
-        np.minimum.at(least, inverse, places)
-        np.maximum.at(most, inverse, beyond)
-        before = np.cumsum(most - least) - (most - least)
-        #: Subtracted from a name of a chain it gives the place.
-        self._shift, self.size = least - before, int((most - least).sum())
+        chains = places >> PLACE_BITS
+        self._lowest = int(chains.min(initial=0))
+        chains -= self._lowest
+        number = int(chains.max(initial=-1)) + 1
+        least, most = np.full(number, np.iinfo(np.int64).max), np.full(number, np.iinfo(np.int64).min)
+        np.minimum.at(least, chains, places)
+        np.maximum.at(most, chains, beyond)
+        lengths = np.where(least < most, most - least, 0)
+        #: Of each chain, from the lowest number on: subtracted from a name it gives the place.
+        self._shift, self.size = least - (np.cumsum(lengths) - lengths), int(lengths.sum())
         self.first = self.place_of((chain << PLACE_BITS) + start)
         self.stop = self.first + stop - start
         self.last = np.full(self.size, -1, dtype=np.int32)
@@ -109,4 +111,4 @@ class CachedNames:
 
     def place_of(self, names: np.ndarray) -> np.ndarray:
         """Places of names, which ranges of the run have."""
-        return names - self._shift[np.searchsorted(self._chains, names >> PLACE_BITS)]
+        return names - self._shift[(names >> PLACE_BITS) - self._lowest]

@@ -47,18 +47,23 @@ def shortest(worth: CacheWorth, asked_blocks: int) -> TimeToLive:
         asked_blocks: Blocks that the look-ups of the run ask for.
     """
     lasted, hits = _stays(worth)
-    longest = np.argsort(-lasted, kind="stable")
+    hit = np.flatnonzero(hits)
+    longest = hit[np.argsort(-lasted[hit], kind="stable")]
     lost = np.cumsum(hits[longest])
     # The first stay whose hit may not be lost is kept to its end.
     first = int(np.searchsorted(lost, asked_blocks // _LOSS, side="right"))
     seconds = 0 if first == len(lost) else -(-int(lasted[longest[first]]) // PER_SECOND)
-    return time_to_live(worth, seconds * PER_SECOND)
+    return _cut(worth, seconds * PER_SECOND, lasted, hits)
 
 
 def time_to_live(worth: CacheWorth, ticks: int) -> TimeToLive:
     """What a time to live of so many ticks would have freed and lost."""
+    return _cut(worth, ticks, *_stays(worth))
+
+
+def _cut(worth: CacheWorth, ticks: int, lasted: np.ndarray, hits: np.ndarray) -> TimeToLive:
+    """As ``time_to_live``, from ``_stays``."""
     run, names = worth.run, worth.names
-    lasted, hits = _stays(worth)
     kept = run.log.end_ticks - ticks_of(run.log, names.kept["since"])
     unlogged, slots = _unlogged(worth)
     freed = dot(names.stays["blocks"], np.maximum(lasted - ticks, 0))

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ..memory.accounting.moments import AFTER_ROW, AFTER_STEP, IN_STEP, KIND_BITS, MOMENT_KINDS
+from ..memory.accounting.moments import KIND_BITS, MOMENT_KINDS
 from .run_log import RunLog
 
 
@@ -66,10 +66,13 @@ def _by_kind(moments: np.ndarray, *of_kinds: Callable[[np.ndarray], np.ndarray])
 
 def first_row_of(run_log: RunLog, moments: np.ndarray) -> np.ndarray:
     """The first row that starts at each moment or after it, int64."""
-    number, kind = np.divmod(moments, MOMENT_KINDS)
-    row = np.where(kind == AFTER_STEP, np.searchsorted(run_log.row_step, number, side="left"), number)
-    row += kind == AFTER_ROW
-    # Of rows of one decode step it is the last that has steps.
-    last = np.searchsorted(run_log.row_step, number, side="right") - 1
-    begins = run_log.row_step[np.maximum(last, 0)] == number
-    return np.where(kind == IN_STEP, last + ~begins, row)
+
+    def in_step(step: np.ndarray) -> np.ndarray:
+        # Of rows of one decode step it is the last that has steps.
+        last = np.searchsorted(run_log.row_step, step, side="right") - 1
+        return last + (run_log.row_step[np.maximum(last, 0)] != step)
+
+    def after_step(step: np.ndarray) -> np.ndarray:
+        return np.searchsorted(run_log.row_step, step, side="left")
+
+    return _by_kind(moments, lambda row: row, in_step, after_step, lambda row: row + 1)
