@@ -160,8 +160,8 @@ def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) ->
 
 def _tries_pairs(aims: Aims, request: PlanRequest, unlisted: Sequence[str], day: Day | None) -> bool:
     """Whether prefill and decode are tried apart, with a card and ranks of their own: where ranks are searched, for fleets of one size
-    without spare replicas, a manifest or measured steps."""
-    others = aims.spare or aims.deploy or aims.measured or day or request.choices.prefill_replicas
+    without spare replicas or measured steps."""
+    others = aims.spare or aims.measured or day or request.choices.prefill_replicas
     return _RANKS in unlisted and not others
 
 

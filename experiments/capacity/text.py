@@ -56,7 +56,7 @@ _PLAIN = {
 
 def flags_text(answer: Answer) -> str:
     """The settings of a candidate, as flags; of a pair those of the replicas that prefill."""
-    return _flags_of(answer.candidate)
+    return flags_of(answer.candidate)
 
 
 def pair_lines(answer: Answer, model: str) -> list[str]:
@@ -64,10 +64,11 @@ def pair_lines(answer: Answer, model: str) -> list[str]:
     prefill, decode = answer.candidate, answer.candidate.decode
     if decode is None:
         return []
-    return serve_lines([_flags_of(each) for each in (prefill, decode)], prefill.checkpoint or model)
+    return serve_lines([flags_of(each) for each in (prefill, decode)], prefill.checkpoint or model)
 
 
-def _flags_of(candidate: Candidate) -> str:
+def flags_of(candidate: Candidate) -> str:
+    """The settings of one candidate, as flags."""
     chosen = not_none(candidate.settings)
     given = chosen.as_dict()
     values = ((name, given.get(name)) for name in _FLAGS)
