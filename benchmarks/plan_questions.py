@@ -32,7 +32,8 @@ from fragmeter.experiments.capacity.candidates import CHECKPOINT, DECODE, Choice
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner, service_of
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.search import Aims, PlanRequest, search
+from fragmeter.experiments.capacity.request import Aims, PlanRequest
+from fragmeter.experiments.capacity.search import search
 from fragmeter.experiments.capacity.unlisted import RANKS
 from fragmeter.experiments.runs.grid import NONE
 from fragmeter.experiments.runs.inputs import Inputs, Requests
@@ -122,14 +123,14 @@ def planned(question: Question) -> dict[str, Any]:
     answer; and CPU seconds."""
     said, start_s = io.StringIO(), time.process_time()
     with TemporaryDirectory() as folder:
-        file, data = Path(folder, "prices.json"), Path(folder, "plan.json")
+        file = Path(folder, "prices.json")
         file.write_text(json.dumps({"per_gpu_hour": of_cards(question.cards).per_gpu_hour}))
         aims = Aims(goodput=question.goodput, seeds=1, confidence=CONFIDENCE, prices=file)
         choices = Choices(max_num_seqs=[MAX_NUM_SEQS])
         request = PlanRequest(question.line, (), choices, question.model, None, question.inputs, searches_ranks=True)
         with redirect_stderr(said), redirect_stdout(io.StringIO()):
-            search(aims, request, Workers(jobs=1), None, Report(str(data)))
-        document = json.loads(data.read_text())
+            report = Report(None)
+            document = search(aims, request, Workers(jobs=1), None, report).write(report, None)
     names, best = _BEST.findall(said.getvalue()), document["recommended"]
     named = None if best is None else [best["gpu"], best["tensor_parallel_size"], best.get(CHECKPOINT, NONE)]
     if named is not None and best.get(DECODE, NONE) != NONE:

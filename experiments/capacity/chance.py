@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum, prod
 from typing import TypeVar
 
 from .confidence import Kind
@@ -147,6 +148,16 @@ class Chance:
             replicas, share(sum(by_draw), each * len(seeds)), by_scale, by_memory,
             tuple(share(one, each) for one in by_draw),
         )  # fmt: skip
+
+
+def all_enough(chances: Sequence[Chance]) -> float:
+    """The probability that each of several fleets is enough: their step times are at one quantile, as one set of rules predicts them;
+    draws and KV caches are independent."""
+    of_scale = (
+        weight * prod(each.by_scale[min(place, len(each.by_scale) - 1)] for each in chances)
+        for place, weight in enumerate(SCALE_WEIGHTS)
+    )
+    return fsum(of_scale) / sum(SCALE_WEIGHTS)
 
 
 class ChanceSearch:

@@ -19,8 +19,9 @@ from typing import Any
 from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster
 from ...sim.metrics.registry import OF_REQUESTS, key
+from ...sim.types.optional import not_none
 from ..runs.near_saturation import MOST_REQUESTS, Saturation, ServedLoad, saturation
-from ..runs.slo_check import Goal, check_run, check_times, compiled_cost
+from ..runs.slo_check import Goal, by_load, check_run, check_times, compiled_cost
 from .fleet import Served, serve
 from .load import Load
 
@@ -68,6 +69,7 @@ def detail(
     load_class, near = _saturation(settings, work, served, cluster)
     return {
         "attained": check_times(work, served.times, goal).attained,
+        **({"attained_by_load": _attained_by_load(work, served, goal)} if goal.loads else {}),
         **{name: whole[name] for name in (*_RATES, *_TIMES)},
         "preemptions": sum(whole["preemptions"].values()),
         "refused_requests": whole["refused"],
@@ -84,6 +86,10 @@ def detail(
         if shares
         else [],
     }
+
+
+def _attained_by_load(work: Workload, served: Served, goal: Goal) -> dict[str, float]:
+    return {not_none(each.load): each.attained for each in by_load(work, served.times, goal)}
 
 
 def _saturation(settings: Settings, work: Workload, served: Served, cluster: Cluster) -> Saturation:
@@ -130,6 +136,7 @@ def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
     return {
         "objective": max(missed, key=missed.__getitem__) if not found.meets else None,
         "missed": missed,
+        **({"load": found.load} if found.load else {}),
         "cause": _cause(waits, preemptions),
         "preemptions": preemptions,
         "waiting": waits,
@@ -144,6 +151,7 @@ def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> dict[str, Any]
     return {
         "objective": objective,
         "missed": missed,
+        **({"load": found.load} if found.load else {}),
         "cause": "prefill" if objective == "ttft" else "decode",
         "preemptions": sum(beyond.summary()["preemptions"].values()),
         "waiting": {},

@@ -48,21 +48,23 @@ _NO_RATE = {
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Requests of one seed, and the gaps between them at rate 1 (float64 [n])."""
+    """Requests of one seed, the gaps between them at rate 1 (float64 [n]), and ``Workload.load``."""
 
     trace: Trace
     gaps: np.ndarray
-    max_tokens: str | int | None
-    n: int | None
+    max_tokens: str | int | None = None
+    n: int | None = None
+    load: np.ndarray | None = None
 
     def at(self, rate: float) -> Workload:
         """The workload with its gaps scaled to ``rate``, in requests/s."""
         paced = replace(self.trace, arrival_ticks=at_rate(rate, self.gaps))
-        return workload(paced, max_tokens=self.max_tokens, n=self.n)
+        return replace(workload(paced, max_tokens=self.max_tokens, n=self.n), load=self.load)
 
     def first(self, requests: int) -> Drawn:
         """The first requests only."""
-        return replace(self, trace=self.trace.first(requests), gaps=self.gaps[:requests])
+        load = None if self.load is None else self.load[:requests]
+        return replace(self, trace=self.trace.first(requests), gaps=self.gaps[:requests], load=load)
 
 
 class Load:
@@ -128,9 +130,14 @@ class Load:
         return self._found.name
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether the contents of prompts are known."""
+        return self._found.content is not None or self._found.dialogue is not None
+
+    @property
     def keeps_order(self) -> bool:
         """Whether requests share prefixes and are served in the order of the trace."""
-        return not self.is_drawn and (self._found.content is not None or self._found.dialogue is not None)
+        return not self.is_drawn and self.shares_prefixes
 
     def num_prompts(self, replicas: int = 1) -> int:
         """Requests per run of a fleet."""
@@ -184,7 +191,11 @@ class Load:
         Raises:
             UserError: As ``Inputs.lengths``.
         """
-        requests, n, rng = self._inputs.requests, self.num_prompts(replicas), stream(seed, "plan requests")
+        return self.drawn(seed, self.num_prompts(replicas))
+
+    def drawn(self, seed: int, n: int) -> Drawn:
+        """The first ``n`` requests of a seed."""
+        requests, rng = self._inputs.requests, stream(seed, "plan requests")
         if self.is_drawn:
             drawn, chosen = replace(requests, num_prompts=n), replace(self._inputs.settings, seed=seed)
             trace, rows = replace(self._inputs, settings=chosen, requests=drawn).lengths(), np.arange(n)

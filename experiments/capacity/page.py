@@ -131,7 +131,11 @@ def _question(document: Mapping[str, Any]) -> str:
 def _asked(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill]]) -> str:
     """What was asked for: model, lengths, arrivals and objectives; and the flags of the recommendation."""
     goal = document["goal"]
-    limits = " and ".join(f"{name.upper()} {limit:,g} ms" for name, limit in goal["goodput"].items())
+    by_load = goal.get("loads", {"": goal["goodput"]})
+    limits = "; ".join(
+        f"{load} {' and '.join(f'{name.upper()} {limit:,g} ms' for name, limit in each.items())}".strip()
+        for load, each in by_load.items()
+    )
     chosen = [f" Each replica: {_ranks_text(ranks[0][0].candidate)}, {document['flags']}."] if ranks else []
     if "serve" in document:
         chosen = [f" Prefill: {document['serve'][0]}. Decode: {document['serve'][1]}."]
@@ -173,6 +177,8 @@ def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill
         numbers.append(KeyNumber("Headroom", sure_headroom_text(answer)))
     for name in ("ttft", "tpot"):
         bound = f"at most {limits[name]:,g} ms" if name in limits else "no objective"
+        if "loads" in document["goal"]:
+            bound = "of all loads; objectives are by load"
         numbers.append(KeyNumber(f"p90 {name.upper()}", duration(at[f"p90_{name}_ms"]), bound))
     return numbers
 

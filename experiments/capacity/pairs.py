@@ -9,6 +9,7 @@ share     of the replicas that prefill, from the two sides; one draw then finds 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,8 +29,9 @@ MOST_PAIRS = 5
 SAVES = 0.05
 #: By how much the rate of one replica is taken to be higher: so much may be missed without a candidate being left out.
 HOPE = 1.15
-#: What a pair says of its two ``vllm serve`` lines.
-_ROLES = ("kv_producer", "kv_consumer")
+#: The sides of a pair, and their ``kv_role``.
+ROLES = ("prefill", "decode")
+_KV_ROLES = dict(zip(ROLES, ("kv_producer", "kv_consumer"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,12 @@ def serve_lines(flags: Sequence[str], model: str) -> list[str]:
         flags: Flags of the side that prefills, and of the side that decodes.
     """
     lines = []
-    for role, words in zip(_ROLES, flags, strict=True):
-        transfer = f'\'{{"kv_connector": "NixlConnector", "kv_role": "{role}"}}\''
-        lines.append(" ".join(filter(None, ("vllm serve", model, words, f"--kv-transfer-config {transfer}"))))
+    for role, words in zip(ROLES, flags, strict=True):
+        transfer = f"--kv-transfer-config '{transfer_config(role)}'"
+        lines.append(" ".join(filter(None, ("vllm serve", model, words, transfer))))
     return lines
+
+
+def transfer_config(role: str) -> str:
+    """``--kv-transfer-config`` of a side."""
+    return json.dumps({"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[role]})

@@ -108,8 +108,7 @@ def changed_rate(
         settings = replace(settings, step_scale=scale * factor)
         most = None if most is None else most / factor
     else:
-        limits = goal.objectives.limits
-        goal = replace(goal, objectives=replace(goal.objectives, **{name: limits[name] * factor}))
+        goal = goal.scaled(factor, [name])
     found = highest_rate(settings, load, goal, seed, cluster, wanted, most)
     return found if most is None else min(found, most)
 

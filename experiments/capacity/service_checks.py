@@ -7,26 +7,20 @@ it takes to say whether 90 % of other seeds meet the goal, with 95 % confidence 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ...sim.cluster import Cluster
 from ...sim.config.settings import Settings
-from ...sim.metrics.objectives import objectives
 from ...sim.types.bounds import Replicas
-from ...sim.types.errors import SettingError, UserError
-from ...sim.types.user_files import text_of, toml_value
-from ...sim.types.validation import requirement
-from ...traces import Pacing
-from ..runs.inputs import Inputs, Requests
+from ...sim.types.errors import UserError
 from ..runs.output import Report
 from ..runs.parallel import Workers
-from ..runs.random_lengths import RandomLengths
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import parse_serve
 from .candidates import Candidate, candidates
@@ -34,43 +28,29 @@ from .confidence import Decision, mean_rate
 from .fleet import DEFAULT_FLEET_SEEDS
 from .least import BY_DATA_SHEET, whole
 from .load import Load
+from .loads import LoadTable, read_tables
 from .planning import Planner
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Service(RandomLengths):
-    """A service: its replicas, load and objectives. Its lengths may be given as in ``RandomLengths``.
+class Service(LoadTable):
+    """A service: a load with its replicas.
 
     Attributes:
-        name: Name in the table.
         serve: Its ``vllm serve`` line.
         gpu: GPU preset.
         replicas: Number of replicas.
         router: As of ``simulate``.
-        trace: Trace file, relative to the file of services.
-        dataset: Data set to draw from, without a trace.
-        request_rate: Requests/s of the fleet; by default the trace's own.
-        users, requests_per_user_hour: In place of ``request_rate``, as of ``simulate``.
-        burstiness: Burstiness of the gaps, as of ``simulate``.
         num_prompts: Requests of each seed, as of ``plan``.
-        goodput: Objectives of every request, such as ["ttft:500", "tpot:50"], in ms.
-        attainment: Share of the requests that must meet them all.
+        attainment: Share of the requests that must meet the objectives.
         cost: Step time, as of ``simulate``.
     """
 
-    name: str
     serve: str
     gpu: str
     replicas: Replicas = 1
     router: str = Cluster.router
-    trace: str | None = None
-    dataset: Literal["sharegpt", "alpaca"] | None = None
-    request_rate: float | None = None
-    users: int | None = None
-    requests_per_user_hour: float | None = None
-    burstiness: float | None = None
     num_prompts: int | None = None
-    goodput: list[str]
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
     cost: str | None = None
 
@@ -120,38 +100,13 @@ class Checked:
 _RESULTS = {Decision.ENOUGH: "meets", Decision.TOO_FEW: "misses", Decision.OPEN: "open"}
 
 
-def read_services(path: Path) -> list[Service]:
-    """The services of a file.
-
-    Raises:
-        SettingError: The file cannot be read, or a service is invalid; the text names it and its key.
-    """
-    try:
-        found = toml_value(text_of(path, "check"))
-    except ValueError as error:
-        raise SettingError("check", str(path), f"is no TOML ({' '.join(str(error).split())}); correct it") from None
-    tables = found.get("service")
-    if not isinstance(tables, list) or not tables:
-        raise SettingError("check", str(path), "has no services; give a table [[service]] for each")
-    try:
-        return TypeAdapter(list[Service]).validate_python(tables)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place, *key = first["loc"]
-        table = tables[int(place)]
-        name = table.get("name", int(place) + 1) if isinstance(table, dict) else int(place) + 1
-        value = "" if first["type"].startswith("missing") else f" = {first['input']!r}"
-        where = f"service {name}, {'.'.join(map(str, key)) or 'service'}{value}"
-        raise SettingError("check", str(path), f"{where}: {requirement(first)}; correct it") from None
-
-
 def check_services(path: Path, workers: Workers, seed: int, report: Report) -> bool:
     """Test every service of a file, report a table in Markdown, and return whether all meet their objectives.
 
     Raises:
         UserError: An invalid file or service.
     """
-    services = read_services(path)
+    services = read_tables(path, "check", "service", Service)
     prepared = [_prepare(service, path, seed) for service in services]
     checked = [_check(*each, workers, seed) for each in prepared]
     for line in table(checked):
@@ -179,23 +134,11 @@ def _prepare(service: Service, path: Path, seed: int) -> tuple[Service, Candidat
         (candidate,) = candidates(
             parse_serve(service.serve), [service.gpu], {"router": [service.router]}, cost=service.cost
         )
-        trace = None if service.trace is None else path.parent / service.trace
-        lengths = {each.name: getattr(service, each.name) for each in fields(RandomLengths)}
-        requests = Requests(trace=trace, dataset=service.dataset, num_prompts=service.num_prompts, **lengths)
-        pacing = Pacing(
-            request_rate=service.request_rate,
-            users=service.users,
-            requests_per_user_hour=service.requests_per_user_hour,
-            burstiness=service.burstiness,
-        )
         settings = Settings(model=candidate.started.launch.model.name, seed=seed)
-        load = Load(Inputs(settings=settings, requests=requests, pacing=pacing))
-        goal = Goal(objectives(service.goodput), service.attainment)
+        load, wanted = service.load(path.parent, settings, service.num_prompts)
+        goal = Goal(service.limits, service.attainment)
     except UserError as error:
         raise UserError(f"{path}: service {service.name}: {error}") from None
-    wanted = pacing.rate or load.trace_rate
-    if wanted is None:
-        raise UserError(f"{path}: service {service.name}: request_rate: its load has no arrivals; give a rate")
     return service, candidate, load, goal, wanted
 
 

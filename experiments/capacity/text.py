@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from shlex import quote
 from typing import Any
@@ -56,7 +56,7 @@ _PLAIN = {
 
 def flags_text(answer: Answer) -> str:
     """The settings of a candidate, as flags; of a pair those of the replicas that prefill."""
-    return _flags_of(answer.candidate)
+    return flags_of(answer.candidate)
 
 
 def pair_lines(answer: Answer, model: str) -> list[str]:
@@ -64,10 +64,11 @@ def pair_lines(answer: Answer, model: str) -> list[str]:
     prefill, decode = answer.candidate, answer.candidate.decode
     if decode is None:
         return []
-    return serve_lines([_flags_of(each) for each in (prefill, decode)], prefill.checkpoint or model)
+    return serve_lines([flags_of(each) for each in (prefill, decode)], prefill.checkpoint or model)
 
 
-def _flags_of(candidate: Candidate) -> str:
+def flags_of(candidate: Candidate) -> str:
+    """The settings of one candidate, as flags."""
     chosen = not_none(candidate.settings)
     given = chosen.as_dict()
     values = ((name, given.get(name)) for name in _FLAGS)
@@ -186,7 +187,9 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
         parts.append(f"{rate_text(answer)} a replica")
     objective = limit["objective"]
     parts.append(
-        "no objective limits it" if objective is None else f"{objective.upper()} limits it: {CAUSES[limit['cause']]}"
+        "no objective limits it"
+        if objective is None
+        else f"{objective.upper()}{_of_load(limit)} limits it: {CAUSES[limit['cause']]}"
     )
     # Rates that bursts are served at are no rates of a lasting load.
     if (
@@ -296,7 +299,7 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
             if answer.fleet is None or (chance := answer.fleet.chance) is None
             else [depends_text(chance, uncertainty(answer.candidate))]
         ),
-        f"At the rate {at['attained']:.1%} of the requests meet {goal.objectives} ({goal.attainment:.0%} are asked for), the"
+        f"At the rate {_attained_text(at, goal)}, the"
         f" median TTFT is {metric_text('median_ttft_ms', at['median_ttft_ms'])} ms and the median TPOT {metric_text('median_tpot_ms', at['median_tpot_ms'])} ms.",
         *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
         limit_text(answer),
@@ -304,6 +307,15 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         *_neighbour(ranks, wanted, currency),
         *_sensitivity_text(answer),
     ]
+
+
+def _attained_text(at: Mapping[str, Any], goal: Goal) -> str:
+    """The share of the requests that meet their objectives, or that of each load."""
+    asked = f"({goal.attainment:.0%} {'of each ' * bool(goal.loads)}are asked for)"
+    if not goal.loads:
+        return f"{at['attained']:.1%} of the requests meet {goal} {asked}"
+    parts = [f"{at['attained_by_load'][name]:.1%} of {name} meet {each}" for name, each in goal.loads]
+    return f"{' and '.join(parts)} {asked}"
 
 
 def _set_lines(answer: Answer) -> list[str]:
@@ -514,9 +526,14 @@ def limit_text(answer: Answer) -> str:
     missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit["missed"].items())
     beyond = _preemptions(limit["preemptions"])
     return (
-        f"{limit['objective'].upper()} limits it: at {BEYOND} times the highest rate {missed}, as"
+        f"{limit['objective'].upper()}{_of_load(limit)} limits it: at {BEYOND} times the highest rate {missed}, as"
         f" {CAUSES[limit['cause']]} ({beyond}); {kv}."
     )
+
+
+def _of_load(limit: Mapping[str, Any]) -> str:
+    """Of which load an objective is, where there are several."""
+    return f" of {limit['load']}" if "load" in limit else ""
 
 
 def _preemptions(count: int) -> str:
@@ -600,13 +617,13 @@ def why_none(answer: Answer, goal: Goal) -> str:
     if not alone.meets:
         missed = ", ".join(f"{number / alone.counted:.1%} miss {name.upper()}" for name, number in alone.missed.items())
         return (
-            f"no rate meets {goal.objectives}: alone on the replica {alone.attained:.1%} of the requests do,"
+            f"no rate meets {goal}: alone on the replica {alone.attained:.1%} of the requests do,"
             f" {goal.attainment:.0%} are asked for ({missed})"
         )
     if answer.fleet is not None:
         largest = answer.fleet.tried[-1]
         return (
-            f"no fleet of up to {replicas_text(largest.replicas)} meets {goal.objectives} with confidence: there, with"
+            f"no fleet of up to {replicas_text(largest.replicas)} meets {goal} with confidence: there, with"
             f" {len(largest.shares)} seeds, {min(largest.shares):.1%} to {max(largest.shares):.1%} of the requests do,"
             f" {goal.attainment:.0%} are asked for"
         )

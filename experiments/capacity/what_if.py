@@ -71,7 +71,7 @@ def changed_rates(
     """
     drawn = _scaled(load.draw(seed), prompts, outputs)
     cost = compiled_cost(settings)
-    goals = [_with_limits(goal, factor) for factor in OBJECTIVES]
+    goals = [goal.scaled(factor) for factor in OBJECTIVES]
     most = saturated_rate(settings, drawn.at(inf), cost)
 
     @cache
@@ -137,6 +137,8 @@ def _axes(load: Load, goal: Goal, wanted: float) -> list[Axis]:
     prompt, output = load.mean_tokens
     limits = goal.objectives.limits
     objectives = tuple("/".join(_text(limit * factor) for limit in limits.values()) for factor in OBJECTIVES)
+    if goal.loads:
+        objectives = tuple(f"{factor:g} x" for factor in OBJECTIVES)
     about, start = f"Objectives of {goal.attainment:.0%} of the requests.", OBJECTIVES.index(1.0)
     rates, lengths = tuple(_text(wanted * factor) for factor in RATES), LENGTHS.index(1.0)
     axes = [
@@ -178,11 +180,6 @@ def _scaled(drawn: Drawn, prompts: float, outputs: float) -> Drawn:
         ignore_eos=None if limit is None else ignores,
     )
     return replace(drawn, trace=trace, max_tokens=None)
-
-
-def _with_limits(goal: Goal, factor: float) -> Goal:
-    limits = {name: limit * factor for name, limit in goal.objectives.limits.items()}
-    return replace(goal, objectives=replace(goal.objectives, **limits))
 
 
 def _margin(answer: Answer, wanted: float, confidence: float) -> float:

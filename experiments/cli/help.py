@@ -23,7 +23,7 @@ MOST_USED = {
     # The load.
     "--trace", "--input-len", "--output-len", "--num-prompts", "--request-rate",
     # What is asked.
-    "--goodput", "--confidence", "--attainment", "--prices", "--explain", "--grid", "--vary", "--set", "--against",
+    "--goodput", "--loads", "--confidence", "--attainment", "--prices", "--explain", "--grid", "--vary", "--set", "--against",
     "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured", "--deploy",
     # What comes out.
     "--out", "--json", "--record-blocks", "--jobs",

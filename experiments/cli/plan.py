@@ -1,4 +1,4 @@
-"""``fragmeter plan``: search for GPUs and flags (``capacity.search``), start-up check of a ``vllm serve`` line, and questions."""
+"""``fragmeter plan``: search for GPUs and flags (``capacity.several``), start-up check of a ``vllm serve`` line, and questions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cyclopts import Group, Parameter
 from pydantic import ValidationError
 
 from ...sim.output.files import require_apart
-from ...sim.output.folders import OutputFolder
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..capacity.again import ASKED, as_asked, read_plan
 from ..capacity.candidates import CHOICES, Choices, values_of
-from ..capacity.page import PLAN
+from ..capacity.loads import Shared, by_model
 from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
-from ..capacity.search import AIMS, Aims, PlanRequest, search
+from ..capacity.request import AIMS, Aims, PlanRequest
 from ..capacity.service_checks import check_services
+from ..capacity.several import plans
 from ..llama_server.line import read_llama
 from ..measured.statements import contradictions, of_line, of_log, of_sizes
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
@@ -110,13 +110,21 @@ def plan(
         aims, choices, requests, pacing, reading = (
             _group_of(kind, asked.get(name, {}), again) for name, kind in _ASKED_GROUPS.items()
         )
-    if gpu is None and (aims.goodput is None or serve is not None):
+    planned = aims.goodput is not None or aims.loads is not None
+    if gpu is None and (not planned or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
     described = named_files(serve=serve, model=model, startup_log=startup_log, aims=aims, choices=choices)
     read = described | named_files(requests=requests, pacing=pacing, reading=reading)
+    loads: list[Shared | None] = [None]
+    if aims.loads is not None:
+        _require_no_others(
+            "loads", aims.loads, "the loads and objectives", {"goodput": aims.goodput}, replace(requests, num_prompts=None),
+            pacing, reading,
+        )  # fmt: skip
+        loads = _loads(aims.loads, model, serve, startup_log, again)
+        read |= {"loads": [aims.loads, *(trace for each in loads if each for trace in each.traces)]}
     require_apart({"out": out, "json": json}, read)
     load = (requests, reading, pacing)
-    planned = aims.goodput is not None
     for name, value in reversed(of_a_server.items()) if planned else ():
         if value is not None:
             raise SettingError(name, value, "applies to one server; leave it out, or --goodput")
@@ -134,19 +142,41 @@ def plan(
         print_sglang(sglang, _one_gpu(not_none(gpu), "SGLang"), model, report)
         return
     log = None if startup_log is None else read_log(startup_log)
-    line = _line(serve, model, None if vllm is None else version(vllm))
+    stated = None if vllm is None else version(vllm)
     gpus = values_of("gpu", gpu or [])
     if planned:
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
-        wanted = PlanRequest(line, gpus, choices, model, log, inputs, serve is None, asked, then)
-        search(aims, wanted, workers, None if out is None else OutputFolder(out, PLAN), report)
+        wanted = []
+        for each in loads:
+            named = model if each is None else each.model
+            line = _line(serve, named, stated)
+            wanted.append(PlanRequest(line, gpus, choices, named, log, inputs, serve is None, each, asked, then))
+        report.data(plans(aims, wanted, workers, out, report))
         return
+    line = _line(serve, model, stated)
     _refuse_unused(serve, gpus, aims, choices, out)
     questions, answer = questions_of(ask, load), started(line, gpus, model, log)
     said = [*of_line(answer), *([] if startup_log is None else of_log(startup_log))]
     contradicted = contradictions([*said, *([] if log is None else of_sizes(answer, log))])
     _start(answer, log, questions, mean_tokens, load, contradicted, report)
+
+
+def _loads(
+    path: Path, model: str | None, serve: str | None, log: str | None, again: Path | None
+) -> list[Shared | None]:
+    """The loads of a file, by model.
+
+    Raises:
+        SettingError: There are several models, and a flag is of one.
+    """
+    found = by_model(path, model)
+    if len(found) > 1:
+        for name, given in (("serve", serve), ("startup_log", log), ("again", again)):
+            if given is not None:
+                remedy = f"is of one model, and {path} has several; leave it out, or plan them one by one"
+                raise SettingError(name, str(given), remedy)
+    return [*found]
 
 
 def _check(

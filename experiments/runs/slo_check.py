@@ -2,7 +2,8 @@
 
 The first and the last tenth of the requests are served and not counted: the first find an empty replica, and the last
 have no requests behind them. A run meets its goal if at least the share ``attainment`` of the counted requests meets
-every objective. A refused request meets none.
+every objective. A refused request meets none. Of several loads with objectives of their own each must meet its goal, and the
+check is of the one that meets it least.
 
 During the run, the time that a request has taken so far is a lower bound. A request beyond a limit has missed it,
 finished or not. The goal is missed as soon as too many requests have missed. Once all counted requests are finished,
@@ -14,6 +15,7 @@ Under lenient objectives a replica could pass for the length of a run while its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor
@@ -26,7 +28,7 @@ from ...sim.engine.core import CoreEngine
 from ...sim.engine.engine import Engine
 from ...sim.engine.replica import build
 from ...sim.engine.run import run_log_of
-from ...sim.metrics.objectives import Objectives
+from ...sim.metrics.objectives import NAMES, Objectives
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
@@ -44,12 +46,22 @@ class Goal:
     """The goal of a replica.
 
     Attributes:
-        objectives: Objectives of every request.
-        attainment: Share of the requests that must meet them all. DistServe (OSDI'24) plans for 90 %.
+        objectives: Objectives of every request; of several loads the strictest of each, for estimates.
+        attainment: Share of the requests, of each load, that must meet them all. DistServe (OSDI'24) plans for 90 %.
+        loads: Name and objectives of each load (``Workload.load``); empty if there is one.
     """
 
     objectives: Objectives
     attainment: float = 0.9
+    loads: tuple[tuple[str, Objectives], ...] = ()
+
+    def scaled(self, factor: float, names: Sequence[str] = NAMES) -> Goal:
+        """The goal with some of the limits times a factor."""
+        loads = tuple((load, each.scaled(factor, names)) for load, each in self.loads)
+        return replace(self, objectives=self.objectives.scaled(factor, names), loads=loads)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {each}" for name, each in self.loads) or str(self.objectives)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +87,14 @@ class SloCheck:
         counted: Number of counted requests.
         met: Counted requests that meet every objective; an upper bound for a run that was stopped early.
         missed: Counted requests that miss each objective, by name; a lower bound for a run that was stopped early.
+        load: Name of the load, of several.
     """
 
     meets: bool
     counted: int
     met: int
     missed: dict[str, int]
+    load: str | None = None
 
     @property
     def attained(self) -> float:
@@ -121,10 +135,20 @@ def check_run(run: Run, goal: Goal) -> SloCheck:
 
 def check_times(work: Workload, times: RequestTimes, goal: Goal) -> SloCheck:
     """The check of the served requests of a finished run."""
+    return _least(by_load(work, times, goal))
+
+
+def by_load(work: Workload, times: RequestTimes, goal: Goal) -> list[SloCheck]:
+    """As ``check_times``, of each load."""
     n = len(work)
     first, finish, finished = np.full(n, _NEVER), np.full(n, _NEVER), np.zeros(n, dtype=bool)
     first[times.index], finish[times.index], finished[times.index] = times.first_token_ticks, times.finish_ticks, True
-    return not_none(judged(work, goal, Seen(first, finish, finished), over=True))
+    return _checks(work, goal, Seen(first, finish, finished), over=True)
+
+
+def _least(checks: Sequence[SloCheck]) -> SloCheck:
+    """The check with the smallest share: all have one attainment, so it meets the goal only if all do."""
+    return min(checks, key=lambda each: each.attained)
 
 
 def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | None:
@@ -133,15 +157,40 @@ def judged(work: Workload, goal: Goal, seen: Seen, over: bool) -> SloCheck | Non
     Args:
         over: Whether the run has ended, so that unfinished requests stay unfinished.
     """
-    count = counted(len(work))
-    columns = (work.arrival_ticks, seen.first_token_ticks, seen.finish_ticks, work.output_tokens)
-    missed = {name: some[count] for name, some in goal.objectives.missed(*columns).items()}
-    unserved = ~seen.finished[count] & over
-    any_missed = np.logical_or.reduce([unserved, *missed.values()])
-    total, misses = len(any_missed), int(any_missed.sum())
-    enough = misses <= total * (1 - goal.attainment) + 1e-9
-    if enough and not over and not seen.finished[count].all():
+    found = _least(_checks(work, goal, seen, over))
+    if found.meets and not over and not seen.finished[counted(len(work))].all():
         return None
+    return found
+
+
+def _checks(work: Workload, goal: Goal, seen: Seen, over: bool) -> list[SloCheck]:
+    """The check of each load by the known state."""
+    count = counted(len(work))
+    columns = [work.arrival_ticks, seen.first_token_ticks, seen.finish_ticks, work.output_tokens]
+    columns, finished = [each[count] for each in columns], seen.finished[count]
+    if not goal.loads:
+        return [_check(goal.objectives, goal.attainment, columns, finished, over)]
+    checks = []
+    for place, (name, limits) in enumerate(goal.loads):
+        rows = not_none(work.load)[count] == place
+        if rows.any():
+            of_load = [each[rows] for each in columns]
+            checks.append(replace(_check(limits, goal.attainment, of_load, finished[rows], over), load=name))
+    return checks
+
+
+def _check(
+    limits: Objectives, attainment: float, columns: Sequence[np.ndarray], finished: np.ndarray, over: bool
+) -> SloCheck:
+    """The check of counted requests.
+
+    Args:
+        columns: As ``Objectives.missed`` takes them.
+    """
+    missed = limits.missed(*columns)
+    any_missed = np.logical_or.reduce([~finished & over, *missed.values()])
+    total, misses = len(any_missed), int(any_missed.sum())
+    enough = misses <= total * (1 - attainment) + 1e-9
     return SloCheck(enough, total, total - misses, {name: int(some.sum()) for name, some in missed.items()})
 
 

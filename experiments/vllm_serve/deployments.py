@@ -94,9 +94,12 @@ def deployed(text: str) -> Deployed:
     """
     script = _script(text)
     documents = _documents(text, "serve") if script is None else _llm_configs(script)
-    found = {each.line: each for document in _with_runtimes(documents) for each in _servers(document)}
+    servers = [each for document in _with_runtimes(documents) for each in _servers(document)]
+    found = {each.line: each for each in servers}
     if len(found) == 1:
-        return next(iter(found.values()))
+        # Services with one line are replicas.
+        one, distinct = servers[-1], {each.name for each in servers}
+        return one._replace(replicas=str(len(distinct))) if len(distinct) > 1 and one.replicas is None else one
     if not found:
         remedy = "has no server of vLLM: no image, command or values of it, and no model; paste its vllm serve line"
         raise SettingError("serve", "the deployment", remedy)

@@ -30,6 +30,7 @@ class Workload:
         priority: int64 [n] or None: priority of each request, lower first; None if requests have none.
         ignore_eos: int64 [n] or None: 1 for a request that asks for all of its ``max_tokens`` (``ignore_eos`` of vLLM and SGLang),
             0 for one that may end earlier; None if none asks for all.
+        load: int64 [n] or None: which of several loads each request is of, from 0; None if there is one.
         users: Users of a closed loop; None if arrivals are independent. In the workload of a finished run
             ``arrival_ticks`` are the send times, which need not ascend with sessions.
     """
@@ -45,6 +46,7 @@ class Workload:
     users: Users | None = None
     priority: np.ndarray | None = None
     ignore_eos: np.ndarray | None = None
+    load: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for field in self.columns():
@@ -54,7 +56,7 @@ class Workload:
             if len(column) != len(self.arrival_ticks):
                 remedy = f"must have a value for each of {len(self.arrival_ticks)} requests"
                 raise SettingError(field, len(column), remedy)
-            least = 0 if field in ("arrival_ticks", "ignore_eos") else 1
+            least = 0 if field in ("arrival_ticks", "ignore_eos", "load") else 1
             if len(column) and field != "priority" and column.min() < least:
                 raise SettingError(field, int(column.min()), f"must be at least {least}")
         in_turn = self.users is not None and self.users.session_id is not None
@@ -110,7 +112,7 @@ class Workload:
 
     def columns(self) -> list[str]:
         """Names of the columns that are present."""
-        optional = ("max_tokens", "n", "priority", "ignore_eos")
+        optional = ("max_tokens", "n", "priority", "ignore_eos", "load")
         present = [name for name in optional if getattr(self, name) is not None]
         return ["arrival_ticks", "prompt_tokens", "output_tokens", *present]
 

@@ -27,6 +27,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_day.py",
     ),
     "experiments/capacity/search.py": ("experiments/capacity/test_made_up_plans.py",),
+    "experiments/capacity/loads.py": ("experiments/capacity/test_loads.py",),
+    "experiments/capacity/plan.py": ("experiments/capacity/test_made_up_plans.py",),
     "experiments/capacity/answer.py": (
         "experiments/capacity/test_made_up_plans.py",
         "experiments/capacity/test_planning.py",

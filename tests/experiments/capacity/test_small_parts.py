@@ -20,7 +20,7 @@ from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.questions import Subject
-from fragmeter.experiments.capacity.search import Aims
+from fragmeter.experiments.capacity.request import Aims
 from fragmeter.experiments.capacity.sensitivity import effect_of, influences
 from fragmeter.experiments.cli.app import MISTAKE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck

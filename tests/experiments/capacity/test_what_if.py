@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fragmeter.experiments.capacity import search, what_if
+from fragmeter.experiments.capacity import plan, what_if
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import go_ahead
 from fragmeter.experiments.capacity.what_if import LENGTHS, OBJECTIVES, RATES, changed_rates
@@ -42,7 +42,7 @@ def planned(tmp_path_factory) -> SimpleNamespace:
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "what_if", keeping)
+        patch.setattr(plan, "what_if", keeping)
         assert status([*LINE, "--out", str(out)]) == DONE
     return SimpleNamespace(
         page=out / "plan.html", data=json.loads((out / "plan.json").read_text()), sliders=kept[0], offers=kept[0].offers

@@ -7,8 +7,9 @@ from importlib.resources import files
 
 import pytest
 
+from fragmeter.experiments.capacity.loads import read_loads, read_tables
 from fragmeter.experiments.capacity.prices import prices
-from fragmeter.experiments.capacity.service_checks import read_services
+from fragmeter.experiments.capacity.service_checks import Service
 from fragmeter.experiments.measured.server_metrics import read_metrics
 from fragmeter.experiments.story import reading as stories
 from fragmeter.experiments.vllm_serve.line import parse_serve, pasted
@@ -23,6 +24,12 @@ CONFIG = {
     "vocab_size": 1000, "max_position_embeddings": 2048,
 }  # fmt: skip
 
+LOAD = """
+[[load]]
+name = "x"
+request_rate = 5
+goodput = ["ttft:500"]
+"""
 SERVICE = """
 [[service]]
 name = "x"
@@ -34,7 +41,8 @@ goodput = ["ttft:500"]
 STORY = files("fragmeter.experiments.story").joinpath("stories/first-prompt.toml").read_text("utf-8")
 
 FILES = {
-    "services.toml": (SERVICE, read_services),
+    "services.toml": (SERVICE, lambda path: read_tables(path, "check", "service", Service)),
+    "loads.toml": (LOAD, read_loads),
     "own.toml": (STORY, lambda path: stories.story(str(path)).requests),
     "prices.toml": ("[per_gpu_hour]\nh200 = 3\n", lambda path: prices(path).per_gpu_hour),
     "prices.json": ('{"per_gpu_hour": {"h200": 3}}', lambda path: prices(path).per_gpu_hour),
