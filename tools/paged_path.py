@@ -64,8 +64,10 @@ def lines_of(path: Path, firsts: set[int]) -> Lines:
     called: set[int] = set()
     words: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and min(x.lineno for x in (node, *node.decorator_list)) in firsts:
-            called |= set(range(min(firsts & {node.lineno, *(x.lineno for x in node.decorator_list)}), _end(node)))
+        if isinstance(node, ast.FunctionDef):
+            # Python counts a function from its first decorator on.
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            called |= set(range(first, _end(node))) if first in firsts else set()
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             words |= set(range(node.lineno, _end(node)))
     rows = text.splitlines()
