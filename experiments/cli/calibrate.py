@@ -12,10 +12,10 @@ from ...sim.output.files import as_json, require_apart, write_whole
 from ...sim.recording.probe import read_probe
 from ...sim.spec import model as model_of
 from ...sim.types.bounds import BlockSize, Seed
-from ...sim.types.errors import SettingError
 from ..measured.step_fit import fitted
 from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, JsonTarget, Report, track
+from ..runs.unread import refuse_flags
 
 
 def calibrate(
@@ -51,9 +51,8 @@ def calibrate(
     report = Report(json, out=out)
     if probe is not None:
         measuring = {"device": device, "model": model, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-        for name, value in (measuring | {"block_size": block_size, "quick": quick or None, "seed": seed}).items():
-            if value is not None:
-                raise SettingError(name, value, "has no effect with --probe, which measures no device; leave it out")
+        remedy = "has no effect with --probe, which measures no device; leave it out"
+        refuse_flags(remedy, **measuring, block_size=block_size, quick=quick, seed=seed)
         require_apart({"out": out, "json": json}, {"probe": [probe]})
         _fit(probe, out, report)
         return

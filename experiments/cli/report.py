@@ -22,6 +22,7 @@ from ..measured.evidence import recorded_text
 from ..measured.report import is_against, read_measured, write_against_report
 from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report, make_folder_of
+from ..runs.unread import refuse_flags
 from ..sweep.report import is_sweep, read_sweep
 
 FOLDERS = (
@@ -176,13 +177,9 @@ def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> Non
     """Refuse flags of runs if the folder is not a run."""
     if len(folders) > 1:
         raise SettingError("folders", str(folder), "is not a run; name it alone")
-    for name, value in flags.items():
-        if value is not None:
-            shown = str(value) if isinstance(value, Path) else value
-            remedy = "applies only to runs; leave it out" + (
-                ", and give it to fragmeter sweep" if name == "goodput" else ""
-            )
-            raise SettingError(name, shown, remedy)
+    remedy = "applies only to runs; leave it out"
+    refuse_flags(f"{remedy}, and give it to fragmeter sweep", goodput=flags.pop("goodput", None))
+    refuse_flags(remedy, **flags)
 
 
 def _sweep(folder: Path, out: Path, output: Report) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
 from ...sim.metrics.views import ViewName
 from ...sim.output.files import require_apart
 from ...sim.types.bounds import Jobs, Seeds
-from ...sim.types.errors import SettingError
 from ..reproduce.figures import FIGURES
 from ..reproduce.prefix_cache import FIGURE as PREFIX_CACHE
 from ..reproduce.prefix_cache import reproduce_prefix_cache
@@ -24,6 +22,7 @@ from ..reproduce.startups import reproduce_startups
 from ..reproduce.text import WASTE
 from ..runs.inputs import named_files
 from ..runs.output import RESULT_FILE, RESULTS, JsonTarget, Report
+from ..runs.unread import refuse_flags
 
 #: Figures that can be rerun.
 if TYPE_CHECKING:
@@ -80,29 +79,21 @@ def reproduce(
     require_apart(
         {"out": out, "json": json, "markdown": markdown}, named_files(trace=trace, alpaca_trace=alpaca_trace, add=add)
     )
-    of_servers = {"runs": runs and str(runs), "accept_medians": accept_medians or None}
-    for name, value in (of_servers | {"add": add and str(add)}).items():
-        takes = (SERVERS,) if name in of_servers else (SERVERS, STARTUPS)
-        if value is not None and figure not in takes:
-            raise SettingError(name, value, f"applies only to {' and '.join(takes)}; leave it out")
+    if figure != SERVERS:
+        refuse_flags(f"applies only to {SERVERS}; leave it out", runs=runs, accept_medians=accept_medians)
+    if figure not in (SERVERS, STARTUPS):
+        refuse_flags(f"applies only to {SERVERS} and {STARTUPS}; leave it out", add=add)
+    no_effect = f"has no effect on {figure}; leave it out"
     if view != "paper" and figure not in (WASTE, ALL):
-        raise SettingError("view", view, f"has no effect on {figure}; leave it out")
+        refuse_flags(no_effect, view=view)
     if figure in (SERVERS, STARTUPS):
-        _refuse_given({"trace": trace, "alpaca_trace": alpaca_trace, "seeds": seeds, "jobs": jobs}, figure)
+        refuse_flags(no_effect, trace=trace, alpaca_trace=alpaca_trace, seeds=seeds, jobs=jobs)
     if figure == SERVERS:
         reproduce_servers(runs, report, folder_of(out), add, accept_medians)
     elif figure == STARTUPS:
         reproduce_startups(report, folder_of(out), add)
     elif figure == PREFIX_CACHE:
-        _refuse_given({"alpaca_trace": alpaca_trace, "markdown": markdown}, PREFIX_CACHE)
+        refuse_flags(no_effect, alpaca_trace=alpaca_trace, markdown=markdown)
         reproduce_prefix_cache(trace, seeds, report, folder_of(out))
     else:
         rerun(figure, Traces(trace, alpaca_trace), seeds, report, folder_of(out), jobs, view)
-
-
-def _refuse_given(arguments: Mapping[str, Any], figure: str) -> None:
-    """Refuse arguments that a figure does not read."""
-    for name, value in arguments.items():
-        if value is not None:
-            shown = str(value) if isinstance(value, Path) else value
-            raise SettingError(name, shown, f"has no effect on {figure}; leave it out")

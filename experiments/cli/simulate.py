@@ -56,6 +56,7 @@ from ..runs.serving import (
     summarize,
     write_result,
 )
+from ..runs.unread import refuse_flags
 from .replica_flags import SETTINGS, SettingsFlags
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def wanted_plan(
         UserError: The file cannot be written.
     """
     if not record_plan:
-        for field, value in (("record_steps", record_steps), ("shuffle_ids", shuffle_ids)):
-            if value:
-                raise SettingError(field, value, "applies only to a recorded plan; give --record-plan")
+        remedy = "applies only to a recorded plan; give --record-plan"
+        refuse_flags(remedy, record_steps=record_steps, shuffle_ids=shuffle_ids)
         return None
     file = None if record_plan is True else record_plan
     if file is not None:

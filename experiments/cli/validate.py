@@ -26,6 +26,7 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ..runs.inputs import named_files
 from ..runs.output import RESULTS, JsonTarget, Report, track
+from ..runs.unread import refuse_flags
 from .replica_flags import REPLICA, ReplicaFlags
 
 if TYPE_CHECKING:
@@ -96,8 +97,9 @@ def validate(
     """
     report = Report(json)
     if against is not None:
-        _refuse_with_against(plan=plan, check=check or None, every=every, device=device, calibration=calibration)
-        _refuse_with_against(dtype=dtype, quick=quick or None, predict=predict)
+        of_device = {"device": device, "calibration": calibration, "dtype": dtype, "quick": quick, "predict": predict}
+        remedy = "has no effect with --against; leave it out"
+        refuse_flags(remedy, plan=plan, check=check, every=every, **of_device)
         from ..measured.run import AGAINST, validate_against
         from ..measured.start import Server
 
@@ -111,16 +113,19 @@ def validate(
         validate_against(against, metrics, server, folder, report, save_server)
         return
     kept = _kv_cache_dtype(replica.kv_cache_dtype)
+    remedy = "applies only to a real server; give its benchmark by --against"
+    refuse_flags(f"{remedy}; fragmeter diagnose reads metrics alone", metrics=metrics)
     of_a_server = replica.given() | {"kv_cache_dtype": None}
-    _refuse_without_against(
-        metrics=metrics, serve=serve, vllm=vllm, startup_log=startup_log, save_server=save_server, **of_a_server
-    )
-    if check and plan is None:
-        raise SettingError("check", True, "applies only to a recorded plan; give --plan")
-    if every is not None and not check:
-        raise SettingError("every", every, "applies only to --check; add it")
-    if plan is not None:
-        _refuse_without_effect(calibration=calibration, quick=quick, predict=predict, seed=seed, out=out)
+    refuse_flags(remedy, serve=serve, vllm=vllm, startup_log=startup_log, save_server=save_server, **of_a_server)
+    if plan is None:
+        refuse_flags("applies only to a recorded plan; give --plan", check=check)
+    else:
+        own = "a recorded plan has its own prediction; leave it out, or record the plan with this as --cost"
+        refuse_flags(own, calibration=calibration)
+        refuse_flags("a recorded plan leaves no folder; leave it out, or take --json", out=out)
+        refuse_flags("has no effect on a recorded plan; leave it out", quick=quick, predict=predict, seed=seed)
+    if not check:
+        refuse_flags("applies only to --check; add it", every=every)
     recorded = None if plan is None else _loaded(plan)
     require_apart(
         {"out": out, "json": json, "predict": predict}, named_files(plan=plan, calibration=calibration, model=model)
@@ -171,52 +176,6 @@ def _of_plan(plan: Plan, name: str, given: str | None) -> str:
     if given not in (None, own):
         raise SettingError("kv_cache_dtype", given, f"{name} was recorded with {recorded}; leave it out")
     return own
-
-
-def _refuse_with_against(**flags: Any) -> None:
-    """Refuse flags that a benchmark of a real server does not use.
-
-    Raises:
-        SettingError: One of them was given.
-    """
-    for name, value in flags.items():
-        if value is not None:
-            shown = str(value) if isinstance(value, Path) else value
-            raise SettingError(name, shown, "has no effect with --against; leave it out")
-
-
-def _refuse_without_against(**flags: Any) -> None:
-    """Refuse flags that only a benchmark of a real server uses.
-
-    Raises:
-        SettingError: One of them was given.
-    """
-    for name, value in flags.items():
-        if value is not None:
-            alone = "; fragmeter diagnose reads metrics alone" if name == "metrics" else ""
-            raise SettingError(
-                name, str(value), f"applies only to a real server; give its benchmark by --against{alone}"
-            )
-
-
-def _refuse_without_effect(
-    calibration: Path | None, quick: bool, predict: Path | None, seed: int | None, out: Path | None
-) -> None:
-    """Refuse flags that a recorded plan does not use.
-
-    Raises:
-        SettingError: One of them was given.
-    """
-    if calibration is not None:
-        remedy = "a recorded plan has its own prediction; leave it out, or record the plan with this as --cost"
-        raise SettingError("calibration", str(calibration), remedy)
-    if out is not None:
-        raise SettingError("out", str(out), "a recorded plan leaves no folder; leave it out, or take --json")
-    for name, given in (("quick", quick or None), ("predict", predict), ("seed", seed)):
-        if given is not None:
-            raise SettingError(
-                name, str(given) if isinstance(given, Path) else given, "has no effect on a recorded plan; leave it out"
-            )
 
 
 def _loaded(path: Path) -> Plan:
@@ -270,8 +229,7 @@ def _serve(
     if calibration is None:
         remedy = "predicts before the device runs, by a calibration; give --calibration, from fragmeter calibrate"
         raise SettingError("predict", str(predict), remedy)
-    if out is not None:
-        raise SettingError("out", str(out), "has no effect with --predict; leave it out, or take --json")
+    refuse_flags("has no effect with --predict; leave it out, or take --json", out=out)
     require_writable_file(predict)
     require_scipy()
     scale = scale_of(device, quick, model)

@@ -12,6 +12,7 @@ from ...sim.spec import model
 from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import Measured, check_fits, measured, read
 from ...traces.clients.load import ClientLoad
+from ..runs.unread import refuse_flags
 from ..vllm_serve.line import read_serve, version
 from ..vllm_serve.log import read_log
 from ..vllm_serve.start import Started, started, with_release
@@ -128,9 +129,7 @@ def _require_one(engines: int) -> None:
 
 
 def _by_flags(server: Server, model_id: str | None) -> Settings:
-    for name in ("vllm", "startup_log"):
-        if getattr(server, name) is not None:
-            raise SettingError(name, getattr(server, name), "applies only to a vllm serve line; give --serve")
+    refuse_flags("applies only to a vllm serve line; give --serve", vllm=server.vllm, startup_log=server.startup_log)
     if server.gpu is None:
         raise SettingError(
             "gpu", None, "is missing; give the server's GPU with --gpu, or its command line with --serve"

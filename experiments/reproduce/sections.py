@@ -10,10 +10,18 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...reports.figures import figures
-from ...reports.figures.scale import sensitivity_numbers
 from ...reports.page.page import Section
-from ...reports.style.labels import comparison_numbers, definitions_of, view_metrics
+from ...reports.style.labels import (
+    PARAMETERS,
+    comparison_numbers,
+    definitions_of,
+    is_percent,
+    metric_label,
+    parameter_of,
+    view_metrics,
+)
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, VIEWS, moved_text, sums
+from ...sim.types.optional import not_none
 from ..paper.bench import Bench, Case
 from ..paper.comparison import Payload
 from ..paper.figures.fig3 import BLOCKS, free_slots
@@ -77,18 +85,15 @@ def compared(title: str, payload: Payload) -> Section:
 
 
 def fig2(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars; folded, their sensitivity to the step time, their range over seeds, and the pool over time."""
+    """The bars; folded, a table of them at other scales of the step time, and the pool over time."""
     sensitivity = payload["sensitivity"]
     [section] = shown("Fig 2: use of the KV pool", figures.fig2)(payload, bench)
     texts = [
-        f"One number is fitted, the scale s of the step time. The bars at other scales: {sensitivity['workload']}."
+        f"One number is fitted, the scale s of the step time. The table shows the bars at other scales: {sensitivity['workload']}."
     ]
-    folded = [figures.scale_sensitivity(sensitivity["rows"], payload["step_scale"])]
-    if len(payload["seeds"]) > 1:
-        folded.append(figures.seeds(payload["rows"]))
     over_time, ledgers = _ledgers(payload, bench)
     details = _BETWEEN.join((section.details, *texts, over_time))
-    return [replace(section, details=details, folded_figures=[*folded, *ledgers])]
+    return [replace(section, details=details, folded_rows=_by_parameter(sensitivity["rows"]), folded_figures=ledgers)]
 
 
 def fig3(payload: Payload, _: Bench) -> list[Section]:
@@ -196,5 +201,13 @@ def _ledgers(payload: Payload, bench: Bench) -> tuple[str, list[go.Figure]]:
 
 
 def _by_parameter(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    table = sensitivity_numbers(rows)
-    return [dict(zip(table["columns"], line, strict=True)) for line in table["rows"]]
+    """Values at several settings of a parameter: a row for each value, a column for each setting."""
+    key = not_none(parameter_of(rows))
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted(rows, key=itemgetter(key)):
+        name = metric_label(row["metric"]) + (", %" if is_percent(row["metric"]) else "")
+        at = {} if row.get("x") is None else {"At": row["x"]}
+        start = {"Series": row["series"], "Value": name, **at, "Published": row["published"]}
+        line = found.setdefault((row["series"], row["metric"], row.get("x")), start)
+        line[f"{PARAMETERS[key][0]} = {row[key]:.2f}"] = row["simulated"]
+    return list(found.values())

@@ -87,6 +87,21 @@ def _why_not_of_trace(
     return f"{trace.name} {_NEEDED[name]}; leave it out"
 
 
+def refuse_flags(remedy: str, **flags: Any) -> None:
+    """Refuse flags that were given where nothing reads them.
+
+    Args:
+        remedy: Why, and what to do.
+        flags: Values by name; None and False are not given.
+
+    Raises:
+        SettingError: Names the first that was given.
+    """
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            raise SettingError(name, str(value) if isinstance(value, Path) else value, remedy)
+
+
 def refuse_unread_reading(reading: Reading, trace: Path | None) -> None:
     """Refuse options of a reader that a trace, or no trace, does not use.
 

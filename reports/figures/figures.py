@@ -17,8 +17,6 @@ from .measured import simulated_against_measured
 from .memory import hbm, kv_bytes
 from .plan import cost_bars, pareto, tornado
 from .rates import against_rate, throughput_pareto
-from .scale import scale_sensitivity
-from .seeds import seeds
 from .server import server_over_time
 from .serving import batch_over_time, throughput_over_time
 from .slots import slot_grid
@@ -52,8 +50,6 @@ __all__ = [
     "lengths",
     "pareto",
     "request_timeline",
-    "scale_sensitivity",
-    "seeds",
     "server_over_time",
     "simulated_against_measured",
     "slot_grid",

@@ -11,13 +11,12 @@ import pytest
 
 from browser import as_new, emulate, hexed, poor_texts, requested_urls, saved_csv, show, texts, wait
 from fragmeter.reports.figures.figures import (
+    curves,
     data_of,
     fig2,
     fig13a,
     fig15,
     ledger_over_time,
-    scale_sensitivity,
-    seeds,
     story,
     waste,
 )
@@ -69,12 +68,10 @@ def policies() -> list[dict]:
 
 
 def figures() -> list[go.Figure]:
-    rows = comparison()["rows"]
     states = ("waiting", "prefill", "decode", "finished_hold")
     cells = [{"sequence": "S1", "iteration": at, "state": state} for at, state in enumerate(states, start=1)]
-    scales = [row | {"scale": scale} for row in rows for scale in (1.0, 1.25)]
     shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), SLOTS_VIEW), ledger()]
-    return [*shown, scale_sensitivity(scales, 1.1), seeds(rows), story(cells, "A story"), fig15(batches(2))]
+    return [*shown, story(cells, "A story"), fig15(batches(2))]
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +99,9 @@ def test_every_figure_has_its_marks(driver, page):
     bars = """return [...document.querySelectorAll(".plot")].map((plot) =>
       [...plot.querySelectorAll(".barlayer .point path")].filter((bar) => bar.getBBox().width > 0).length)"""
     # In Fig 2: 12 simulated, 9 published and one "not published", less one of length 0.
-    assert driver.execute_script(bars) == [21, 2, 4, 7, 0, 0, 0, 4, 2]
+    assert driver.execute_script(bars) == [21, 2, 4, 7, 0, 4, 2]
     count = "return document.querySelectorAll('#plot-{} {}').length"
     assert driver.execute_script(count.format(5, ".scatterlayer .js-fill")) == 9
-    assert driver.execute_script(count.format(6, ".scatterlayer .js-line")) == 9
-    assert driver.execute_script(count.format(7, ".scatterlayer .point")) == 21
 
 
 @pytest.mark.slow
@@ -317,8 +312,9 @@ def test_what_is_folded_is_printed_on_white_paper(driver, tmp_path):
 
 @pytest.mark.slow
 def test_folded_pictures_are_drawn_when_they_unfold_as_wide_as_their_card(driver, tmp_path):
+    along = [row | {"x": at} for at, row in enumerate(batches()["rows"] * 2, start=1)]
     sections = [
-        Section("One", figures=figures()[:1], folded_figures=[seeds(comparison()["rows"])], fold="More"),
+        Section("One", figures=figures()[:1], folded_figures=[curves(batches() | {"rows": along})], fold="More"),
         Section("Two", "No picture."),
     ]
     path = write_page(tmp_path / "page.html", "Folded", "", sections)
@@ -328,7 +324,7 @@ def test_folded_pictures_are_drawn_when_they_unfold_as_wide_as_their_card(driver
     summary = driver.find_element("css selector", ".more > summary")
     assert summary.text.startswith("More")
     summary.click()
-    wait(driver, f"{marks} === 21")
+    wait(driver, f"{marks} === 4")
     assert (
         driver.execute_script("return document.querySelector('#plot-2 .main-svg').getBoundingClientRect().width") > 800
     )
@@ -403,7 +399,7 @@ def test_a_csv_file_holds_all_digits_and_any_text(driver, page, tmp_path):
     rows = [row | {"simulated": value} for row, value in zip(comparison()["rows"], (1 / 3, 1e-9, 0.0, 2.0**53, 1e22))]
     rows[0] |= {"series": 'Orca, "Max"\r\nof old', "published": None, "minimum": float("nan")}
     rows[1]["how"] = "x < y </script>"
-    figure = seeds(rows)
+    figure = fig2(comparison() | {"rows": rows})
     figure.update_layout(title_text="Étude: 5 % & “more”, said /twice/")
     write_page(tmp_path / "page.html", "CSV", "", [Section("One", figures=[figure])])
     show(driver, tmp_path / "page.html", "light")

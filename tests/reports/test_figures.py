@@ -13,8 +13,6 @@ from fragmeter.reports.figures.figures import (
     fig2,
     fig13a,
     fig15,
-    scale_sensitivity,
-    seeds,
     story,
     waste,
     with_limit,
@@ -203,40 +201,6 @@ class TestStory:
         subtitle = figure.layout.title.subtitle.text
         assert subtitle == "P prefill, D decode, H ended but still held, W waiting."
         assert "H" not in story(self.ROWS[:2], "made up").layout.title.subtitle.text
-
-
-class TestScaleAndSeeds:
-    def scale_rows(self) -> list[dict]:
-        return [
-            row | {"scale": scale, "simulated": row["simulated"] + 10 * (scale - 1)}
-            for row in comparison()["rows"]
-            for scale in (1.0, 1.1, 1.25)
-        ]
-
-    def test_every_line_is_the_distance_from_the_published_value(self):
-        figure = scale_sensitivity(self.scale_rows(), fitted_scale=1.1)
-        lines = {(trace.customdata[0][0], trace.name): trace for trace in figure.data}
-        assert set(lines) == {("Orca (Max)", label) for label in LABELS} | {("vLLM", "token states")}
-        assert list(lines["Orca (Max)", "reservation"].x) == [1.0, 1.1, 1.25]
-        assert list(lines["Orca (Max)", "reservation"].y) == pytest.approx([-0.3, 0.7, 2.2])
-        assert list(lines["vLLM", "token states"].y) == pytest.approx([-0.2, 0.8, 2.3])
-        assert {shape.x0 for shape in figure.layout.shapes if shape.type == "line"} == {1.1}
-
-    def test_the_numbers_hold_the_values_themselves_and_those_not_published(self):
-        numbers = scale_sensitivity(self.scale_rows()).layout.meta["numbers"]
-        assert numbers["columns"] == ["Series", "Value", "Published", "s = 1.00", "s = 1.10", "s = 1.25"]
-        assert len(numbers["rows"]) == 8
-        assert numbers["rows"][-1][:3] == ["vLLM", "external & others, %", None]
-        assert numbers["rows"][-1][3:] == pytest.approx([2.2, 3.2, 4.7])
-
-    def test_seeds_show_mean_range_and_what_is_published(self):
-        rows = comparison(spread=1.5)["rows"]
-        published, simulated = seeds(rows).data
-        assert list(simulated.x) == [row["simulated"] for row in rows]
-        assert list(simulated.error_x.array) == pytest.approx([3.0] * 8)
-        assert list(simulated.error_x.arrayminus) == pytest.approx([1.5] * 8)
-        assert list(published.x) == [20.4, 13.3, 57.3, 8.9, 96.3]
-        assert set(published.y) <= set(simulated.y) and len(set(simulated.y)) == 8
 
 
 class TestPalette:
