@@ -127,8 +127,8 @@ def diagnose(
             name.
         vllm: Release of vLLM, such as 0.16. By default the one in the container's tag, or the latest known release.
         startup_log: Start-up log of the server, or a file with it; sets the size of the KV cache.
-        metrics: Address of the server, whose /metrics are read for 5 s; or a file with them: one scrape, or several in sequence with
-            their times.
+        metrics: Address of the server, whose /metrics are read for 5 s, or several with commas between; or a file with them: one scrape,
+            or several in sequence with their times.
         prometheus: Address of a Prometheus that scrapes the server; or a file with its answer of /api/v1/query_range.
         window: How far back a Prometheus is asked, as 30m or 2h; 1h by default.
         log: File with the server's log, as kubectl logs prints it: its periodic lines, and its start if it is there.

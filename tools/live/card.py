@@ -19,10 +19,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fragmeter.gpu.devices.devices import usual_model
 from fragmeter.sim.output.files import as_json, write_whole
+from fragmeter.sim.recording.probe import ProbedStep, read_probe
 from fragmeter.sim.spec import model as model_spec
 from fragmeter.sim.types.errors import UserError
 
@@ -36,6 +38,8 @@ from .server import Server, write_model
 TIMES = 8
 #: Largest errors without a repetition; twice the noise is no excuse here.
 LIMITS = {"output_throughput": 0.03, "mean_tpot_ms": 0.03, "mean_ttft_ms": 0.10}
+#: Largest change of the machine's own pace; seconds of a window, steps of one shape in it at least, and context tokens of one shape.
+PACE, _WINDOW_S, _LEAST_ALIKE, _ALIKE_TOKENS = 0.10, 20.0, 5, 512
 #: Ends of the names of loads in which a server is full.
 FULL = ("-saturated", "-closed")
 _ROOT = Path(__file__).parents[2]
@@ -109,6 +113,30 @@ def record(session: Session, python: Path, folder: Path, shapes: Mapping[str, in
         serve_all(at_rates(rest, speed / PACE_TOKENS_PER_S), server.url, python, model, folder, server.start_s)
 
 
+def pace(steps: Sequence[ProbedStep]) -> dict[str, float] | None:
+    """How much the machine changed its own pace: the same step at different times.
+
+    Steps that only decode are alike if they have as many sequences and about as many context tokens. Their medians in windows of 20 s are
+    compared.
+
+    Returns:
+        Of the shape with the largest quotient of two medians: the quotient, sequences, and both medians in ms. None if no shape is in
+        two windows.
+    """
+    alike: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for step in steps[:-1]:
+        if step.tokens and not step.prefill_tokens:
+            windows = alike.setdefault((len(step.tokens), step.decode_context // _ALIKE_TOKENS), {})
+            window = int((step.start_ns - steps[0].start_ns) / (_WINDOW_S * 1e9))
+            windows.setdefault(window, []).append(step.end_ns - step.start_ns)
+    found = []
+    for (sequences, _), windows in alike.items():
+        medians_ms = [median(times) / 1e6 for times in windows.values() if len(times) >= _LEAST_ALIKE]
+        if len(medians_ms) > 1:
+            found.append((max(medians_ms) / min(medians_ms), sequences, min(medians_ms), max(medians_ms)))
+    return dict(zip(("times", "sequences", "least_ms", "most_ms"), max(found), strict=True)) if found else None
+
+
 def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the server is predicted, and each reason why not.
 
@@ -139,6 +167,10 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
     """Lines for a terminal."""
     yield from table(found)
     yield f"Within its limits: {'yes' if found['acceptance']['passes'] else 'no'}."
+    own = found["pace"]
+    if own is not None and own["times"] > 1 + PACE:
+        alike = f"decode steps of {own['sequences']} sequences, and alike, took {own['least_ms']:.1f} to {own['most_ms']:.1f} ms"
+        yield f"The machine changed its own pace: {alike} in windows of {_WINDOW_S:.0f} s. Errors of that size are the machine's."
     for reason in found["acceptance"]["reasons"]:
         yield f"  {reason}"
 
@@ -161,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"recording {folder}", flush=True)
             record(session, python, folder, shapes)
         found = results(chosen.out, 1, [session], None)
-        found["acceptance"] = verdict(found)
+        found |= {"acceptance": verdict(found), "pace": pace(read_probe(folder / "probe.jsonl.gz").steps)}
         write_whole(chosen.out / "results.json", as_json(found))
     except UserError as error:
         print(error, file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +109,22 @@ def test_the_calibration_is_not_judged(metric):
     found = perfect()
     found["loads"]["ample/ramp"]["metrics"][metric]["simulated_error"] = 0.5
     assert card.verdict(found)["passes"]
+
+
+def test_the_same_step_at_another_time_tells_the_machines_own_pace():
+    """Steps of 4 sequences take 20 ms, and 30 ms a minute later; those of 2 sequences, and with prompts, have other shapes."""
+
+    def steps(sequences, begin_s, ms, prefill=0, context=1000):
+        times = [int(1e9 * (begin_s + 0.1 * place)) for place in range(6)]
+        shape = {"tokens": range(sequences), "prefill_tokens": prefill, "decode_context": context}
+        return [SimpleNamespace(**shape, start_ns=at, end_ns=at + int(1e6 * ms)) for at in times]
+
+    same = [*steps(4, 0, 20), *steps(2, 25, 90), *steps(4, 30, 90, prefill=64), *steps(4, 61, 30)]
+    assert card.pace(same) == {"times": 1.5, "sequences": 4, "least_ms": 20.0, "most_ms": 30.0}
+    # More context is another step.
+    assert card.pace([*steps(4, 0, 20), *steps(4, 61, 30, context=9000)]) is None
+    found = perfect() | {"pace": card.pace(same)}
+    found["acceptance"] = card.verdict(found)
+    assert "sequences, and alike, took 20.0 to 30.0 ms" in " ".join(card.text(found))
+    found["pace"]["times"] = 1.05
+    assert "pace" not in " ".join(card.text(found))
