@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -12,6 +13,8 @@ from ..style.look import blank, fill
 from ..style.palette import INK, PAPER, PARTS, colour, symbol
 
 Row = dict[str, Any]
+#: Signs of a line of a candidate's name.
+_NAME_SIGNS = 26
 
 
 def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
@@ -36,7 +39,7 @@ def pareto(rows: Sequence[Row], currency: str) -> go.Figure:
     figure.add_trace(rings(*zip(*front)))
     for place, name in enumerate(names):
         own = [row for row in rows if row["candidate"] == name]
-        figure.add_trace(_line(own, f"{name}{' (lower bound)' * own[0]['is_bound']}", place))
+        figure.add_trace(_line(own, _wrapped(f"{name}{' (lower bound)' * own[0]['is_bound']}"), place))
     figure.update_xaxes(title_text="tokens/s a user sees (1 / median TPOT)", rangemode="tozero")
     figure.update_yaxes(title_text=f"{currency} per million tokens, prompts and outputs", rangemode="tozero")
     return figure
@@ -70,12 +73,13 @@ def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
         unit: Of the cost, such as USD per hour.
     """
     fields = ("candidate", "cost", "lowest", "highest")
+    wrapped = [_wrapped(row["candidate"]) for row in rows]
     are_bounds = [row["highest"] is None for row in rows]
     figure = blank(
         "Cost of each candidate",
         f"{unit}; lines: the interval that the seeds leave open."
         + " Hatched: a lower bound, because the runs are bursts." * any(are_bounds),
-        130 + 30 * len(rows),
+        130 + sum(max(30, 16 * (1 + name.count("<br>"))) for name in wrapped),
         {
             "columns": ["Candidate", unit, "At least", "At most"],
             "rows": [[row[name] for name in fields] for row in rows],
@@ -99,8 +103,13 @@ def cost_bars(rows: Sequence[Row], unit: str) -> go.Figure:
         hovertemplate=f"%{{y}}: %{{customdata}}%{{x:,.3g}} {unit}<extra></extra>",
     )
     figure.update_xaxes(title_text=unit, rangemode="tozero")
-    figure.update_yaxes(autorange="reversed")
+    figure.update_yaxes(autorange="reversed", tickvals=[row["candidate"] for row in rows], ticktext=wrapped)
     return figure
+
+
+def _wrapped(name: str) -> str:
+    """A candidate's name in lines that leave room for bars on a narrow page."""
+    return "<br>".join(wrap(name, _NAME_SIGNS))
 
 
 def _hatching(which: Sequence[bool]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
@@ -20,6 +21,8 @@ from fragmeter.reports.figures.figures import (
     story,
     waste,
 )
+from fragmeter.reports.figures.plan import cost_bars
+from fragmeter.reports.figures.server import server_over_time
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.reports.page.scorecard import Score, Scorecard
 from fragmeter.reports.style.palette import BUCKETS, DARK, PAPER
@@ -257,6 +260,29 @@ def test_a_legend_on_a_phone_is_whole_and_above_the_bars(driver, tmp_path):
         " const items = [...legend.querySelectorAll('.legendtext')].map((text) => text.getBoundingClientRect().bottom);"
         " return items.length === 9 && Math.max(...items) <= Math.min(box('.legend .bg').bottom, box('.bars path').top);",
     )
+
+
+@pytest.mark.slow
+def test_on_a_phone_no_name_is_cut_and_no_picture_is_wider_than_the_page(driver, tmp_path):
+    """Long names of candidates, a picture with a width of its own, and a table of cards with one long cell."""
+    name = "h100-80gb, tensor_parallel_size=4, checkpoint=RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"
+    costs = [{"candidate": name, "cost": 4.0, "lowest": 2.0, "highest": 5.0}]
+    times = pd.DataFrame({"time_s": [0.0, 1.0], "running": [1.0, 2.0], "waiting": [0.0, 1.0], "usage_pct": [1.0, 2.0]})
+    rows = [{"Step": 1, "What happens": "A takes blocks 0 and 1 and prefills 7 tokens of its prompt. " * 4}]
+    sections = [
+        Section("Pictures", figures=[cost_bars(costs, "USD per hour"), server_over_time("Server", times, 2)], rows=rows)
+    ]
+    show(driver, write_page(tmp_path / "names.html", "Names", "", sections), "light", 420)
+    places = (
+        "return [...document.querySelectorAll('.plot text')].map((text) => [text.textContent, text.getBoundingClientRect()])"
+        ".filter(([, box]) => box.width).map(([name, box]) => [name, box.left, box.right])"
+    )
+    shown = driver.execute_script(places)
+    assert any("checkpoint" in text for text, *_ in shown) and any("KV cache in use" in text for text, *_ in shown)
+    assert all(0 <= left and right <= 420 for _, left, right in shown)
+    # A label keeps its words whole beside a long cell.
+    width = "return getComputedStyle(document.querySelector('.cards tbody tr > :last-child'), '::before').width"
+    assert float(driver.execute_script(width).removesuffix("px")) > 85
 
 
 @pytest.mark.slow

@@ -109,6 +109,17 @@ def test_only_a_lower_bound_is_hatched_and_has_no_upper_end(bound):
     assert (bar.marker.pattern.shape == ("/",)) == bound == ("lower bound" in figure.layout.title.subtitle.text)
 
 
+def test_a_long_name_has_short_lines_beside_its_bar():
+    name = "h100-80gb, tensor_parallel_size=4, checkpoint=RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic"
+    rows = [{"candidate": each, "cost": 4.0, "lowest": 4.0, "highest": 4.0} for each in ("h200", name)]
+    figure = cost_bars(rows, "EUR per hour")
+    short, long = figure.layout.yaxis.ticktext
+    assert short == "h200" and all(len(line) <= 26 for line in long.split("<br>"))
+    assert long.replace("<br>", "").replace(" ", "") == name.replace(" ", "")
+    assert figure.layout.yaxis.tickvals == figure.data[0].y == ("h200", name)
+    assert figure.layout.height >= 130 + 30 + 14 * (1 + long.count("<br>"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "source"),
