@@ -138,6 +138,7 @@ SAMPLES: tuple[tuple[str, str, str | bytes], ...] = (
     ("a trace of prompts alone (ServeGen's offline traces a to c)", "trace_a.jsonl", _SERVEGEN),
     ("conversations with roles (LMSYS, WildChat, OpenAI's messages)", "lmsys.jsonl", _LMSYS),
     ("conversations with roles (LMSYS, WildChat, OpenAI's messages)", "chat.jsonl", '{"messages": [{"role": "user", "content": "Hi"}]}\n'),
+    ("a file of genai-perf", "profile.json", '{"experiments": [{"requests": []}], "version": "", "service_kind": "openai"}'),
     ("statistics of Locust", "x_stats.csv", _LOCUST),
     ("a history of Locust", "x_stats_history.csv", "Timestamp,User Count,Type,Name,Requests/s\n1,2,,Aggregated,0.5\n"),
     ("a summary of k6", "k6.json", json.dumps(_K6)),

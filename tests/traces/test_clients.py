@@ -331,7 +331,7 @@ LACKING = {
     ),
     "genai-perf": (
         '{"experiments": [{"requests": []}], "version": "", "service_kind": "openai"}',
-        "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl",
+        "is a file of genai-perf, not a trace of requests; it has no token counts: give AIPerf's profile_export.jsonl",
     ),
 }
 

@@ -68,11 +68,6 @@ def is_aiperf(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("metadata"), dict) and _START in value["metadata"]
 
 
-def is_aiperf_summary(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a statistics export of AIPerf or genai-perf."""
-    return "aiperf_version" in document or {"input_config", "request_throughput"} <= document.keys()
-
-
 def read_aiperf(file: TraceFile) -> BenchmarkResult:
     """The requests of an export.
 

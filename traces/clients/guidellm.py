@@ -51,11 +51,6 @@ GUIDELLM = Client(
 )
 
 
-def is_guidellm(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a report."""
-    return isinstance(document.get("benchmarks"), list)
-
-
 def read_guidellm(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult | BenchmarkSummary:
     """The requests of the benchmark in a report; its summary if it has only some of them.
 

@@ -30,11 +30,6 @@ _LATENCIES = {
 _THROUGHPUTS = {REQUESTS: "requests_per_sec", OUTPUTS: "output_tokens_per_sec", TOKENS: "total_tokens_per_sec"}
 
 
-def is_inference_perf_summary(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a report of inference-perf."""
-    return {"load_summary", "successes"} <= document.keys()
-
-
 def summary_of_inference_perf(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkSummary:
     """The summary in a report.
 

@@ -27,11 +27,6 @@ _TOTAL, _OUTPUT = "tput_per_gpu", "output_tput_per_gpu"
 _TURNS = 10
 
 
-def is_inferencex(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a result."""
-    return {"conc", _TOTAL} <= document.keys()
-
-
 def summary_of_inferencex(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkSummary:
     """The summary in a result.
 

@@ -1,43 +1,41 @@
-"""Recognition of benchmark results: finds the client that wrote a file."""
+"""Readers of benchmark results, by the client that wrote a file (``sim.types.signatures``)."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 from ...sim.types.errors import TraceError
+from ...sim.types.file_head import FileHead
+from ...sim.types.signatures import TRACES
 from ...sim.types.user_files import json_value
 from ..parsing.files import TraceFile
 from ..parsing.json_values import elements
-from .aiperf import is_aiperf, is_aiperf_summary, read_aiperf, summary_of_aiperf
-from .guidellm import is_guidellm, read_guidellm
-from .inference_perf import is_inference_perf, read_inference_perf
-from .inference_perf_summary import is_inference_perf_summary, summary_of_inference_perf
-from .inferencex import is_inferencex, summary_of_inferencex
+from .aiperf import read_aiperf, summary_of_aiperf
+from .guidellm import read_guidellm
+from .inference_perf import read_inference_perf
+from .inference_perf_summary import summary_of_inference_perf
+from .inferencex import summary_of_inferencex
 from .result import BenchmarkResult
-from .sglang import is_sglang, read_sglang
+from .sglang import read_sglang
 from .summary import BenchmarkSummary
-from .vllm import is_vllm, read_vllm
+from .vllm import read_vllm
 
-#: Keys that each result has near its beginning (one of them is enough), and the number of bytes to search.
-_MARKS = re.compile(
-    rb'"(input_lens|request_throughput|sharegpt_output_len|benchmarks|request_start_ns|experiments|aiperf_version'
-    rb'|load_summary|tput_per_gpu)"\s*:'
-)
-_HEAD_BYTES = 2**16
-_NO_LENGTHS = "is a file of genai-perf, which does not write token counts; give AIPerf's profile_export.jsonl"
-
-#: What recognises an object, and reads it.
-_READERS: tuple[tuple[Callable[..., bool], Callable[..., BenchmarkResult | BenchmarkSummary]], ...] = (
-    (is_aiperf_summary, summary_of_aiperf),
-    (is_sglang, read_sglang),
-    (is_vllm, read_vllm),
-    (is_guidellm, read_guidellm),
-    (is_inference_perf_summary, summary_of_inference_perf),
-    (is_inferencex, summary_of_inferencex),
-)
+#: Readers of files with a JSON value for each request, by the form of the signature.
+_OF_FILES: dict[str, Callable[[TraceFile], BenchmarkResult]] = {
+    "AIPerf": read_aiperf,
+    "inference-perf": read_inference_perf,
+}
+#: Readers of one JSON object.
+_OF_OBJECTS: dict[str, Callable[..., BenchmarkResult | BenchmarkSummary]] = {
+    "AIPerf, a summary": summary_of_aiperf,
+    "SGLang bench_serving": read_sglang,
+    "vllm bench serve": read_vllm,
+    "GuideLLM": read_guidellm,
+    "inference-perf, a summary": summary_of_inference_perf,
+    "InferenceX": summary_of_inferencex,
+}
 
 
 def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | None:
@@ -46,70 +44,45 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | No
     Raises:
         TraceError: The result is of a known client, but is unreadable or incomplete.
     """
-    head = file.head().lstrip()[:_HEAD_BYTES]
-    marks = set(_MARKS.findall(head))
-    if head.startswith(b"[") and b'"start_time"' in head:
-        first = next(elements(file), None)
-        return read_inference_perf(file) if first is not None and is_inference_perf(first.value) else None
-    if not head.startswith((b"{", b"[")) or not marks:
+    head = FileHead(file.head(), file.bare_name)
+    form = next((each.form for each in TRACES if "benchmark" in each.read_as and each.mark.fits(head)), None)
+    if form is None:
         return None
-    if b"request_start_ns" in marks:
-        first = next(elements(file), None)
-        if first is not None and is_aiperf(first.value):
-            return read_aiperf(file)
-    if head.startswith(b"["):
-        return _of_list(file) if b"tput_per_gpu" in marks else None
-    document = _document(file)
-    if "experiments" in document and "service_kind" in document:
-        raise TraceError(file.path, None, None, None, _NO_LENGTHS)
-    for known, read in _READERS:
-        if known(document):
-            return read(file.path, document)
-    return None
-
-
-def _of_list(file: TraceFile) -> BenchmarkSummary | None:
-    """InferenceX's result in a list of one.
-
-    Raises:
-        TraceError: The list has several.
-    """
-    first, *others = (element.value for element in elements(file))
-    if others:
-        remedy = f"is a list of {1 + len(others):,} results; keep one, as by jq '.[0]' for the first"
-        raise TraceError(file.path, None, None, None, remedy)
-    return summary_of_inferencex(file.path, first) if isinstance(first, dict) and is_inferencex(first) else None
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        value = json_value(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return _OF_FILES[form](file) if form in _OF_FILES else _OF_OBJECTS[form](file.path, _document(file))
 
 
 def _document(file: TraceFile) -> dict[str, Any]:
-    """The JSON object of a file; for JSON lines, the object of the first line.
+    """The JSON object of a file, also as the only element of an array, or as the only line.
 
     Raises:
-        TraceError: The file has no object, or has several runs of a client.
+        TraceError: The file has no object, or has several.
     """
     text = file.whole()
     try:
-        return json_value(text)
+        value = json_value(text)
     except ValueError as error:
         complaint, line = "brackets too deep or numbers too long", None
         if isinstance(error, json.JSONDecodeError):
             complaint, line = error.msg, error.lineno
         elif isinstance(error, UnicodeDecodeError):
             complaint = "no UTF-8 text"
-    first, *others = filter(None, text.splitlines())
-    document = _object(first)
-    if document is None:
-        remedy = f"is not a readable benchmark result ({complaint}); give one JSON object"
-        raise TraceError(file.path, line, None, None, remedy)
-    if is_sglang(document) or is_vllm(document):
-        remedy = f"has {1 + len(others)} results; keep one, as by sed -n 2p for the second"
-        raise TraceError(file.path, None, None, None, remedy)
-    return document
+        first, *others = filter(None, text.splitlines())
+        if _is_object(first):
+            remedy = f"has {1 + len(others)} results; keep one, as by sed -n 2p for the second"
+        else:
+            remedy = f"is not a readable benchmark result ({complaint}); give one JSON object"
+        raise TraceError(file.path, None if _is_object(first) else line, None, None, remedy) from None
+    if isinstance(value, list):
+        first, *others = (element.value for element in elements(file))
+        if others:
+            remedy = f"is a list of {1 + len(others):,} results; keep one, as by jq '.[0]' for the first"
+            raise TraceError(file.path, None, None, None, remedy)
+        value = first
+    return dict(value)
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(json_value(text), dict)
+    except ValueError:
+        return False

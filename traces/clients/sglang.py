@@ -36,11 +36,6 @@ SGLANG = replace(
 )
 
 
-def is_sglang(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a result, with or without details."""
-    return {"total_output_tokens_retokenized", "request_rate"} <= document.keys()
-
-
 def read_sglang(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult | BenchmarkSummary:
     """The requests of a run; its summary if it has no details.
 

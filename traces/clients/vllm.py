@@ -52,11 +52,6 @@ VLLM = Client(
 )
 
 
-def is_vllm(document: Mapping[str, Any]) -> bool:
-    """Whether an object is a result, with or without details."""
-    return PROMPT in document or {"request_throughput", "total_input_tokens"} <= document.keys()
-
-
 def read_vllm(path: str | PathLike[str], document: Mapping[str, Any]) -> BenchmarkResult | BenchmarkSummary:
     """The requests of a result; its summary if it has no details.
 
