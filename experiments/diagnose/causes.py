@@ -8,7 +8,8 @@
     max-num-seqs too low   requests wait for max-num-seqs, and KV cache is free --max-num-seqs
     chunk too large        p99 ITL above 25 decode steps or 250 ms; above 5     --max-num-batched-tokens
                            where the chunk is above vLLM's default
-    chunk too small        requests wait for steps                              --max-num-batched-tokens
+    chunk too small        requests wait for steps; or the mean prompt is longer --max-num-batched-tokens
+                           than a chunk below vLLM's default
     caching off            prefix caching is off, and prompts share a prefix    --enable-prefix-caching
     evicted prefixes       blocks are asked for after their eviction            --kv-offloading-size
     drafts                 --speculative-config, and the accepted drafts known  without it
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from ...sim.metrics.registry import metric_text
@@ -225,15 +227,15 @@ def _stalls(case: Case) -> str | None:
     seen = case.seen
     times = seen.p99_itl_ms / seen.median_itl_ms if seen.median_itl_ms else 0.0
     stalls = times > STALL_STEPS or (times > _SOME_STEPS and seen.p99_itl_ms > STALL_MS)
-    if not stalls and not (times > STRICT_STEPS and _is_above_default(case.server)):
+    is_above = case.server.launch.max_num_batched_tokens > _default_chunk(case.server)
+    if not stalls and not (times > STRICT_STEPS and is_above):
         return None
     return f"prompts stall the other requests: p99 ITL is {metric_text('p99_itl_ms', seen.p99_itl_ms)} ms, {times:.0f} decode steps"
 
 
-def _is_above_default(server: Server) -> bool:
-    """Whether a step takes more tokens than vLLM's default on this GPU."""
-    default = server.changed({"max-num-batched-tokens": None})
-    return default is not None and server.launch.max_num_batched_tokens > default.launch.max_num_batched_tokens
+def _default_chunk(server: Server) -> int:
+    """Tokens of a step by vLLM's default on this GPU; those of this server where it would not start with the default."""
+    return (server.changed({"max-num-batched-tokens": None}) or server).launch.max_num_batched_tokens
 
 
 def _smaller_chunks(case: Case) -> Iterator[Change]:
@@ -245,15 +247,18 @@ def _smaller_chunks(case: Case) -> Iterator[Change]:
         value //= 2
 
 
-def _waits_for_steps(case: Case) -> str | None:
-    if case.seen.wait_steps < WAITS:
+def _small_steps(case: Case) -> str | None:
+    waits, chunk, (prompt, _) = case.seen.wait_steps, case.server.launch.max_num_batched_tokens, case.load.mean_tokens
+    if waits >= WAITS:
+        return f"requests wait for a step {waits:.0%} of the time"
+    if prompt <= chunk or chunk >= _default_chunk(case.server):
         return None
-    return f"requests wait for a step {case.seen.wait_steps:.0%} of the time"
+    return f"a step takes {chunk:,} tokens, so that a prompt of {prompt:,.0f}, the mean, needs {ceil(prompt / chunk)} of them"
 
 
 def _larger_chunks(case: Case) -> Iterator[Change]:
     chunk = case.server.launch.max_num_batched_tokens
-    for factor in (2, 4):
+    for factor in (2, 4, 16):
         if factor * chunk <= _MOST_CHUNK:
             yield {"max-num-batched-tokens": str(factor * chunk)}
 
@@ -333,7 +338,7 @@ CAUSES = (
     Cause("max-num-seqs too high", "More sequences are admitted than the KV cache holds", _too_many, _fewer_seqs),
     Cause("max-num-seqs too low", "Requests wait though the KV cache has room", _too_few, _more_seqs),
     Cause("chunk too large", "Prompts are computed in chunks that are too large", _stalls, _smaller_chunks),
-    Cause("chunk too small", "Prompts are computed in chunks that are too small", _waits_for_steps, _larger_chunks),
+    Cause("chunk too small", "Prompts are computed in chunks that are too small", _small_steps, _larger_chunks),
     Cause(
         "long prompts", "Long prompts fill the steps that shorter ones wait for", _long_prompts, _shorter_long_chunks
     ),

