@@ -36,7 +36,7 @@ def _sglang_over_vllm(shared: int, own: int, output: int) -> float:
     slots = paper_num_blocks(model("llama-2-7b"), gpu("a100-80gb"), 1, block_size=1)
     alike: dict[str, dict[str, Any]] = {"vllm-v0": {}}
     alike["sglang"] = {"schedule_policy": "lpm", "max_num_batched_tokens": 8192, "enforce_eager": True}
-    alike["sglang"] |= {"num_gpu_blocks_override": slots}
+    alike["sglang"] |= {"num_gpu_blocks_override": slots, "disable_overlap_schedule": True}
     runs = ("sglang", Workload("shared", *columns, content)), ("vllm-v0", Workload("shared", *columns))
     card = {"model": "llama-2-7b", "gpu": "a100-80gb"}
     tree, paged = (tokens_per_s(policy, work, **card, **alike[policy]) for policy, work in runs)

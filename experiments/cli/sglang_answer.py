@@ -40,8 +40,6 @@ def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Rep
         f"{subject} has slots: {where}; {slots:,} tokens fit into its KV cache, and"
         f" {replica.policy.limits.max_num_seqs:,} requests run at once."
     )
-    if line.overlaps:
-        report.print_line("The overlap schedule is not simulated: the answer is that of --disable-overlap-schedule.")
     report.print_line()
     report.console.print(_table(replica, card))
     command = simulate_command(found)
@@ -98,7 +96,6 @@ def _data(line: SGLangLine, found: Settings, replica: Replica, command: str) -> 
         "gpu": found.gpu,
         **{name: value for name, (_, value) in _rows(replica).items()},
         "simulate": command,
-        "overlap_schedule": line.overlaps,
         "not_simulated": line.not_simulated,
         "ignored": line.ignored,
     }

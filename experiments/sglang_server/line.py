@@ -40,6 +40,7 @@ _READ = {
     "kv_cache_dtype": ("--kv-cache-dtype",),
     "enable_prefix_caching": ("--disable-radix-cache",),
     "enforce_eager": ("--disable-cuda-graph",),
+    "disable_overlap_schedule": ("--disable-overlap-schedule",),
     "enable_priority_scheduling": ("--enable-priority-scheduling",),
     "schedule_low_priority_values_first": ("--schedule-low-priority-values-first",),
     "disable_priority_preemption": ("--disable-priority-preemption",),
@@ -82,14 +83,12 @@ class SGLangLine:
         not_simulated: Flags that change memory or decisions and are not simulated, each with the reason.
         ignored: All others.
         refused: The error of SGLang's parser for each word that it does not take.
-        overlaps: Whether the overlap schedule is on, as by default; it is not simulated.
     """
 
     settings: dict[str, Any]
     not_simulated: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    overlaps: bool = True
 
 
 def sglang_arguments(words: list[str]) -> int | None:
@@ -120,7 +119,7 @@ def read_sglang(text: str) -> SGLangLine | None:
     # ``sglang serve MODEL``.
     if left and not left[-1].startswith("-"):
         line.settings["model"] = left.pop()
-    overlaps, unknown = True, []
+    unknown: list[str] = []
     while left:
         word = left.pop()
         flag, joined, value = word.partition("=")
@@ -132,19 +131,18 @@ def read_sglang(text: str) -> SGLangLine | None:
             continue
         found = meant[0]
         values = [value] if joined else _following(found, left)
-        overlaps = overlaps and found != "--disable-overlap-schedule"
         if (name := _BY_FLAG.get(found)) is not None:
             line.settings[name] = _value(name, found, values)
         elif found in _NOT_SIMULATED:
             line.not_simulated.append(f"{found} ({_NOT_SIMULATED[found]})")
-        elif found != "--disable-overlap-schedule":
+        else:
             line.ignored.append(found)
     if unknown:
         line.refused.append(f"unrecognized arguments: {' '.join(unknown)}")
     if "model" not in line.settings:
         remedy = "names no model; paste a line with python -m sglang.launch_server --model-path NAME"
         raise SettingError("serve", " ".join(text.split())[:60], remedy)
-    return SGLangLine(line.settings, line.not_simulated, line.ignored, line.refused, overlaps)
+    return line
 
 
 def _meant(word: str) -> list[str]:

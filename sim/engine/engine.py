@@ -237,7 +237,7 @@ class Engine:
 
     def _hold_finished(self) -> list[Sequence]:
         """The sequences that finished in the last step; the next decision does not know it yet."""
-        ended = self.state.note_finished(self.policy.limits.max_model_len)
+        ended = self.state.note_finished(self.policy.expects_end)
         for sequence in self.state.finished:
             self.memory.stall(sequence, self.state.decode_step, finished=True)
         return ended
@@ -249,6 +249,8 @@ class Engine:
             ``first_step``, with the tokens that are computed in vain; no longer valid if a sequence waits for what was released.
         """
         state, decode_step = self.state, self.state.decode_step
+        if plan.taken_back:
+            ended = [sequence for sequence in ended if sequence not in plan.taken_back]
         if first_step is None and state.overrunning:
             self._plan = plan
             context = state.batch_size * decode_step + state.lag_sum
@@ -389,7 +391,7 @@ class Engine:
 
     def _is_over(self) -> bool:
         """Whether all requests have finished and none is to come."""
-        return self.source.next_ticks >= NEVER and not self._unfinished()
+        return self.source.next_ticks >= NEVER and not self.state.running and not self._unfinished()
 
     def _unfinished(self) -> int:
         """Requests that do not decode and have not finished."""

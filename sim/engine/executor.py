@@ -51,7 +51,7 @@ class Executor:
         state = self._state
         decode_step, pairs, moves = state.decode_step, 0, plan.flush_ticks
         if plan.preempted or plan.swapped_out or plan.swapped_in:
-            moves += self._displace(plan.preempted, plan.swapped_out, plan.swapped_in, now)
+            moves += self._displace(plan.preempted, plan.swapped_out, plan.swapped_in, plan.taken_back, now)
         if plan.order:
             state.waiting = deque(plan.order)
         if plan.stalls:
@@ -102,6 +102,7 @@ class Executor:
         preempted: tuple[Sequence, ...],
         swapped_out: tuple[Sequence, ...],
         swapped_in: tuple[Sequence, ...],
+        taken_back: tuple[Sequence, ...],
         now: int,
     ) -> int:
         """Preempt, swap out and swap in; returns the ticks of moving their blocks."""
@@ -109,6 +110,8 @@ class Executor:
         if preempted or swapped_out:
             memory.evict(preempted, swapped_out, decode_step)
             back = []
+            for sequence in taken_back:
+                state.take_back(sequence)
             for sequence in preempted:
                 # A finished sequence that is preempted does not return to the queue.
                 over = state.forget(sequence)
@@ -118,6 +121,9 @@ class Executor:
             for sequence in swapped_out:
                 ledger.evict(sequence, SWAP, decode_step, now)
             state.preempt(tuple(back), swapped_out)
+            for sequence in taken_back:
+                # The slot of the last known token was computed, too.
+                sequence.lost_tokens += 1
         for sequence in swapped_in:
             state.swapped.popleft()
             memory.swap_in(sequence, decode_step)

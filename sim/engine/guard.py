@@ -204,7 +204,8 @@ class Guard:
 
     def _waiting(self, plan: StepPlan, state: State) -> deque[Sequence] | None:
         """The queue after the preemptions of a plan; None where siblings come back with them, in an order that is not known."""
-        back = [each for each in plan.preempted if each not in state.finished and each not in state.overrunning]
+        gone = (state.finished.keys() | state.overrunning.keys()).difference(plan.taken_back)
+        back = [each for each in plan.preempted if each not in gone]
         if not back:
             return state.waiting
         if state.shares:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import STATE, PageGroups
-from ..types.sequence import StepPlan
+from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .options import Options
@@ -172,6 +172,10 @@ class Policy(Generic[MemoryT, TransactionT]):
     def memory(self, pool: Pool) -> Memory:
         """Create the memory of a replica, of the kind ``MemoryT``."""
         raise NotImplementedError
+
+    def expects_end(self, sequence: Sequence) -> bool:
+        """Whether a decision that does not know a sequence's last token expects its end, by the length of its output."""
+        return sequence.output_tokens == sequence.max_tokens or sequence.target_tokens >= self.limits.max_model_len
 
     def schedule(self, state: State, transaction: TransactionT) -> StepPlan:
         """Decide the next step.

@@ -750,6 +750,10 @@ class LlamaCppOptions(Options):
 class SGLangOptions(Options):
     """Options of SGLang."""
 
+    disable_overlap_schedule: Annotated[
+        bool, Field(description="Decide a step when the step before it is over, not while it runs.")
+    ] = False
+
     schedule_policy: Annotated[
         Literal["lpm", "fcfs", "lof"],
         Field(
@@ -792,6 +796,10 @@ class SGLangOptions(Options):
         ),
         Tried(0.9),
     ] = None
+
+    @property
+    def schedules_ahead(self) -> bool:
+        return not self.disable_overlap_schedule
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; without priorities, and what they decide without the switch."""

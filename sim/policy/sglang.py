@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
 import numpy as np
@@ -59,10 +59,14 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     The batch is full from a decision that found no room or no seat to the next one after a sequence has left it. It leaps
     while no request waits, and while the batch is full: no request uses the tree then, so all evictions within the leap are
     known. A leap ends before a decode without room. A prefill is a step of its own.
+
+    With the overlap schedule (``event_loop_overlap``) a step is decided while the one before it runs. The decision does not know the
+    tokens of that step, nor that sequences have finished in it: these keep their seats and slots, and decode in vain unless the length
+    of their output told their end. A sequence that is retracted loses its token of the step in flight.
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-29: five rules of 0.5.9")
+    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: no overlap schedule")
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
@@ -96,6 +100,10 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         # was looked at last, before which SGLang knows of none.
         self._joined: dict[Sequence, int] = {}
         self._joins = 0
+        # Overlap schedule: whether the step in flight decodes, or which prefills end in it.
+        self.schedules_ahead = chosen.schedules_ahead
+        self._decodes = False
+        self._prefilled: frozenset[Sequence] = frozenset()
         self._lacked: dict[Sequence, int] = {}
 
     @classmethod
@@ -140,14 +148,45 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def memory(self, pool: Pool) -> RadixMemory:
         kind = SlotRadixMemory if pool.ids else RadixMemory
-        return kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size)
+        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, self.schedules_ahead)
+        self._longest = found.max_output_tokens
+        return found
+
+    def expects_end(self, sequence: Sequence) -> bool:
+        """See ``Policy``; the pool bounds an output, too."""
+        return sequence.output_tokens == self._longest(sequence)
 
     def schedule(self, state: State, transaction: RadixTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes."""
+        if not self.schedules_ahead:
+            return self._decide(state, transaction)
+        if not self._decodes and not self._prefilled:
+            # No step is in flight.
+            transaction.process_results()
+        plan = self._decide(state, transaction)
+        lost = tuple(sequence for sequence in plan.preempted if self._is_in_flight(sequence))
+        going_on = len(state.running) - sum(sequence in state.running for sequence in plan.preempted)
+        self._decodes = going_on > 0 and not plan.prefill_only
+        self._prefilled = frozenset(plan.admitted)
+        return plan._replace(taken_back=lost) if lost else plan
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        """Whether the step that runs while the next one is decided computes a token of a running sequence."""
+        return self._decodes or sequence in self._prefilled
+
+    def _generated(self, state: State, transaction: RadixTransaction) -> dict[Sequence, int]:
+        """Generated tokens of the batch, as far as they are known to the decision; in its order."""
+        return {
+            each: each.generated_tokens + state.decode_step - each.start_step - self._is_in_flight(each)
+            for each in transaction.batch()
+            if each in state.running or each in state.finished
+        }
+
+    def _decide(self, state: State, transaction: RadixTransaction) -> StepPlan:
         if state.idle_spans > self._idle_spans:
             self._idle_spans = state.idle_spans
-            self._ratio.reset(state.decode_step)
-        if not state.batch_size or self._full_at != transaction.departures:
+            self._ratio.reset(transaction.decodes)
+        if not _running(state) or self._full_at != transaction.departures:
             self._full_at = None
         queue: Queue = state.waiting
         if self._preempts:
@@ -182,7 +221,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         """Whether the queue is not considered: it was in vain since the last sequence left, or there is no seat."""
         if self._preempts:
             return False
-        if state.batch_size >= self.limits.max_num_seqs:
+        if _running(state) >= self.limits.max_num_seqs:
             self._full_at = transaction.departures
         return self._full_at is not None
 
@@ -225,8 +264,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def _prefill(self, state: State, transaction: RadixTransaction, queue: Queue) -> PrefillBatch:
         """The prefills of a step; none where no request is admitted, as the batch is full."""
-        ratio = self._ratio.at(state.decode_step)
-        batch = PrefillBatch(transaction, self.limits, state, ratio)
+        ratio = self._ratio.at(transaction.decodes)
+        batch = PrefillBatch(transaction, self.limits, self._generated(state, transaction), ratio)
         for sequence in state.prefilling:
             batch.continue_prefill(sequence)
         for sequence in queue:
@@ -276,6 +315,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     ) -> StepPlan:
         """Running sequences decode; some are retracted if the slots run out."""
         if transaction.room < transaction.begun():
+            if not state.finished.keys() <= set(preempted):
+                # What these give back is free after this decision, which waits for it.
+                return StepPlan(
+                    preempted=preempted, valid_until_horizon=False, prefill_only=True, order=_order(state, queue)
+                )
             return self._retract(state, transaction, queue, preempted)
         if not state.waiting and not preempted:
             return CARRY_ON
@@ -290,9 +334,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self, state: State, transaction: RadixTransaction, queue: Queue, preempted: tuple[Sequence, ...]
     ) -> StepPlan:
         """Retract the sequences with the fewest generated tokens until the others find free slots."""
-        decode_step = state.decode_step
         transaction.make_free(transaction.begun())
-        generated = {s: s.generated_tokens + decode_step - s.start_step for s in transaction.batch()}
+        generated = self._generated(state, transaction)
         by_priority = self.options.retraction_policy == "priority"
         kept = sorted(
             generated,
@@ -311,7 +354,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         # The batch goes on in the order of the choice.
         transaction.reorder(kept)
         declared = sum(transaction.max_output_tokens(sequence) for sequence in kept)
-        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), declared, decode_step)
+        self._ratio.estimate(sum(generated[s] for s in kept), len(kept), declared, transaction.decodes)
         self._full_at = None
         return StepPlan(
             preempted=(*preempted, *retracted),
@@ -332,6 +375,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
 def _defaults(server: Server) -> ServerDefaults:
     return server_defaults(server.gpu.memory_bytes / (1 << 20), server.tensor_parallel)
+
+
+def _running(state: State) -> int:
+    """Sequences of SGLang's running batch; those that have finished in the step in flight are not known to have."""
+    return state.batch_size + len(state.finished)
 
 
 def _follows(string: tuple[Run, ...], others: RadixTree) -> bool:
@@ -362,11 +410,13 @@ class PrefillBatch:
         is_full: Whether ``max_num_seqs`` is reached or the room ran out.
     """
 
-    def __init__(self, transaction: RadixTransaction, limits: Limits, state: State, ratio: float) -> None:
-        self._state, self._ratio, self._transaction = state, ratio, transaction
-        self.reserved = {each: self._to_reserve(each) for each in transaction.batch() if each in state.running}
+    def __init__(
+        self, transaction: RadixTransaction, limits: Limits, generated: Mapping[Sequence, int], ratio: float
+    ) -> None:
+        self._generated, self._ratio, self._transaction = generated, ratio, transaction
+        self.reserved = {each: self._to_reserve(each) for each in generated}
         self.preempted: list[Sequence] = []
-        self.running, self.lacked = state.batch_size, 0
+        self.running, self.lacked = len(generated), 0
         self._ends: list[tuple[float, int]] | None = None
         self.admitted: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
@@ -384,8 +434,7 @@ class PrefillBatch:
         return len(self.admitted) + len(self.chunks)
 
     def _to_reserve(self, sequence: Sequence) -> float:
-        left = self._transaction.max_output_tokens(sequence) - sequence.generated_tokens
-        left += sequence.start_step - self._state.decode_step
+        left = self._transaction.max_output_tokens(sequence) - self._generated[sequence]
         return min(left, CLIP_MAX_NEW_TOKENS) * (1.0 if sequence.ignores_eos else self._ratio)
 
     def room_for_output(self, sequence: Sequence) -> float:
@@ -445,9 +494,7 @@ class PrefillBatch:
             return False
         mine = self._end(sequence, sequence.generated_tokens)
         if self._ends is None:
-            state = self._state
-            ran = self.reserved
-            counted = [(each, each.generated_tokens + state.decode_step - each.start_step) for each in ran]
+            counted = [(each, self._generated[each]) for each in self.reserved]
             counted += [(each, each.generated_tokens) for each in self._order]
             ends = [mine, *(self._end(each, generated) for each, generated in counted)]
             self._ends = sorted((end for end in ends if end[0] > 0), key=lambda end: end[0])

@@ -197,6 +197,8 @@ class StepPlan(NamedTuple):
         forked: Siblings of running sequences that decode from this step on and share the computed tokens.
         flush_ticks: Ticks that the step waits for copies to the host of blocks that it overwrites.
         drafts: Draft tokens that the step verifies, by sequence; None without speculative decoding.
+        taken_back: Asynchronous scheduling: sequences of ``preempted`` that lose the token of the step in flight. They generate it anew,
+            even if it is their last one.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -214,6 +216,7 @@ class StepPlan(NamedTuple):
     forked: tuple[Sequence, ...] = ()
     flush_ticks: int = 0
     drafts: Mapping[Sequence, int] | None = None
+    taken_back: tuple[Sequence, ...] = ()
 
 
 #: All running sequences decode and none waits: the most frequent decision, created once.

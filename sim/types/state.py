@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from .errors import SimulationFault
@@ -165,7 +165,7 @@ class State:
         self.batch_size -= len(finished)
         return finished
 
-    def note_finished(self, max_model_len: int) -> list[Sequence]:
+    def note_finished(self, expects_end: Callable[[Sequence], bool]) -> list[Sequence]:
         """As ``take_finished`` under asynchronous scheduling: the sequences become ``finished`` or ``overrunning``.
 
         A decision that does not know the last token expects a finish at ``max_tokens`` and at the model's length, but
@@ -176,8 +176,7 @@ class State:
         while calendar and calendar[0][0] == decode_step:
             sequence = heappop(calendar)[2]
             ended.append(sequence)
-            expected = sequence.output_tokens == sequence.max_tokens or sequence.target_tokens >= max_model_len
-            if self.speculates or not expected:
+            if self.speculates or not expects_end(sequence):
                 self.overrunning[sequence] = None
             else:
                 self._end(sequence)
@@ -197,6 +196,23 @@ class State:
             self._end(sequence)
             return True
         return self.finished.pop(sequence, True) is None
+
+    def take_back(self, sequence: Sequence) -> None:
+        """Take back the token of the last step: a sequence that is about to be preempted generates it anew."""
+        entry = sequence.finish_step, sequence.order, sequence
+        if sequence in self.finished:
+            del self.finished[sequence]
+            self.running[sequence] = None
+            self.batch_size += 1
+            self.lag_sum += sequence.lag
+        elif sequence in self.overrunning:
+            del self.overrunning[sequence]
+        else:
+            self.calendar.remove(entry)
+        sequence.lag -= 1
+        self.lag_sum -= 1
+        sequence.finish_step += 1
+        self.calendar.append((sequence.finish_step, sequence.order, sequence))
 
     def forget_finished(self) -> None:
         """Remove all sequences that are ``finished`` or ``overrunning``."""

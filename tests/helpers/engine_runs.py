@@ -83,8 +83,8 @@ def settings_of(
     Blocks of the host have the size of blocks of one KV group, unless ``host_block_bytes`` says otherwise.
 
     Of the limits those that the policy reads when it serves ``work``; all of them where that is None. As the oracle has it,
-    vllm-v1 decides a step after the one before it, spends no time outside of the engine, and keeps no prefixes unless ``switches``
-    say so.
+    vllm-v1 and sglang decide a step after the one before it; vllm-v1 spends no time outside of the engine, and keeps no prefixes
+    unless ``switches`` say so.
     """
     if policy == "vllm-v1":
         switches = {"async_scheduling": False, "enable_prefix_caching": False, "outside_ms": 0} | switches
@@ -95,7 +95,7 @@ def settings_of(
     if policy == "sglang":
         # And so are pages of more than a token.
         pool = Pool(pool.slots, 1, pool.host_blocks)
-        switches = {"schedule_policy": limits.schedule_policy} | switches
+        switches = {"schedule_policy": limits.schedule_policy, "disable_overlap_schedule": True} | switches
     chosen = settings(
         policy=policy,
         model=LONG_MODEL,

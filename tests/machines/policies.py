@@ -147,7 +147,7 @@ class PolicyMachine(RuleBasedStateMachine):
         kind = kind.variant(options)
         size = kind.default_block_size if kind.default_block_size == 1 else size
         most = most_prompt_blocks(window, kind.in_flight_tokens(limits, options), LONGEST, size)
-        ahead = getattr(options, "async_scheduling", False)
+        ahead = options.schedules_ahead
         by_block = STATE in kinds and self.caches
         groups = PageGroups(kinds, window, most, by_block, ahead, exports_states=by_block and bool(host_blocks % 2))
         self.policy = kind(limits, options, groups if kind.serves_kv_groups else None)
@@ -232,7 +232,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.fill()
         self.check_tables()
         if self.policy.schedules_ahead:
-            self.ended = state.note_finished(LONGEST)
+            self.ended = state.note_finished(self.policy.expects_end)
             for sequence in state.finished:
                 memory.stall(sequence, state.decode_step, finished=True)
         elif self.policy.leaves_together:
@@ -435,6 +435,7 @@ IN_TURN: tuple[dict[str, Any], ...] = (
 )
 SWAPS: dict[str, Any] = {"swaps": True, "variants": ({"preemption_mode": "swap"}, {"preemption_mode": "recompute"})}
 ORDERS: tuple[dict[str, Any], ...] = ({"schedule_policy": "lpm"}, {"schedule_policy": "fcfs"})
+IN_SYNC = tuple(order | {"disable_overlap_schedule": True} for order in ORDERS)
 UNIFIED: tuple[dict[str, Any], ...] = ({"kv_unified": True},)
 ARENAS = {"buddy": "BuddyArena", "first-fit": "FirstFitArena", "best-fit": "BestFitArena"}
 #: By the name that ``composition`` gives.
@@ -475,9 +476,17 @@ POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
         ),
         composed("vattention", "DeferredMemory"),
         *(
-            composed("sglang", memory, *parts, caches=bool(parts), ids=memory == "SlotRadixMemory", variants=ORDERS)
+            composed(
+                "sglang",
+                memory,
+                *parts,
+                caches="prefix cache" in parts,
+                ids=memory == "SlotRadixMemory",
+                variants=variants,
+            )
             for memory in ("RadixMemory", "SlotRadixMemory")
-            for parts in ((), ("prefix cache",))
+            for caches in ((), ("prefix cache",))
+            for parts, variants in ((caches, IN_SYNC), ((*caches, "steps ahead"), ORDERS))
         ),
     ]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fragmeter.sim import Settings, settings, simulate
@@ -25,32 +27,56 @@ class StepLog(Observer):
         self.steps: list[Step] = []
         self.finished: list[tuple[int, int]] = []
         self._known: set[Sequence] = set()
-        self._lost: set[int] = set()
+        self._done: set[int] = set()
         self._end = 0
+        # Free and evictable slots of the coming step, before the results of the one before it are processed; and sequences that have
+        # finished without the decision's knowing it.
+        self._levels: tuple[int, int] | None = None
+        self._vain: tuple[Sequence, ...] = ()
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         if refused.any():
             raise ValueError(f"the pool cannot hold request {int(refused.argmax())}")
-        self._engine = engine
+        self._engine, memory = engine, engine.memory
+        process = memory.process_results
+
+        def note_and_process(moment: int | None = None) -> None:
+            if self._levels is None:
+                self._levels = self._slots()
+            process(moment)
+
+        memory.process_results = note_and_process
+
+    def _slots(self) -> tuple[int, int]:
+        memory = self._engine.memory
+        return memory.free * memory.block_size, memory.tree.evictable_tokens * memory.block_size
+
+    def plan_decided(self, now: int, plan: StepPlan) -> None:
+        self._vain = ()
+
+    def requests_finished(self, now: int, finished: Iterable[Sequence], overrunning: Iterable[Sequence]) -> None:
+        self._vain = tuple(overrunning)
 
     def step_started(self, now: int, ticks: int, leap: Leap, plan: StepPlan) -> None:
         state, memory = self._engine.state, self._engine.memory
-        prefills = plan.prefill_only
-        memory.settle(state, 0 if prefills else 1)
+        prefills, holding = plan.prefill_only, [*memory.holdings]
+        self._levels = None
+        memory.settle(state, 0 if prefills else min(1, leap[_STEPS]))
+        free, evictable = self._levels or self._slots()
         self._note_finished()
-        computed = [(each, 1) for each in memory.holdings if each in state.running]
+        computed = [(each, 1) for each in holding if each in state.running or each in self._vain]
         if prefills:
             new = {each: each.start_tokens - each.computed_tokens for each in plan.admitted}
             computed = sorted([*new.items(), *plan.chunks], key=lambda pair: pair[0].index)
-        self._known, self._end = {each for each, _ in computed}, now + ticks
+        self._known, self._end, self._vain = {each for each, _ in computed}, now + ticks, ()
         self.steps.append(
             Step(
                 now=now,
                 prefills=prefills,
                 scheduled=tuple((each.index, tokens) for each, tokens in computed),
                 retracted=tuple(sorted(each.index for each in plan.preempted)),
-                free=memory.free * memory.block_size,
-                evictable=memory.tree.evictable_tokens * memory.block_size,
+                free=free,
+                evictable=evictable,
             )
         )
 
@@ -61,7 +87,9 @@ class StepLog(Observer):
         """Those of the last step that neither run nor wait now are done."""
         state = self._engine.state
         done = self._known.difference(state.running, state.prefilling, state.waiting)
-        self.finished += [(self._end, each.index) for each in done]
+        # A token that is computed in vain finishes no more.
+        self.finished += [(self._end, each.index) for each in done if each.index not in self._done]
+        self._done |= {each.index for each in done}
         self._known = set()
 
     def served(self) -> Served:
@@ -80,6 +108,7 @@ def settings_of(case: Case, **others: object) -> Settings:
         max_num_batched_tokens=case.max_num_batched_tokens,
         enable_prefix_caching=case.prefix_caching,
         schedule_policy=case.schedule_policy,
+        disable_overlap_schedule=not case.overlaps,
         outside_ms=0,
     )
     if case.enable_priority_scheduling:

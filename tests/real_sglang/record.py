@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from .steps import Served
@@ -15,7 +16,7 @@ from .workloads import KINDS, Case
 _FILE = Path(__file__).with_name("recorded.json")
 #: Workloads of each kind.
 SEEDS = 12
-NAMES = [f"{kind}/{seed}" for kind in KINDS for seed in range(SEEDS)]
+NAMES = [f"{kind}/{seed}{way}" for kind in KINDS for seed in range(SEEDS) for way in ("", "/overlap")]
 
 
 def digest(served: Served) -> str:
@@ -26,8 +27,8 @@ def digest(served: Served) -> str:
 
 def case_of(name: str) -> Case:
     """The workload of a name in ``NAMES``."""
-    kind, _, seed = name.partition("/")
-    return KINDS[kind](int(seed))
+    kind, seed, *overlap = name.split("/")
+    return replace(KINDS[kind](int(seed)), overlaps=bool(overlap))
 
 
 def recorded() -> dict[str, str]:

@@ -148,7 +148,8 @@ class Times:
 class Scheduler:
     """Of ``Scheduler`` what its decisions read."""
 
-    def __init__(self, case: Case, overlaps: bool) -> None:
+    def __init__(self, case: Case) -> None:
+        overlaps = case.overlaps
         self.page_size, device, self.joined = case.page_size, "cpu", 0
         pool = (case.num_slots, torch.float16, device, MagicMock(), False)
         if case.page_size == 1:
@@ -240,11 +241,8 @@ for _name, _method in _methods().items():
     setattr(Scheduler, _name, _method)
 
 
-def serve(case: Case, overlaps: bool = False) -> Served:
+def serve(case: Case) -> Served:
     """What the installed SGLang does with a case.
-
-    Args:
-        overlaps: Whether a step is decided while the one before it runs, as by SGLang's default.
 
     Raises:
         RuntimeError: SGLang aborts a request.
@@ -260,12 +258,12 @@ def serve(case: Case, overlaps: bool = False) -> Served:
         "retraction_policy": case.retraction_policy,
     }
     with get_context().override_server_args(**fields):
-        return _serve(case, overlaps)
+        return _serve(case)
 
 
-def _serve(case: Case, overlaps: bool) -> Served:
+def _serve(case: Case) -> Served:
     # Until when arrivals are known, when the last step ends.
-    scheduler, known, end, arrived = Scheduler(case, overlaps), 0, 0, 0
+    scheduler, known, end, arrived = Scheduler(case), 0, 0, 0
     prompts, outputs = tokens_of(case.workload)
     arrivals = case.workload.arrival_ticks.tolist()
     steps: list[Step] = []
@@ -297,7 +295,7 @@ def _serve(case: Case, overlaps: bool) -> Served:
                 raise RuntimeError(f"{case.name}: SGLang is stuck")
             else:
                 return Served(steps, sorted((ticks, row) for row, ticks in finished.items()))
-        while len(scheduler.result_queue) > (overlaps and batch is not None):
+        while len(scheduler.result_queue) > (case.overlaps and batch is not None):
             ran, over = scheduler.result_queue.popleft()
             _finish_step(ran, outputs, scheduler)
             for request in ran.reqs:

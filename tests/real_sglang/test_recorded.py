@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fragmeter.sim import simulate
@@ -21,9 +23,10 @@ def test_defaults_of_sixteen_cards_are_the_recorded_ones():
     assert cards.ours() == recorded_defaults()
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_leaps_and_slot_ids_change_nothing(kind: str):
-    case = KINDS[kind](1)
+def test_leaps_and_slot_ids_change_nothing(kind: str, overlaps: bool):
+    case = replace(KINDS[kind](1), overlaps=overlaps)
 
     def result(**others: object) -> object:
         cost = ours.ConstantCost(case.step_ticks)

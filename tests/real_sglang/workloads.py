@@ -26,6 +26,7 @@ class Case:
         prefix_caching: Whether the tree keeps what no request locks.
         enable_priority_scheduling, schedule_low_priority_values_first, disable_priority_preemption: As in SGLang.
         priority_scheduling_preemption_threshold, retraction_policy: As in SGLang.
+        overlaps: Whether a step is decided while the one before it runs, as by SGLang's default.
         step_ticks: Duration of every step.
     """
 
@@ -42,6 +43,7 @@ class Case:
     disable_priority_preemption: bool = False
     priority_scheduling_preemption_threshold: int = 10
     retraction_policy: str = "length"
+    overlaps: bool = False
     step_ticks: int = 100
 
     def without(self, row: int) -> Case:

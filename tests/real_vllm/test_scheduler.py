@@ -99,7 +99,7 @@ def test_finished_sequences_that_are_released_too_early_are_noticed(monkeypatch)
 def test_an_eos_that_is_known_too_early_is_noticed(monkeypatch):
     """After an EOS a token is computed in vain."""
     note_finished = State.note_finished
-    monkeypatch.setattr(State, "note_finished", lambda state, max_model_len: note_finished(state, 0))
+    monkeypatch.setattr(State, "note_finished", lambda state, expects_end: note_finished(state, lambda sequence: True))
     assert len(_differing_ahead("mixed")) > 3
 
 

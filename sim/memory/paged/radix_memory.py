@@ -96,10 +96,8 @@ class RadixTransaction:
         return self.memory.room
 
     def max_output_tokens(self, sequence: Sequence) -> int:
-        """The declared longest output, capped by what the pool can hold."""
-        memory = self.memory
-        prompt = memory.pages_of(sequence.prompt_tokens) * memory.block_size
-        return min(sequence.max_tokens, memory.capacity_slots - prompt - memory.block_size - 1)
+        """See ``RadixMemory``."""
+        return self.memory.max_output_tokens(sequence)
 
     def begun(self, batch: Iterable[Sequence] | None = None) -> int:
         """Slots of the pages that running sequences begin in the step: of all, or of these."""
@@ -118,6 +116,15 @@ class RadixTransaction:
     def departures(self) -> int:
         """Sequences that finished so far."""
         return self.memory.departures
+
+    @property
+    def decodes(self) -> int:
+        """Steps that decoded so far, those in vain included."""
+        return self.decode_step + self.memory.steps_in_vain
+
+    def process_results(self) -> None:
+        """See ``RadixMemory``."""
+        self.memory.process_results()
 
     @property
     def keeps(self) -> bool:
@@ -180,24 +187,34 @@ class RadixMemory(Memory):
         block_size: Tokens of a page.
         runs: Tokens of every request; None if no two requests share any.
         keeps: Whether the tree keeps nodes that no sequence locks.
+        ahead: Whether the results of a step are processed after the next one was decided (overlap schedule).
 
     Attributes:
         tree: Computed pages, locked or evictable.
         holdings: For each sequence that runs or prefills, its part of the tree; in order of admission.
-        phases: In which steps the running sequences begin a page.
+        decoding: Sequences that decode in the next step that does, in the order in which their prefills ended.
+        phases: In which steps these begin a page.
         free: Pages that are neither in the tree nor held by one sequence.
         departures: Finished sequences so far.
         keeps: Whether the tree keeps nodes that no sequence locks.
         log: Look-ups, and changes of the cached slots.
         cache_log: ``log`` if ``keeps``, else None.
         evicted_blocks: Evicted pages.
+        steps_in_vain: Steps that computed nothing but tokens behind an end of text.
     """
 
     meter = (*METER[:2], "prefill_tail")
-    evicted_blocks = 0
+    evicted_blocks = steps_in_vain = 0
 
-    def __init__(self, num_blocks: int, runs: Tokens | None = None, keeps: bool = True, block_size: int = 1) -> None:
-        self._runs, self.keeps, self.block_size = runs, keeps, block_size
+    def __init__(
+        self,
+        num_blocks: int,
+        runs: Tokens | None = None,
+        keeps: bool = True,
+        block_size: int = 1,
+        ahead: bool = False,
+    ) -> None:
+        self._runs, self.keeps, self.block_size, self.ahead = runs, keeps, block_size, ahead
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
         self.num_blocks = self.free = num_blocks
@@ -206,6 +223,11 @@ class RadixMemory(Memory):
         self.departures = 0
         # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
         self._batch: list[tuple[Sequence, int]] = []
+        self.decoding: dict[Sequence, None] = {}
+        # Results of the last step that are not processed yet, in the order of its batch: the tokens of prefills that ended; and the tokens
+        # with KV of finished sequences.
+        self._results: dict[Sequence, int] = {}
+        self._leaving: dict[Sequence, int] = {}
         self._known: dict[Sequence, Known] = {}
         self._transaction = RadixTransaction(self)
 
@@ -217,6 +239,11 @@ class RadixMemory(Memory):
     def pages_of(self, tokens: int) -> int:
         """Pages that so many tokens take."""
         return -(-tokens // self.block_size)
+
+    def max_output_tokens(self, sequence: Sequence) -> int:
+        """The declared longest output, capped by what the pool can hold."""
+        prompt = self.pages_of(sequence.prompt_tokens) * self.block_size
+        return min(sequence.max_tokens, self.capacity_slots - prompt - self.block_size - 1)
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """The tokens that a sequence's next (or last) prefill covers: its prompt and the tokens it has generated."""
@@ -257,7 +284,9 @@ class RadixMemory(Memory):
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """Free a running sequence's own pages and its locks before ``decode_step``; the tree keeps the rest."""
         holding = self.holdings.pop(sequence)
-        self.phases.add(self._phase(sequence), -1)
+        self._stop(sequence)
+        # The overlap schedule drops the result of one that is retracted.
+        self._results.pop(sequence, None)
         self.free += self.pages_of(sequence.held_tokens(decode_step)) - holding.pages
         self.tree.unlock(holding.node)
         self._drop_unkept()
@@ -265,6 +294,16 @@ class RadixMemory(Memory):
     def _phase(self, sequence: Sequence) -> int:
         """The steps in which a running sequence begins a page, modulo the page size."""
         return (1 - sequence.lag) % self.block_size
+
+    def _stop(self, sequence: Sequence) -> None:
+        """A sequence decodes no more."""
+        if sequence in self.decoding:
+            del self.decoding[sequence]
+            self.phases.add(self._phase(sequence), -1)
+
+    def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
+        """See ``Memory``; only of sequences that have finished."""
+        self._stop(sequence)
 
     def make_free(self, pages: int) -> None:
         """Evict so many that these are free, as far as there are leaves."""
@@ -299,10 +338,13 @@ class RadixMemory(Memory):
         """Take the pages of the first step, or of one that only prefills; see ``advance``."""
         row = self.log.row
         self.log.row += 1
-        if steps:
-            self._take(self.phases.counts[state.decode_step % self.block_size], state.batch_size)
-        else:
+        if self._batch:
             self._take_for_prefills()
+        elif steps or (self._leaving and not state.batch_size):
+            self._take_for_decode(state.decode_step)
+            self.steps_in_vain += not steps
+        if self._results:
+            self.process_results(at_row(row))
         cached = self.tree.evictable_tokens
         self.log.settle(cached, at_row(row))
         held = self.capacity_slots - (self.free + cached) * self.block_size
@@ -322,6 +364,12 @@ class RadixMemory(Memory):
         pages = sum(self.pages_of(tokens) - self.pages_of(computed) for tokens, computed in own)
         spare = len(own) * self.block_size * (self.block_size > 1)
         self._take(pages, self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
+
+    def _take_for_decode(self, decode_step: int) -> None:
+        """The pages of a step that decodes; those that have finished without its knowing it compute a token, too."""
+        self._take(self.phases.counts[decode_step % self.block_size], len(self.decoding))
+        for sequence in self._leaving:
+            self._leaving[sequence] += sequence in self.decoding
 
     def _take(self, pages: int, asked: int) -> None:
         """Take so many pages, after those that are asked for were made free."""
@@ -351,39 +399,67 @@ class RadixMemory(Memory):
         return min(1 + self.phases.steps_within(decode_step, self.free - batch_size), end - decode_step)
 
     def _end_prefills(self, decode_step: int) -> None:
+        """A step that only prefills is over: chunks join the tree, and the results of the other prefills are there."""
         for sequence, tokens in self._batch:
-            self._keep(sequence, tokens, decode_step)
+            if tokens < sequence.start_tokens:
+                self._keep(sequence, tokens)
+                continue
+            self._results[sequence] = tokens
+            self.decoding[sequence] = None
+            self.phases.add(self._phase(sequence), 1)
+            if not self.ahead and sequence.finish_step <= decode_step:
+                self._leaving[sequence] = tokens
         self._batch.clear()
-        self._settle()
+        if self.ahead:
+            self._settle(after_row(self.log.row - 1))
+        else:
+            self.process_results()
 
-    def _settle(self) -> None:
-        """The row is over: what is no longer locked is cached, or gone."""
+    def process_results(self, moment: int | None = None) -> None:
+        """Prefills that ended join the tree; so do finished sequences, which leave.
+
+        Args:
+            moment: When; None is after the last row.
+        """
+        for sequence, tokens in self._results.items():
+            if sequence in self._leaving:
+                self._leave(sequence, self._leaving[sequence])
+            else:
+                self._keep(sequence, tokens)
+        self._results.clear()
+        self._leaving.clear()
+        self._settle(after_row(self.log.row - 1) if moment is None else moment)
+
+    def _settle(self, moment: int) -> None:
+        """What is no longer locked is cached, or gone."""
         self._drop_unkept()
-        self.log.settle(self.tree.evictable_tokens, after_row(self.log.row - 1))
+        self.log.settle(self.tree.evictable_tokens, moment)
 
     def _drop_unkept(self) -> None:
         """What is not locked is free, where the tree keeps nothing."""
         if not self.keeps:
             self.free += self.tree.evict(self.tree.evictable_tokens)
 
-    def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
-        """What a prefill computed joins the tree, and unless the sequence is done its lock moves there."""
+    def _keep(self, sequence: Sequence, tokens: int) -> None:
+        """What a prefill computed joins the tree, and the sequence's lock moves there."""
         node = self._insert(sequence, tokens)
         self._part(sequence, tokens)
         holding = self.holdings[sequence]
-        before, ends = holding.node, tokens == sequence.start_tokens
-        if ends and sequence.finish_step <= decode_step:
-            # Its last page, if that is not full.
-            self.free += tokens % self.block_size > 0
-            del self.holdings[sequence], self._known[sequence]
-            self.departures += 1
-        else:
-            # Before the other is unlocked, so that the path to both stays locked.
-            self.tree.lock(node)
-            holding.node, holding.pages, holding.computed = node, tokens // self.block_size, tokens
-            if ends:
-                self.phases.add(self._phase(sequence), 1)
-        self.tree.unlock(before)
+        # Before the other is unlocked, so that the path to both stays locked.
+        self.tree.lock(node)
+        self.tree.unlock(holding.node)
+        holding.node, holding.pages, holding.computed = node, tokens // self.block_size, tokens
+
+    def _leave(self, sequence: Sequence, tokens: int) -> None:
+        """What a finished sequence computed joins the tree, and the sequence is gone."""
+        self._insert(sequence, tokens)
+        self._part(sequence, tokens)
+        # Its last page, if that is not full.
+        self.free += tokens % self.block_size > 0
+        self._stop(sequence)
+        self.tree.unlock(self.holdings.pop(sequence).node)
+        del self._known[sequence]
+        self.departures += 1
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
         """Its first tokens join the tree in full pages; those of its own that are there already are free."""
@@ -407,17 +483,20 @@ class RadixMemory(Memory):
 
         The tokens of a sequence that left at the end of its prefill are in the tree already.
         """
-        decoded = [sequence for sequence in leaving if sequence in self.holdings]
-        self.departures += len(decoded)
-        if len(decoded) > 1:
+        self._note_leaving(leaving, decode_step)
+        self.process_results()
+
+    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``: their results are processed when the coming step has its slots, at once where there is none."""
+        self._note_leaving(leaving, decode_step)
+        if not self._batch and not self.decoding:
+            self.process_results()
+
+    def _note_leaving(self, leaving: Iterable[Sequence], decode_step: int) -> None:
+        held = [sequence for sequence in leaving if sequence in self.holdings]
+        if len(held) > 1:
             places = {sequence: place for place, sequence in enumerate(self.holdings)}
-            decoded.sort(key=places.__getitem__)
-        for sequence in decoded:
-            tokens = sequence.held_tokens(decode_step)
-            self._insert(sequence, tokens)
-            self._part(sequence, tokens)
-            self.free += tokens % self.block_size > 0
-            self.phases.add(self._phase(sequence), -1)
-            self.tree.unlock(self.holdings.pop(sequence).node)
-            del self._known[sequence]
-        self._settle()
+            held.sort(key=places.__getitem__)
+        for sequence in held:
+            self._leaving[sequence] = tokens = sequence.held_tokens(decode_step)
+            self._results.setdefault(sequence, tokens)

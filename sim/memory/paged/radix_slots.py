@@ -6,7 +6,6 @@ the new leaf takes them over, and pages that the tree holds already are free; th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from itertools import chain
 
 import numpy as np
@@ -54,8 +53,15 @@ class SlotRadixMemory(RadixMemory):
         tables: Page ids of each sequence's tokens.
     """
 
-    def __init__(self, num_blocks: int, runs: Tokens | None = None, keeps: bool = True, block_size: int = 1) -> None:
-        super().__init__(num_blocks, runs, keeps, block_size)
+    def __init__(
+        self,
+        num_blocks: int,
+        runs: Tokens | None = None,
+        keeps: bool = True,
+        block_size: int = 1,
+        ahead: bool = False,
+    ) -> None:
+        super().__init__(num_blocks, runs, keeps, block_size, ahead)
         self.tree: SlotTree = SlotTree()
         self.tables: BlockTables = BlockTables(num_blocks, 0, block_size)
         # Of the leap that is about to run, once it has been looked at: what its row says, and the steps that hand out
@@ -83,14 +89,13 @@ class SlotRadixMemory(RadixMemory):
 
         The ids stay when the leap is over. ``steps`` is at most that of the leap.
         """
-        before = self._settled if self._row is not None else 0
         if self._row is None:
             self._row, self._settled = self._begin_row(state, steps), min(steps, 1)
         if steps > self._settled:
-            self._grow(state.batch_size, state.decode_step + self._settled, state.decode_step + steps)
+            span = range(state.decode_step + self._settled, state.decode_step + steps)
+            self._grow(state.batch_size, span.start, span.stop)
+            self._hand_out(span)
             self._settled = steps
-        if self._taken:
-            self._hand_out(state.running, range(state.decode_step + before, state.decode_step + self._settled))
 
     def cached_block_ids(self) -> np.ndarray:
         """See ``Memory``: all slots of the tree, of which some are locked."""
@@ -109,17 +114,23 @@ class SlotRadixMemory(RadixMemory):
         for sequence, tokens in self._batch:
             self.tables.hold(sequence, tokens)
 
+    def _take_for_decode(self, decode_step: int) -> None:
+        super()._take_for_decode(decode_step)
+        self._hand_out(range(decode_step, decode_step + 1))
+
     def _take(self, pages: int, asked: int) -> None:
         """See ``RadixMemory``; pages of a step that decodes are handed out later."""
         super()._take(pages, asked)
         if not self._batch:
             self._taken += self.tables.pool.get_new_blocks(pages)
 
-    def _hand_out(self, running: Collection[Sequence], steps: range) -> None:
+    def _hand_out(self, steps: range) -> None:
         """The pages taken, in each step to those of the running sequences that begin one, one after the other."""
+        if not self._taken:
+            return
         size, tables = self.block_size, self.tables.tables
         members: list[list[list[int]]] = [[] for _ in range(size)]
-        for sequence in running:
+        for sequence in self.decoding:
             members[self._phase(sequence)].append(tables[sequence])
         taken = iter(self._taken)
         for step in steps:
@@ -135,8 +146,8 @@ class SlotRadixMemory(RadixMemory):
         super().make_free(pages)
         self._reclaim()
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _settle(self, moment: int) -> None:
+        super()._settle(moment)
         self._reclaim()
 
     def _reclaim(self) -> None:
@@ -145,13 +156,9 @@ class SlotRadixMemory(RadixMemory):
             self.tables.pool.free_blocks(self.tree.evicted)
             self.tree.evicted = []
 
-    def _keep(self, sequence: Sequence, tokens: int, decode_step: int) -> None:
-        super()._keep(sequence, tokens, decode_step)
-        if sequence not in self.holdings:
-            self._end(sequence, tokens)
-
-    def _end(self, sequence: Sequence, tokens: int) -> None:
-        """The table of a sequence that is done goes; the tree has its full pages."""
+    def _leave(self, sequence: Sequence, tokens: int) -> None:
+        """See ``RadixMemory``; of the table the tree has the full pages."""
+        super()._leave(sequence, tokens)
         self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[tokens // self.block_size :])
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
@@ -168,9 +175,3 @@ class SlotRadixMemory(RadixMemory):
             self.tables.pool.free_blocks([mine for mine, kept in zip(own, pages, strict=True) if mine != kept])
             self.tables.tables[sequence] = [*table[:first], *pages, *table[end:]]
         return node
-
-    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        decoded = [sequence for sequence in leaving if sequence in self.holdings]
-        super().release(decoded, decode_step)
-        for sequence in decoded:
-            self._end(sequence, sequence.held_tokens(decode_step))

@@ -229,6 +229,7 @@ def test_what_two_lock_has_room_when_both_are_retracted():
     for sequence in sequences:
         memory.tree.lock(node)
         memory.holdings[sequence] = Holding(node, 4, 4)
+        memory.decoding[sequence] = None
         memory.phases.add(0, 1)
         sequence.lag = 4 + 2 - (decode_step - 1)
     memory.free = 20 - 4 - 2 * 2
