@@ -77,7 +77,7 @@ claims: $(VENV)/.core
 	$(BIN)/fragmeter reproduce claims --out out/claims --markdown docs/results/claims.md
 
 waste-today: $(VENV)/.core
-	$(BIN)/fragmeter reproduce waste-today --out out/waste-today --markdown docs/results/waste-today.md
+	$(BIN)/fragmeter reproduce waste-today $(if $(TRACE),--trace $(TRACE)) --out out/waste-today --markdown docs/results/waste-today.md
 
 servers: $(VENV)/.core
 	mkdir -p out

@@ -57,7 +57,8 @@ def reproduce(
             allocators, and published figures of their waste), servers (runs of real servers beside their simulation),
             startups (start-ups of public logs beside the answers of plan --serve).
         trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
-            drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids.
+            drawn from a summary in the package. prefix-cache needs JSON lines with hash_ids. Of waste-today a trace with
+            hash_ids or sessions: its first 3,000 requests show what cached blocks are worth.
         alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         runs: Of servers: folder with the requests of the runs that need them. By default these are left out.
         add: Of servers: JSON file of more measured runs (docs/results/servers.md describes it), which count as unseen; of

@@ -12,7 +12,7 @@ from os import PathLike
 
 from ...sim.types.errors import SettingError
 from ...sim.workload.workload import Workload
-from ...traces import LengthPairs, catalogue, paper_workload, read, sample, stream
+from ...traces import LengthPairs, Trace, catalogue, paper_workload, read, sample, stream
 from .published import Published, published_fig2, published_fig13a, published_fig13b, published_fig15
 
 #: The paper's names of the systems, and the names of their policies here.
@@ -97,12 +97,14 @@ class Source:
         exact: The pairs of a file; None draws from an embedded summary, anew for every seed.
         drawn_from: Name of the summary.
         exact_alpaca: Alpaca's pairs of a file; None draws them.
+        record: Requests with the contents of their prompts, of a file, for a figure that serves such; or None.
     """
 
     seeds: tuple[int, ...]
     exact: LengthPairs | None = None
     drawn_from: str = SYNTHETIC_SET
     exact_alpaca: LengthPairs | None = None
+    record: Trace | None = None
 
     @property
     def alpaca(self) -> Source:

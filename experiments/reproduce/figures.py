@@ -58,6 +58,7 @@ class Figure:
         seeds: Number of seeds for drawn lengths if none is requested; None if the figure draws nothing.
         traced: Whether it serves the pairs of ``--trace``.
         alpaca: Whether it serves the pairs of ``--alpaca-trace``.
+        serves_record: Whether it serves the requests of ``--trace`` with the contents of their prompts.
         in_all: Whether ``all`` includes it.
         in_parts: Whether ``make`` also takes a store for parts of its document, so that an interrupted figure
             continues.
@@ -73,6 +74,7 @@ class Figure:
     seeds: int | None = DEFAULT_SEEDS
     traced: bool = True
     alpaca: bool = False
+    serves_record: bool = False
     in_all: bool = True
     in_parts: bool = False
     seconds: int | None = None
@@ -179,6 +181,7 @@ FIGURES: dict[str, Figure] = {
         print_waste_today,
         seeds=1,
         traced=False,
+        serves_record=True,
         in_all=False,
         seconds=120,
         page=(

@@ -23,6 +23,7 @@ from ...reports.page.page import Section, write_page
 from ...sim.metrics.views import ViewName
 from ...sim.output.folders import FolderKind, OutputFolder
 from ...sim.types.errors import SettingError, UserError
+from ...traces import read_with_content
 from ..paper.bench import Bench
 from ..paper.comparison import Payload
 from ..paper.paper import Source, require_papers, source
@@ -46,7 +47,7 @@ class Traces:
     """Files of length pairs; None draws them.
 
     Attributes:
-        trace: ShareGPT's pairs.
+        trace: ShareGPT's pairs; or the record of a figure that serves one.
         alpaca_trace: Alpaca's pairs.
     """
 
@@ -74,6 +75,8 @@ class Benches:
     def _source(self, figure: Figure) -> Source:
         exact = self._requested.exact if figure.traced else None
         alpaca = self._requested.exact_alpaca if figure.alpaca else None
+        if figure.serves_record:
+            return Source(tuple(range(self._seeds or figure.seeds or 1)), record=self._requested.record)
         if self._seeds is not None or exact is not None or alpaca is not None:
             return Source(self._requested.seeds, exact, exact_alpaca=alpaca)
         return Source(tuple(range(figure.seeds or 1)))
@@ -130,7 +133,9 @@ def _rerun(name: str, benches: Benches, kept: Kept) -> Rerun:
     figure = FIGURES[name]
     bench = benches.of(figure)
     seeds = None if figure.seeds is None else bench.source.seeds
-    return Rerun(name, key(name, (bench.source.exact, bench.source.exact_alpaca), seeds), bench, kept)
+    return Rerun(
+        name, key(name, (bench.source.exact, bench.source.exact_alpaca), seeds, bench.source.record), bench, kept
+    )
 
 
 def _made(rerun: Rerun) -> Document:
@@ -253,8 +258,12 @@ def reproduce(
     """
     if wanted != ALL:
         _require_used(wanted, FIGURES[wanted], traces, seeds)
-    require_papers(trace=traces.trace, alpaca_trace=traces.alpaca_trace)
-    benches = Benches(source(traces.trace, seeds, traces.alpaca_trace), seeds)
+    if wanted != ALL and FIGURES[wanted].serves_record:
+        record = None if traces.trace is None else read_with_content(traces.trace)
+        benches = Benches(Source((), record=record), seeds)
+    else:
+        require_papers(trace=traces.trace, alpaca_trace=traces.alpaca_trace)
+        benches = Benches(source(traces.trace, seeds, traces.alpaca_trace), seeds)
     rerun = _all if wanted == ALL else _one
     with at_most(jobs):
         rerun(wanted, benches, report, folder, jobs, view)
@@ -366,7 +375,7 @@ def _point_to(page: Page, report: Report, folder: OutputFolder | None) -> None:
 def _require_used(name: str, figure: Figure, traces: Traces, seeds: int | None) -> None:
     """Refuse arguments without an effect on the figure."""
     for field, trace, used in (
-        ("trace", traces.trace, figure.traced),
+        ("trace", traces.trace, figure.traced or figure.serves_record),
         ("alpaca_trace", traces.alpaca_trace, figure.alpaca),
     ):
         if trace is not None and not used:

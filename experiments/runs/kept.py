@@ -20,7 +20,7 @@ from ... import __version__
 from ...sim.output.files import as_json
 from ...sim.output.folders import OutputFolder
 from ...sim.types.user_files import json_value
-from ...traces import LengthPairs
+from ...traces import LengthPairs, Trace
 
 _KEY, _CONTENT = "follows_from", "content_sha256"
 _PACKAGE = Path(__file__).parents[2]
@@ -28,14 +28,23 @@ _PACKAGE = Path(__file__).parents[2]
 _FOLDERS = ("sim", "traces", "experiments")
 
 
-def key(figure: str, exact: Sequence[LengthPairs | None], seeds: tuple[int, ...] | None) -> str:
+def key(
+    figure: str, exact: Sequence[LengthPairs | None], seeds: tuple[int, ...] | None, record: Trace | None = None
+) -> str:
     """The hash for a figure.
 
     Args:
         exact: The pairs of each set that it serves; None for a set that it draws or does not serve.
         seeds: None if nothing is drawn.
+        record: Requests that it serves with the contents of their prompts, if it does.
     """
     content = [figure, versions(), [None if pairs is None else _hash_of(pairs) for pairs in exact], seeds]
+    if record is not None:
+        columns = {} if record.content is None else record.content.columns()
+        every = [record.arrival_ticks, *(getattr(record.content, name) for name in columns)]
+        content.append(
+            [_hash_of(record.pairs), _hash([column if column is None else column.tolist() for column in every])]
+        )
     return _hash(content)
 
 

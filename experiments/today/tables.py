@@ -9,6 +9,7 @@ from ...reports.page.table import Column, Table
 from ..paper.comparison import Payload
 from ..paper.rows import Row
 from . import published
+from .cached import cached_table
 from .pools import TwoLevelPool
 from .replay import BUCKETS
 from .servers import SERVERS
@@ -105,6 +106,8 @@ def markdown_parts(payload: Payload) -> dict[str, str]:
         "unserved": payload["unserved"],
         "slots": _slots_table(payload["slots"]).markdown(),
         "memory of a GPU": _memory_table([row for row in payload["hbm"] if row["load"] == loads[0]]).markdown(),
+        "cached": cached_table(payload["cached"]).markdown(),
+        **({"cached of a record": cached_table(record).markdown()} if (record := payload["cached_of_record"]) else {}),
         "limits": [published.limits(payload["rows"])],
         "short request": [f"{least} blocks while it decodes, and {most} at the most"],
         "published": published_table(payload["rows"]).markdown(),

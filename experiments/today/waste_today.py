@@ -23,6 +23,7 @@ from ..paper.rows import Row
 from ..runs.output import Report, track
 from ..runs.parallel import in_parallel
 from . import published
+from .cached import DEFINITIONS, RECORD_SERVERS, cached_rows, cached_table, measure_record
 from .loads import LOADS, Load
 from .replay import BUCKETS, Holdings, measured_steps, replayed, vllm_account
 from .servers import SERVERS, Server, hbm_gib
@@ -46,12 +47,13 @@ _KEPT = (
 
 
 def waste_today(bench: Bench) -> Payload:
-    """Every server under every load, as means over the source's seeds; and the published figures."""
+    """Every server under every load, as means over the source's seeds; servers under the record of ``--trace``; published figures."""
     seeds = bench.source.seeds
     jobs = [(server, load, seed) for load in LOADS for server in SERVERS for seed in seeds]
     measured = list(track(in_parallel(measure, jobs), FIGURE, len(jobs)))
     parts = [_mean(measured[at : at + len(seeds)]) for at in range(0, len(jobs), len(seeds))]
-    rows = published.rows()
+    rows, record = published.rows(), bench.source.record
+    of_record = [] if record is None else in_parallel(measure_record, [(server, record) for server in RECORD_SERVERS])
     return {
         "figure": FIGURE,
         "workload": f"{len(SERVERS)} models, {len(LOADS)} loads, {len(seeds)} seed{'s' * (len(seeds) > 1)}",
@@ -60,13 +62,15 @@ def waste_today(bench: Bench) -> Payload:
         "kv_bytes": [row for part in parts for row in part["kv_bytes"]],
         "slots": [row for part in parts for row in part["slots"]],
         "hbm": [row for part in parts for row in part["hbm"]],
+        "cached": [row for part in parts for row in part["cached"]],
+        "cached_of_record": [row for each in of_record for row in each],
         "unserved": [part["unserved"] for part in parts if "unserved" in part],
         "findings": published.findings(rows),
         "basis": [
             *(f"{load.name}: {load.text}." for load in LOADS),
             *(f"{name}: {text}." for name, text in ALLOCATORS.items()),
             _KEPT,
-            "Means are over the steps in which requests wait, and over all where none does. No number was measured on a GPU.",
+            "Means are over the steps in which requests wait, and over all where none does; the worth of cached blocks is over the run. No number was measured on a GPU.",
             f"Published figures: {published.limits(rows)} {published.KINDS}",
             *published.basis(rows),
         ],
@@ -83,7 +87,7 @@ def measure(server: Server, load: Load, seed: int) -> dict[str, Any]:
     longest = int((work.prompt_tokens + work.output_tokens).max())
     if longest > server.max_model_len:
         text = f"{server.label} serves no {load.name}: {longest:,} tokens, and its longest sequence is {server.max_model_len:,}"
-        return {"kv_bytes": [], "slots": [], "hbm": [], "unserved": text}
+        return {"kv_bytes": [], "slots": [], "hbm": [], "cached": [], "unserved": text}
     holdings = Holdings()
     run = simulate(chosen, work, observers=[holdings])
     memory = server.memory(run)
@@ -105,6 +109,7 @@ def measure(server: Server, load: Load, seed: int) -> dict[str, Any]:
             for account in accounts
         ],
         "slots": [named | _slots(run)],
+        "cached": cached_rows(server, load.name, run),
         "hbm": [named | {"memory_gib": memory.total_bytes / GIB} | _rounded(hbm_gib(memory, accounts[0].buckets))],
     }
 
@@ -114,7 +119,7 @@ def _mean(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     refused = next((each for each in measured if "unserved" in each), None)
     if refused is not None:
         return refused
-    names = ("kv_bytes", "slots", "hbm")
+    names = ("kv_bytes", "slots", "hbm", "cached")
     return {name: [_mean_row(same) for same in zip(*(each[name] for each in measured), strict=True)] for name in names}
 
 
@@ -154,6 +159,11 @@ def print_waste_today(payload: Payload, report: Report) -> None:
         (HEADINGS.get(name := heading(bucket), name), KV_DEFINITIONS[bucket][1]) for bucket in BUCKETS
     ):
         report.print_line(text)
+    if cached := payload["cached"] + payload["cached_of_record"]:
+        report.print_line()
+        report.console.print(cached_table(cached))
+        for text in DEFINITIONS.values():
+            report.print_line(f"{text}.")
     report.print_line()
     for found in payload["findings"]:
         report.print_line(f"{'Pass' if found['passes'] else 'Fail'}: {found['finding']}")
@@ -164,7 +174,7 @@ def print_waste_today(payload: Payload, report: Report) -> None:
 
 def show_waste_today(payload: Payload, _: Bench) -> list[Section]:
     """The pictures by load and of a GPU's memory, vLLM's slots, and published figures beside ours."""
-    return [*_pictures(payload), _published(payload)]
+    return [*_pictures(payload), *_cached(payload), _published(payload)]
 
 
 def _pictures(payload: Payload) -> Iterator[Section]:
@@ -191,6 +201,12 @@ def _pictures(payload: Payload) -> Iterator[Section]:
         rows=[dict(row) for row in payload["slots"]],
         definitions=kv_definitions(SLOTS),
     )
+
+
+def _cached(payload: Payload) -> Iterator[Section]:
+    if cached := payload["cached"] + payload["cached_of_record"]:
+        text = f"First {DEFINITIONS['blocks']}. Then {DEFINITIONS['rates']}."
+        yield Section("Worth of the cached blocks", text, rows=cached_table(cached).records())
 
 
 def _published(payload: Payload) -> Section:

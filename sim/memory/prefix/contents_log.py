@@ -15,7 +15,7 @@ Blocks that no look-up asks for (``UNSHARED``) are in neither; what they take is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -73,6 +73,9 @@ class ContentsLog:
         kept: Stays that have not ended, of a run that goes on no more: ``until`` is -1. With blocks that are ``UNSHARED``, name 0.
     """
 
+    #: From the hash of one block of a chain to that of the next.
+    _stride = 1
+
     def __init__(self) -> None:
         self.stays, self.events, self.kept = Table(STAY), Table(EVENT), Table(STAY)
         self._look_ups = 0
@@ -95,7 +98,7 @@ class ContentsLog:
         ended = np.array([since, until, names], dtype=np.int64)
         ended = ended[:, np.flatnonzero(ended[2])]
         # Blocks of a table are hit from its first on, and evicted from its last on.
-        same = np.diff(ended) == np.array([[0], [0], [1 if hit else -1]])
+        same = np.diff(ended) == np.array([[0], [0], [self._stride if hit else -self._stride]])
         starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: ended.shape[1]])
         for start, end in pairwise([*starts.tolist(), ended.shape[1]]):
             self.stays.append(
@@ -108,13 +111,13 @@ class ContentsLog:
             self._note(LOOKED_UP, [(self._look_ups, found)], free)
         self._look_ups += 1
 
-    def on_named(self, names: Iterable[int], free: int) -> None:
+    def on_named(self, names: Sequence[int], free: int) -> None:
         """Blocks in tables get hashes."""
-        self._note(NAMED, _runs(names), free)
+        self._note(NAMED, _runs(names, self._stride), free)
 
     def on_released(self, names: Iterable[int], free: int) -> None:
         """A table has been given back."""
-        self._note(RELEASED, _runs(names), free)
+        self._note(RELEASED, _runs(names, self._stride), free)
 
     def on_taken(self, free: int) -> None:
         """Blocks have been taken."""
@@ -147,7 +150,7 @@ class SettledContentsLog(ContentsLog):
     """As ``ContentsLog``, of a cache that says later when its level changed: all since the last ``settle`` happened then.
 
     Args:
-        num_kv_groups: KV groups; a hash modulo this is the block's. Logged hashes are those of one chain for each chain and group.
+        num_kv_groups: KV groups; a hash modulo this is the block's. Sealed tables have those of one chain for each chain and group.
 
     Attributes:
         holdings: Hashes that came and went, as ``HOLDING``; None where no slower tier has the same ones.
@@ -157,12 +160,12 @@ class SettledContentsLog(ContentsLog):
 
     def __init__(self, num_kv_groups: int) -> None:
         super().__init__()
-        self._kv_groups = num_kv_groups
+        self._stride, self._is_sealed = num_kv_groups, False
         # Since the last moment: blocks that were freed; stays that ended, as the arguments of ``_add_stays``; and hashes that came (1)
         # and went (-1).
         self._freed: list[int] = []
-        self._ended: list[tuple[list[int], list[int], bool, int]] = []
-        self._held: list[tuple[list[int], int]] = []
+        self._ended: list[tuple[list[int], Sequence[int], bool, int]] = []
+        self._held: list[tuple[Sequence[int], int]] = []
 
     def log_holdings(self) -> None:
         """Log ``holdings``, too; before the first step."""
@@ -176,19 +179,15 @@ class SettledContentsLog(ContentsLog):
     def on_stays_ended(self, blocks: Sequence[int], names: Sequence[int], moments: Sequence[int], hit: bool) -> None:
         if not blocks:
             return
-        names = self._in_chains(names)
         self._ended.append(([*map(self._since.pop, blocks)], names, hit, self._look_ups))
         if not hit and self.holdings is not None:
             self._held.append((names, -1))
 
-    def on_named(self, names: Iterable[int], free: int) -> None:
-        names = self._in_chains(names)
+    def on_named(self, names: Sequence[int], free: int) -> None:
+        """See ``ContentsLog``."""
         if self.holdings is not None:
             self._held.append((names, 1))
         super().on_named(names, free)
-
-    def on_released(self, names: Iterable[int], free: int) -> None:
-        super().on_released(self._in_chains(filter(None, names)), free)
 
     def settle(self, moment: int) -> None:
         """What has been noted since the last call happened at ``moment``."""
@@ -207,18 +206,24 @@ class SettledContentsLog(ContentsLog):
     def seal(self, kept: dict[int, int]) -> None:
         if self._freed or self._ended:
             raise SimulationFault("the cached level changed after it was settled for the last time")
-        super().seal(dict(zip(kept, self._in_chains(kept.values()), strict=True)))
+        super().seal(kept)
+        if self._stride > 1 and not self._is_sealed:
+            self.stays, self.kept, self.events = map(self._in_chains, (self.stays, self.kept, self.events))
+            self.holdings = self.holdings and self._in_chains(self.holdings)
+        self._is_sealed = True
 
-    def _in_chains(self, names: Iterable[int]) -> list[int]:
+    def _in_chains(self, table: Table) -> Table:
         """Hashes of groups, as hashes of blocks of other chains."""
-        groups, found = self._kv_groups, [*names]
-        if groups == 1:
-            return found
-        more = groups - 1
-        return [
-            number + ((number >> PLACE_BITS) * more + group << PLACE_BITS)
-            for number, group in map(divmod, found, repeat(groups))
-        ]
+        columns, groups = table.columns(), self._stride
+        number, group = np.divmod(columns["name"], groups)
+        number += (number >> PLACE_BITS) * (groups - 1) + group << PLACE_BITS
+        if "kind" in columns:
+            # Others have numbers of look-ups.
+            kind = columns["kind"]
+            number = np.where((kind == NAMED) | (kind == RELEASED), number, columns["name"])
+        renamed = Table(table.fields)
+        renamed.extend(np.stack([*(columns | {"name": number}).values()], axis=1))
+        return renamed
 
 
 class ContentsKept(Protocol):
@@ -251,10 +256,10 @@ class ContentsKept(Protocol):
         """Paths of requests, ascending, and perhaps of others."""
 
 
-def _runs(names: Iterable[int]) -> Iterable[tuple[int, int]]:
+def _runs(names: Iterable[int], stride: int) -> Iterable[tuple[int, int]]:
     """Ascending hashes of a table as runs of consecutive ones: first, and how many. ``UNSHARED`` ones are left out."""
     some = [*filter(None, names)]
-    if not some or some[-1] - some[0] + 1 == len(some):
+    if not some or some[-1] - some[0] == stride * (len(some) - 1):
         return [(some[0], len(some))] if some else []
-    starts = [0, *(np.flatnonzero(np.diff(some) != 1) + 1).tolist(), len(some)]
+    starts = [0, *(np.flatnonzero(np.diff(some) != stride) + 1).tolist(), len(some)]
     return [(some[start], end - start) for start, end in pairwise(starts)]

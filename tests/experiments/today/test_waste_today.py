@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fragmeter.experiments.paper.bench import Bench
 from fragmeter.experiments.paper.paper import Source
+from fragmeter.experiments.runs.kept import key
 from fragmeter.experiments.runs.output import Report
-from fragmeter.experiments.today import published, tables, waste_today
+from fragmeter.experiments.today import cached, published, tables, waste_today
 from fragmeter.experiments.today.loads import LOADS
 from fragmeter.experiments.today.replay import BUCKETS
 from fragmeter.experiments.today.servers import SERVERS, Server, hbm_gib
@@ -18,8 +22,10 @@ from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.reports.page.page import write_page
 from fragmeter.reports.style.palette import MEMORY
+from fragmeter.sim import simulate
 from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
+from fragmeter.traces import read_with_content
 from paths import ROOT
 
 PAGE = ROOT / "docs" / "results" / "waste-today.md"
@@ -106,7 +112,7 @@ def test_it_is_printed_and_shown(document, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert all(load.name in printed for load in LOADS) and "Pass: vllm#55196" in printed
     sections = waste_today.show_waste_today(document, Bench(Source((0,))))
-    [first, memory, slots, compared] = sections
+    [first, memory, slots, _, compared] = sections
     assert len(first.figures) == 3 and len(memory.figures) == 1 and len(slots.rows) == 6
     grades = [grade for grade, _ in compared.checks]
     assert len(grades) == len(published.published()) and grades.count("fail") == 6 and set(grades) == {"pass", "fail"}
@@ -153,6 +159,46 @@ def test_a_row_of_the_documentation_is_what_comes_out_today(label):
     found = waste_today.measure(server, LOADS[1], 0)["kv_bytes"]
     made = tables.kv_table(LOADS[1].name, found).markdown()
     assert "\n".join(made[2:]) in PAGE.read_text("utf-8")
+
+
+def test_the_worth_of_cached_blocks_is_that_of_the_documentation():
+    """The agents of one server, whose prompts share contents, and those of no other load."""
+    server = next(server for server in SERVERS if server.label == "DeepSeek V3.2")
+    [agents] = cached.cached_rows(server, "agents", simulate(server.settings(), LOADS[2].workload(0)))
+    assert cached.cached_table([agents]).markdown()[2] in PAGE.read_text("utf-8")
+    assert 0 < agents["hit"] < agents["best order"] < agents["infinite"] < 100
+    assert cached.cached_rows(server, "chat", simulate(server.settings(), FEW[0].workload(0))) == []
+
+
+@pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")
+def test_the_worth_of_cached_blocks_of_mooncakes_conversations_is_that_of_the_documentation():
+    record = read_with_content(Path(os.environ["FRAGMETER_TRACES"]) / "mooncake_conversation.jsonl.gz")
+    for server in (cached.RECORD_SERVERS[0], cached.RECORD_SERVERS[-1]):
+        rows = cached.measure_record(server, record)
+        assert cached.cached_table(rows).markdown()[2] in PAGE.read_text("utf-8")
+
+
+def test_a_record_has_rows_and_parts_of_its_own(document, monkeypatch, tmp_path):
+    """Written by the command's path: the rows of the record change nothing else, and another record is another document."""
+    monkeypatch.setattr(waste_today, "SERVERS", ())
+    monkeypatch.setattr(waste_today, "RECORD_SERVERS", TWO[:1])
+    monkeypatch.setattr(tables, "SERVERS", TWO)
+    lines = [
+        {"timestamp": 100 * n, "input_length": 1024, "output_length": 8, "hash_ids": [n % 3, n]} for n in range(12)
+    ]
+    (tmp_path / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = read_with_content(tmp_path / "record.jsonl")
+    made = waste_today.waste_today(Bench(Source((0,), record=record)))
+    [row] = made["cached_of_record"]
+    assert row["server"] == TWO[0].name and row["load"] == "record" and row["hit"] > 0
+    assert made["rows"] == document["rows"] and not made["cached"]
+    parts = tables.markdown_parts(document | {"cached_of_record": made["cached_of_record"]})
+    assert "record" in parts["cached of a record"] and "cached of a record" not in tables.markdown_parts(document)
+    other = [line | {"hash_ids": [n // 4, n]} for n, line in enumerate(lines)]
+    (tmp_path / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in other))
+    changed = read_with_content(tmp_path / "record.jsonl")
+    keys = {key("waste-today", (None, None), (0,), each) for each in (None, record, changed)}
+    assert len(keys) == 3
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.label)
