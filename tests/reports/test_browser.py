@@ -169,7 +169,7 @@ def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(drive
     assert sum(tag == "SUMMARY" for tag, *_ in reached) == 6
     buttons = [outline for tag, _, _, outline in reached if tag == "BUTTON"]
     # One of each picture, and the one of the colours.
-    assert buttons == ["solid"] * 10
+    assert buttons == ["solid"] * 7
     assert [name for tag, _, name, _ in reached if tag == "INPUT"] == ["Search the sections"]
 
 
