@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ...sim import Run
 from ...sim.types.ticks import PER_SECOND
 from ...traces import stream
-from ..paper.stories import all_stories
 from .claim import Code, Judged, Part, Values
 from .runs import Trial, few, story
 
@@ -46,16 +46,23 @@ def judge_three_sources(values: Mapping[str, float]) -> Judged:
     )
 
 
+def _seven(policy: str) -> Run:
+    """S1 to S7 of the story ``static-vs-continuous``, four at a time."""
+    arrivals_s, prompts, outputs = [0, 0, 0, 0, 0.5, 1.5, 2.5], [3, 2, 4, 2, 3, 2, 4], [4, 6, 2, 5, 4, 3, 2]
+    sizes = {"max_num_seqs": 4, "num_gpu_blocks_override": 10, "block_size": 4, "max_model_len": 16}
+    return story(policy, few(prompts, outputs, [6] * 7, arrivals_s), **sizes)
+
+
 def _static_of_four(trial: Trial) -> Values:
-    static = next(found for found in all_stories() if found.title == "Static batching")
-    states = {(row["sequence"], row["iteration"]): row["state"] for row in static.rows}
-    works = {"prefill", "decode"}
-    last = {
-        name: max(step for (sequence, step), state in states.items() if sequence == name and state in works)
-        for name in ("S2", "S3")
+    log = _seven("static").log
+    first = {int(index): residency for residency, index in enumerate(log.residencies["index"])}
+    idle = (log.residency_release - log.residency_end)[[first[index] for index in (0, 2, 3)]]
+    last = log.residency_end - log.residencies["start_step"]
+    return {
+        "s3_ends_after": int(last[first[2]]),
+        "s2_ends_after": int(last[first[1]]),
+        "idle_iterations": int(idle.sum()),
     }
-    idle = sum(state == "finished_hold" for (sequence, _), state in states.items() if sequence in ("S1", "S3", "S4"))
-    return {"s3_ends_after": last["S3"], "s2_ends_after": last["S2"], "idle_iterations": idle}
 
 
 def judge_static_of_four(values: Mapping[str, float]) -> Judged:
@@ -100,17 +107,11 @@ def judge_equal_lengths(values: Mapping[str, float]) -> Judged:
 
 
 def _seven_in_turn(trial: Trial) -> Values:
-    continuous = next(found for found in all_stories() if found.title == "Continuous batching")
-    runs = {
-        name: [
-            row["iteration"]
-            for row in continuous.rows
-            if row["sequence"] == name and row["state"] in ("prefill", "decode")
-        ]
-        for name in ("S1", "S3", "S4", "S5", "S6", "S7")
-    }
-    pairs = {"s5_after_s3": ("S3", "S5"), "s6_after_s1": ("S1", "S6"), "s7_after_s4": ("S4", "S7")}
-    return {name: runs[new][0] - runs[old][-1] for name, (old, new) in pairs.items()}
+    log = _seven("orca").log
+    place = {int(index): residency for residency, index in enumerate(log.residencies["index"])}
+    pairs = {"s5_after_s3": (2, 4), "s6_after_s1": (0, 5), "s7_after_s4": (3, 6)}
+    starts, ends = log.residencies["start_step"], log.residency_end
+    return {name: int(starts[place[new]] - ends[place[old]] + 1) for name, (old, new) in pairs.items()}
 
 
 def judge_seven_in_turn(values: Mapping[str, float]) -> Judged:

@@ -17,7 +17,7 @@ from ...sim.types.ticks import PER_SECOND
 from ...traces import sample, stream
 from ..paper.paper import FIG2, MAX_MODEL_LEN, Source
 from ..paper.settings import paper_settings
-from ..paper.stories import OneSecondStep
+from ..story.one_second_step import OneSecondStep
 
 _KEPT = 64
 _SEARCH_STEP, _SEARCH_WITHIN = 1.15, 1.03

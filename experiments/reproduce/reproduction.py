@@ -34,7 +34,6 @@ from .figures import FIGURES, Figure
 from .markdown import document as in_markdown
 from .prefix_cache import FIGURE as PREFIX_CACHE
 from .scorecard import first_section, name_of, paper_order
-from .sections import stories
 from .servers import FIGURE as SERVERS
 from .startups import FIGURE as STARTUPS
 from .text import print_summary, summary_rows
@@ -174,13 +173,11 @@ class Page:
 
     Args:
         names: The wanted figures.
-        with_stories: Whether the page ends with the textbook stories.
         head: Title and first sentence.
     """
 
-    def __init__(self, names: Sequence[str], with_stories: bool, head: tuple[str, str] | None = None) -> None:
+    def __init__(self, names: Sequence[str], head: tuple[str, str] | None = None) -> None:
         self._title, self._lead = head or (TITLE, _LEAD)
-        self._last = [stories()] if with_stories else []
         self._names = sorted(names, key=paper_order)
         self._done: dict[str, tuple[Payload, list[Section]]] = {}
 
@@ -206,7 +203,7 @@ class Page:
         at = f"Stopped at {len(done)} of {len(self._names)} figures; the same command goes on from there."
         lead = f"{self._lead}\n\n{at}" if stopped and unfinished else self._lead
         refresh_s = _REFRESH_S if unfinished and not stopped else None
-        write_page(path, self._title, lead, [*first, *shown, *self._last], refresh_s)
+        write_page(path, self._title, lead, [*first, *shown], refresh_s)
 
     def _sections(self, name: str, stopped: bool) -> list[Section]:
         if name in self._done:
@@ -274,7 +271,7 @@ def _one(
 ) -> None:
     [(_, document)] = documents([name], benches, Kept(folder), jobs)
     FIGURES[name].print(document | {"view": view}, report)
-    page = Page([name], with_stories=False, head=head_of(name))
+    page = Page([name], head_of(name))
     _show(page, name, document, benches, folder)
     _point_to(page, report, folder)
     if (parts := FIGURES[name].parts) is None:
@@ -289,7 +286,7 @@ def _all(
 ) -> None:
     names = [name for name, figure in FIGURES.items() if figure.in_all]
     done = Done(names, report, view)
-    page, count = Page(names, with_stories=True), Count("figures", len(names))
+    page, count = Page(names), Count("figures", len(names))
     if folder is not None:
         folder.make()
         page.write(folder.path / PAGE)

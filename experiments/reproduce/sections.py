@@ -29,7 +29,6 @@ from ..paper.figures.waste import NAMES
 from ..paper.paper import FIG2
 from ..paper.rate_sweep.rate_sweep import TARGET_S
 from ..paper.rows import Row
-from ..paper.stories import all_stories
 from .scorecard import badge, finding, grades
 from .text import checks, for_reports
 
@@ -175,16 +174,6 @@ def moved_line(payload: Payload) -> str:
     moved = moved_text({bucket: most[f"{bucket}_pct"] for bucket in SLOTS_VIEW.categories})
     sentence = f" {most['policy']}: {moved}." if moved else ""
     return f"In {PAPER_VIEW.title} {'; '.join(sums())}.{sentence}"
-
-
-def stories() -> Section:
-    """The textbook pictures, which are runs of the simulator."""
-    stories = all_stories()
-    return Section(
-        "The textbook stories",
-        figures=[figures.story(story.rows, story.title) for story in stories],
-        details=_BETWEEN.join(f"{story.title}. {story.text}" for story in stories),
-    )
 
 
 def _ledgers(payload: Payload, bench: Bench) -> tuple[str, list[go.Figure]]:

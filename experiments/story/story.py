@@ -18,7 +18,7 @@ from ...sim.recording.steps import record
 from ...sim.types.errors import UserError
 from ...sim.types.ticks import from_seconds
 from ...sim.workload.content import PromptContent
-from ..paper.stories import OneSecondStep
+from .one_second_step import OneSecondStep
 from .source import Source
 
 #: What a reader can follow: words of all requests, slots of a pool.

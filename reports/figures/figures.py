@@ -20,7 +20,6 @@ from .rates import against_rate, throughput_pareto
 from .server import server_over_time
 from .serving import batch_over_time, throughput_over_time
 from .slots import slot_grid
-from .story import story
 from .timeline import request_timeline
 from .trace import arrivals, lengths
 from .values import bars, curves, with_limit
@@ -53,7 +52,6 @@ __all__ = [
     "server_over_time",
     "simulated_against_measured",
     "slot_grid",
-    "story",
     "throughput_over_time",
     "throughput_pareto",
     "tornado",

@@ -53,7 +53,7 @@ PARTS: dict[str, Hue] = {
 of it."""
 
 STATES: dict[str, Hue] = {"prefill": _BLUE, "decode": _SKY, "finished_hold": _PURPLE, "waiting": _GREY}
-"""What a sequence does in an iteration, in the textbook pictures."""
+"""What a sequence does in an iteration, in stories."""
 
 GOOD, MIDDLING, BAD = _GREEN.light, _ORANGE.light, _VERMILLION.light
 """Grades of a comparison; a symbol always goes with them."""

@@ -18,7 +18,6 @@ from fragmeter.reports.figures.figures import (
     fig13a,
     fig15,
     ledger_over_time,
-    story,
     waste,
 )
 from fragmeter.reports.figures.plan import cost_bars
@@ -71,10 +70,8 @@ def policies() -> list[dict]:
 
 
 def figures() -> list[go.Figure]:
-    states = ("waiting", "prefill", "decode", "finished_hold")
-    cells = [{"sequence": "S1", "iteration": at, "state": state} for at, state in enumerate(states, start=1)]
     shown = [fig2(comparison()), fig13a(batches()), waste(policies()), waste(policies(), SLOTS_VIEW), ledger()]
-    return [*shown, story(cells, "A story"), fig15(batches(2))]
+    return [*shown, fig15(batches(2))]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +99,7 @@ def test_every_figure_has_its_marks(driver, page):
     bars = """return [...document.querySelectorAll(".plot")].map((plot) =>
       [...plot.querySelectorAll(".barlayer .point path")].filter((bar) => bar.getBBox().width > 0).length)"""
     # In Fig 2: 12 simulated, 9 published and one "not published", less one of length 0.
-    assert driver.execute_script(bars) == [21, 2, 4, 7, 0, 4, 2]
+    assert driver.execute_script(bars) == [21, 2, 4, 7, 0, 2]
     count = "return document.querySelectorAll('#plot-{} {}').length"
     assert driver.execute_script(count.format(5, ".scatterlayer .js-fill")) == 9
 
@@ -112,7 +109,7 @@ def test_every_figure_has_its_marks(driver, page):
 def test_all_text_has_a_contrast_of_4_5(driver, page, scheme):
     show(driver, page, scheme)
     found = texts(driver)
-    assert {"Orca (Max)", "published", "57.3", "P", "First paragraph."} <= {text for text, *_ in found}
+    assert {"Orca (Max)", "published", "57.3", "First paragraph."} <= {text for text, *_ in found}
     assert poor_texts(found) == []
 
 
@@ -167,12 +164,12 @@ def test_the_keyboard_reaches_the_skip_link_every_section_and_every_figure(drive
     assert reached[0][:2] == ["A", "#content"]
     assert [name for tag, name, *_ in reached if tag == "A"][1:] == ["#section-1", "#section-2"]
     plots = [found for found in reached if found[1].startswith("plot-")]
-    assert [found[1] for found in plots] == [f"plot-{serial}" for serial in range(1, 10)]
+    assert [found[1] for found in plots] == [f"plot-{serial}" for serial in range(1, 7)]
     assert all(label and outline == "solid" for _, _, label, outline in plots)
-    assert sum(tag == "SUMMARY" for tag, *_ in reached) == 9
+    assert sum(tag == "SUMMARY" for tag, *_ in reached) == 6
     buttons = [outline for tag, _, _, outline in reached if tag == "BUTTON"]
     # One of each picture, and the one of the colours.
-    assert buttons == ["solid"] * 10
+    assert buttons == ["solid"] * 7
     assert [name for tag, _, name, _ in reached if tag == "INPUT"] == ["Search the sections"]
 
 

@@ -13,7 +13,6 @@ from fragmeter.reports.figures.figures import (
     fig2,
     fig13a,
     fig15,
-    story,
     waste,
     with_limit,
 )
@@ -173,34 +172,6 @@ class TestWaste:
         numbers = waste(WASTE_ROWS).layout.meta["numbers"]
         assert numbers["columns"][-2:] == ["Output tokens/s", "Batched requests"]
         assert [row[-2:] for row in numbers["rows"]] == [[300.0, 7.0], [900.0, 30.0]]
-
-
-class TestStory:
-    ROWS = [
-        {"sequence": "S1", "iteration": 1, "state": "prefill"},
-        {"sequence": "S1", "iteration": 2, "state": "decode"},
-        {"sequence": "S1", "iteration": 3, "state": "finished_hold"},
-        {"sequence": "S2", "iteration": 1, "state": "waiting"},
-        {"sequence": "S2", "iteration": 2, "state": "prefill"},
-        {"sequence": "S2", "iteration": 3, "state": "decode"},
-    ]
-
-    def test_every_cell_lies_where_the_row_says(self):
-        figure = story(self.ROWS, "made up")
-        cells = {
-            (figure.layout.yaxis.ticktext[y], base + x / 2, letter)
-            for trace in figure.data
-            for y, base, x, letter in zip(trace.y, trace.base, trace.x, trace.text)
-        }
-        letters = {"prefill": "P", "decode": "D", "finished_hold": "H", "waiting": "W"}
-        assert cells == {(row["sequence"], row["iteration"], letters[row["state"]]) for row in self.ROWS}
-
-    def test_it_is_small_and_explains_its_letters(self):
-        figure = story(self.ROWS, "made up")
-        assert figure.layout.width < 400
-        subtitle = figure.layout.title.subtitle.text
-        assert subtitle == "P prefill, D decode, H ended but still held, W waiting."
-        assert "H" not in story(self.ROWS[:2], "made up").layout.title.subtitle.text
 
 
 class TestPalette:

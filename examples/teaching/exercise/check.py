@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fragmeter.experiments.paper.stories import OneSecondStep
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.experiments.story.reading import story
 from fragmeter.sim.recording.steps import record
 

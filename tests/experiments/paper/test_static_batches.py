@@ -12,8 +12,8 @@ from fragmeter.experiments.paper.static_batches import (
     generate_batches,
     generate_ticks,
 )
-from fragmeter.experiments.paper.stories import OneSecondStep
 from fragmeter.experiments.runs.slo_check import compiled_cost
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.ticks import PER_SECOND

@@ -53,7 +53,7 @@ def made(monkeypatch) -> list[tuple[str, tuple[int, ...], bool]]:
     # Pairs are made up, too.
     monkeypatch.setattr(reproduction, "require_papers", lambda **_: None)
     # The page's stories are runs of seconds.
-    monkeypatch.setattr(reproduction, "Page", lambda names, with_stories, head=None: Pages())
+    monkeypatch.setattr(reproduction, "Page", lambda names, head=None: Pages())
     return runs
 
 

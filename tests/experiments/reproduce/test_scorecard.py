@@ -135,7 +135,7 @@ def test_what_is_no_figure_of_the_paper_has_a_title_of_its_own():
 
 @pytest.mark.slow
 def test_a_page_has_a_place_for_what_is_not_finished(tmp_path):
-    page = Page(["waste", "fig12a"], with_stories=False)
+    page = Page(["waste", "fig12a"])
     page.write(tmp_path / "page.html")
     begun = (tmp_path / "page.html").read_text("utf-8")
     assert begun.index('<h2 id="fig12a">Fig 12a</h2>') < begun.index('<h2 id="waste">Waste</h2>')

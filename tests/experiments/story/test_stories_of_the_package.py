@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fragmeter.experiments.paper.figures.fig3 import fig3
-from fragmeter.experiments.paper.stories import OneSecondStep, scenes
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.experiments.story.reading import story, story_names
 from fragmeter.experiments.story.story import Story, StoryRequest, run_story
 from fragmeter.reports.story.frames import frames_of
@@ -21,6 +21,7 @@ from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.recording.steps import record
 from fragmeter.sim.types.errors import UserError
 from story_walk import log_line, walk
+from textbook import scenes
 
 # Worked out by the rules of docs/policies.md. Blocks that came back last are the first to be taken.
 LOGS = {
@@ -173,7 +174,7 @@ def test_every_word_of_an_output_is_generated(name):
 
 
 def test_the_seven_sequences_are_those_of_the_textbook_pictures():
-    """The same requests and pool as ``experiments.paper.stories``, in words."""
+    """The same requests and pool as ``textbook``, in words."""
     chosen = story("static-vs-continuous")
     work = chosen.workload()
     for scene, own in zip(scenes(), chosen.runs.values()):

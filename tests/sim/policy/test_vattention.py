@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, evictions_of, residencies_of, serve, steps_of, times_of
-from fragmeter.experiments.paper.stories import OneSecondStep, Scene, run_scene
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory import DeferredMemory
@@ -24,6 +24,7 @@ from fragmeter.sim.types.state import State
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload
 from strategies import Case, crowded_cases, long_cases, medium_cases, small_cases
+from textbook import Scene, run_scene
 
 # Six page groups of four tokens. Prompt + true output: S1 11, S2 11, S3 11, S4 18, S5 4.
 # 3: S3 needs two groups and takes over S1's three: the third is spare. 5: S2 grows, into one of the two unmapped

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine_runs import buckets_at_rows
-from fragmeter.experiments.paper.stories import OneSecondStep
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate

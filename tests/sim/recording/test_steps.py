@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fragmeter.experiments.paper.stories import OneSecondStep
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.sim import Settings, Workload
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory import BUCKETS

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ...sim import Run, Settings, Workload, simulate
-from ...sim.runs.run_log import RunLog
-from ...sim.types.sequence import SWAPPED_IN
-from ...sim.types.ticks import PER_SECOND, from_seconds
-from .settings import paper_settings
+from fragmeter.experiments.paper.settings import paper_settings
+from fragmeter.experiments.story.one_second_step import OneSecondStep
+from fragmeter.sim import Run, Settings, Workload, simulate
+from fragmeter.sim.runs.run_log import RunLog
+from fragmeter.sim.types.sequence import SWAPPED_IN
+from fragmeter.sim.types.ticks import from_seconds
 
 #: Activities of a sequence in an iteration, in the order of a log line, and their words in the log.
 _VERBS = {"prefill": "prefill", "decode": "decode", "finished_hold": "hold", "paused": "pause", "waiting": "wait"}
@@ -51,36 +52,6 @@ class Story:
     text: str
     rows: tuple[dict[str, Any], ...]
     log: tuple[str, ...]
-
-
-class OneSecondStep:
-    """A ``StepCost`` with steps of one second, which makes arrivals easy to place."""
-
-    name = "one-second-step"
-
-    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """See ``StepCost``."""
-        return PER_SECOND
-
-    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``."""
-        return PER_SECOND, 0, None
-
-    def swap_out_ticks(self, blocks: int) -> int:
-        """See ``StepCost``."""
-        return 0
-
-    def swap_in_ticks(self, blocks: int) -> int:
-        """See ``StepCost``."""
-        return 0
-
-    def copy_ticks(self, slots: int) -> int:
-        """See ``StepCost``."""
-        return 0
-
-    def describe(self) -> dict[str, object]:
-        """See ``StepCost``."""
-        return {"name": self.name, "step": {"value": PER_SECOND, "unit": "ticks", "source": "chosen"}}
 
 
 def all_stories() -> list[Story]:

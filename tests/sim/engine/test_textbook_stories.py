@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments.paper.stories import OneSecondStep, Scene, Story, all_stories, run_scene, scenes
-from fragmeter.reports.figures.figures import story as draw
+from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.workload.workload import Workload
+from textbook import Scene, Story, all_stories, run_scene, scenes
 
 STATIC, CONTINUOUS, EQUAL, PAGING = range(4)
 
@@ -132,17 +132,6 @@ class TestEveryStory:
     def test_the_picture_is_the_one_worked_out_by_hand(self, place, log, lines):
         assert picture(all_stories()[place]) == lines
         assert list(picture(all_stories()[place])) == list(lines)
-
-    def test_it_is_drawn_cell_by_cell(self, place, log, lines):
-        story = all_stories()[place]
-        figure = draw(story.rows, story.title)
-        cells = {
-            (figure.layout.yaxis.ticktext[y], base + x / 2, letter)
-            for trace in figure.data
-            for y, base, x, letter in zip(trace.y, trace.base, trace.x, trace.text)
-        }
-        marks = ((name, k, letter) for name, line in lines.items() for k, letter in enumerate(line, start=1))
-        assert cells == {mark for mark in marks if mark[2] != "."}
 
     def test_it_is_plain_data(self, place, log, lines):
         rows = all_stories()[place].rows
