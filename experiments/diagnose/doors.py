@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sim.types.errors import SettingError, UserError
+from ...sim.types.optional import not_none
 from ...sim.types.user_files import text_of
 from ..measured import prometheus, server_log
 from ..measured.get import get, get_json, is_address
-from ..measured.scrapes import Readings, Samples, of_replica, readings_of, timed
+from ..measured.scrapes import Readings, Samples, Scrape, of_replica, readings_of
 from ..measured.server_metrics import ServerMetrics
 from ..vllm_serve.deployments import flag_words
 from ..vllm_serve.log import VERSION_LINE
@@ -109,15 +110,17 @@ def _of_file(field: str, path: str) -> Seen:
 def _scraped(urls: Sequence[str]) -> Seen:
     """The metrics of addresses, and what the first one's other endpoints say; one that does not have these is no error."""
     addresses = [url.rstrip("/").removesuffix("/metrics").removesuffix("/v1") for url in urls]
-    by_time: dict[float, Samples] = {}
+    scrapes: list[Scrape] = []
     for count in range(_SCRAPES):
         if count:
             time.sleep(_BETWEEN_S)
-        samples = by_time.setdefault(time.time(), {})
+        at_s, samples = time.time(), Samples()
         for address in addresses:
             scrape = readings_of(address, get(f"{address}/metrics", "metrics")).scrapes[-1].samples
             samples |= scrape if len(addresses) == 1 else of_replica(scrape, address.partition("://")[2])
-    return Seen(timed(", ".join(addresses), by_time), _about(addresses[0]))
+        scrapes.append(Scrape(at_s, samples))
+    elapsed_s = not_none(scrapes[-1].at_s) - not_none(scrapes[0].at_s)
+    return Seen(Readings(", ".join(addresses), scrapes, elapsed_s), _about(addresses[0]))
 
 
 def _about(address: str) -> About:
