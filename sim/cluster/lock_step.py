@@ -244,6 +244,10 @@ class LockStepEngine(RoutedEngine):
             return None
         return self._dummy(now, (now, 0, 0, 0, 0, 0, 0, 0, len(self.state.waiting)))
 
+    def _pause(self, now: int, ticks: int, leap: Leap | None) -> tuple[int, Leap | None]:
+        """See ``Engine``; the other engines do not stop meanwhile."""
+        return self._dummy(now, leap or (now, 0, 0, 0, 0, 0, 0, 0, len(self.state.waiting)))
+
     def _dummy(self, now: int, leap: Leap) -> tuple[int, Leap]:
         """Take part in the next step with a dummy batch; ``leap`` has the ledger's columns without its ticks."""
         ticks = self._barrier.dummy_ticks
@@ -267,10 +271,12 @@ class Barrier:
         engines: Their number.
         priority: Later than those of all engines, at one tick.
         cost: That of each engine.
+        stages: Pipeline stages with a batch of their own. A step then lasts a stage's share of the longest batch.
     """
 
-    def __init__(self, env: simpy.Environment, engines: int, priority: int, cost: StepCost) -> None:
+    def __init__(self, env: simpy.Environment, engines: int, priority: int, cost: StepCost, stages: int = 1) -> None:
         self._env, self._engines, self._priority, self._cost = env, engines, EventPriority(NORMAL + priority), cost
+        self._stages = stages
         self._proposed: dict[LockStepEngine, Proposal] = {}
         # The leap in progress: its engines, start, steps, and the lengths of its steps.
         self._stepping: list[LockStepEngine] = []
@@ -284,7 +290,7 @@ class Barrier:
     @property
     def dummy_ticks(self) -> int:
         """Length of a step in which no engine has work."""
-        return self._among(()).step_ticks(DUMMY_TOKENS, DUMMY_TOKENS, 0, 0)
+        return self._among(()).step_ticks(DUMMY_TOKENS, DUMMY_TOKENS, 0, 0) // self._stages
 
     def count(self, now: int, ahead: bool) -> int:
         """Steps before one that starts ``now``, since the engines last stopped together (``step_counter`` of vLLM).
@@ -330,7 +336,7 @@ class Barrier:
         proposed, self._proposed = self._proposed, {}
         now, proposals = int(self._env.now), [*proposed.values()]
         before = self.count(now, next(iter(proposed)).policy.schedules_ahead)
-        first = self._first_ticks(proposals)
+        first = self._first_ticks(proposals) // self._stages
         steps, second, growth = self._later(proposals)
         if steps > 1:
             # All engines have the same edges.

@@ -300,6 +300,10 @@ class RoutedEngine(Engine):
         self._begin(now, 0, ticks, leap, starting=len(plan.admitted))
         return ticks, leap
 
+    def _pause(self, now: int, ticks: int, leap: Leap | None) -> tuple[int, Leap | None]:
+        self._begin(now, 0, ticks, leap)
+        return super()._pause(now, ticks, leap)
+
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:
         rest = super()._rest(now)
         if rest:

@@ -133,7 +133,8 @@ class Fleet:
         count, size, cost = len(self._replicas), self._settings.data_parallel_size, self._replicas[0].cost
         if size == 1:
             return []
-        barriers = [Barrier(self.env, size, count, cost) for _ in range(count // size)]
+        stages = self._replicas[0].policy.stages
+        barriers = [Barrier(self.env, size, count, cost, stages) for _ in range(count // size)]
         return [barriers[number // size] for number in range(count)]
 
     def _routed(self, number: int) -> RoutedEngine:

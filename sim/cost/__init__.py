@@ -12,7 +12,7 @@ from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
 from ..types.user_files import content_of
-from .base import PipelinedCost, ScaledCost, StepCost, outside_ticks
+from .base import ScaledCost, StepCost, outside_ticks
 from .calibrated import CalibratedCost
 from .calibration import Calibration, parsed, profile, profile_names, read
 from .paper import PaperCost
@@ -28,7 +28,6 @@ __all__ = [
     "Calibration",
     "FittedSteps",
     "PaperCost",
-    "PipelinedCost",
     "RooflineCost",
     "ScaledCost",
     "ServedCost",
@@ -60,7 +59,6 @@ def cost(
     deployment: Deployment = Deployment(),
     server: Server | None = None,
     asynchronous: bool = False,
-    pipelined: bool = False,
     paged: bool = True,
     page_bytes: int = 0,
 ) -> StepCost:
@@ -75,7 +73,6 @@ def cost(
         server: Measured constants of the server (``sim.cost.server``), if known. Refused with "paper" and with a
             server's fitted steps, which include such constants.
         asynchronous: Whether the scheduler decides a step while the step before it runs.
-        pipelined: Whether each pipeline stage works on a batch of its own; False passes one batch through all stages.
         paged: Whether decodes read KV through block tables; False is contiguous KV.
         page_bytes: Bytes on each rank that one swapped block moves, for pools with several KV groups; 0 computes the
             bytes of a block of all layers.
@@ -106,8 +103,6 @@ def cost(
         )
         hides = asynchronous and operations.host_ticks() > 0
         found = operations if server is None and not hides else ServedCost(operations, server, asynchronous)
-    if pipelined and deployment.pipeline_parallel > 1:
-        found = PipelinedCost(found, deployment.pipeline_parallel)
     return found if scale == 1 else ScaledCost(found, scale)
 
 

@@ -1,4 +1,4 @@
-"""The interface of cost models, and wrappers that scale step times or keep one batch in each pipeline stage."""
+"""The interface of cost models, and a wrapper that scales step times."""
 
 from __future__ import annotations
 
@@ -207,49 +207,6 @@ def draft_ticks(cost: StepCost, rows: tuple[int, int, int, int], sampled: tuple[
 def coefficient(value: float, unit: str, source: str) -> dict[str, object]:
     """One entry of ``describe``."""
     return {"value": value, "unit": unit, "source": source}
-
-
-class PipelinedCost:
-    """Step times of a server that works on one batch in each pipeline stage, as vLLM V1 does.
-
-    The decoding sequences are divided evenly into one batch per stage. A step of the engine is one round, in which
-    each batch passes all stages. With stages of equal length a round takes as long as one batch takes through the
-    whole model:
-
-        stages * (time of a batch in a stage) = time of a batch in the whole model
-
-    A prefill belongs to one batch, and the others wait for it in every stage (a pipeline bubble). Prefills of
-    different batches are not overlapped. Reads of blocks that sequences of a batch share are priced as first reads,
-    because the division into batches is not known.
-
-    Args:
-        inner: Cost model of one batch through the whole model.
-        stages: Pipeline stages, at least 2.
-    """
-
-    def __init__(self, inner: StepCost, stages: int) -> None:
-        self.inner, self.stages, self.name = inner, stages, inner.name
-        self.swap_out_ticks, self.swap_in_ticks = inner.swap_out_ticks, inner.swap_in_ticks
-        self.copy_ticks, self.outside_ticks = inner.copy_ticks, outside_ticks(inner)
-
-    def step_ticks(self, decodes: int, decode_context: int, prefill_tokens: int, prefill_pairs: int) -> int:
-        """See ``StepCost``; the time of the largest batch."""
-        base, slope, _ = self.decode_line(decodes, decode_context)
-        line = base + slope * decode_context
-        if not prefill_tokens:
-            return line
-        few, context = -(-decodes // self.stages), decode_context // self.stages
-        return max(line, self.inner.step_ticks(few, context, prefill_tokens, prefill_pairs))
-
-    def decode_line(self, decodes: int, context: int) -> tuple[int, int, int | None]:
-        """See ``StepCost``; each stage works on ``1 / stages`` of the context."""
-        base, slope, until = self.inner.decode_line(-(-decodes // self.stages), context // self.stages)
-        return base, slope // self.stages, None if until is None else until * self.stages
-
-    def describe(self) -> dict[str, object]:
-        """See ``StepCost``; the coefficients are of one batch through the whole model."""
-        source = "one for each pipeline stage, as vLLM V1 keeps them"
-        return {**self.inner.describe(), "batches_in_flight": coefficient(self.stages, "1", source)}
 
 
 _PARTS = 1_000_000

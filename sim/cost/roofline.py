@@ -40,7 +40,7 @@ class RooflineCost:
     Experts are read as far as the step's tokens reach them, see ``touched``; engines that share them (data parallelism) are
     taken to compute as many tokens each, but for ``among``. Quantised weights are read
     in their bytes, and multiplied at the flops of their format (``shares.speedup``). Pipeline stages are passed one after the other,
-    by one batch at a time (``PipelinedCost`` has several). With CUDA graphs GEMMs and
+    by one batch at a time (``engine.batch_queue`` overlaps several). With CUDA graphs GEMMs and
     all-reduces run over the rows that the batch is padded to, in every step that is small enough, as in
     vLLM V1; the shortest calls are those of tables that were measured with graphs, and count without them, too.
 

@@ -125,6 +125,8 @@ def obstacle(settings: Settings, replica: Replica) -> str | None:
     unknown = [name for name in given if name not in SETTINGS | options | {"core", "ids"}]
     if unknown:
         return ", ".join(f"{name} = {given[name]}" for name in unknown)
+    if replica.policy.stages > 1:
+        return f"pipeline_parallel_size = {settings.pipeline_parallel_size}"
     if type(memory) not in kinds or not isinstance(memory, PagedMemory) or not memory.is_plain:
         # Of the settings that the core has only the model brings another memory.
         return f"model = {settings.model}"

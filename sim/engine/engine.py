@@ -33,13 +33,14 @@ from simpy.events import NORMAL, EventPriority
 
 from ..cost.base import StepCost, effective_context
 from ..memory import Memory
-from ..memory.accounting.ledger import Leap, Ledger
+from ..memory.accounting.ledger import FLIGHT, Leap, Ledger
 from ..policy.base import PairedPolicy
 from ..types.errors import SimulationFault
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import whole_steps
 from ..workload.source import NEVER, Source
+from .batch_queue import Batch, BatchQueue
 from .executor import Begun, Executor, FirstStep
 from .guard import Guard, translated
 from .leap_check import NONE, Calls, LeapCheck
@@ -110,8 +111,10 @@ class Engine:
             calls = LeapCheck(policy, memory, cost, calls, check_leaps).calls
         self._schedule, self._horizon = calls
         self._advance = memory.advance if guard is None else guard.advance
-        self.ledger = Ledger(memory.meter)
-        self._executor = Executor(self.state, memory, cost, self.ledger)
+        self.ledger = Ledger(memory.meter if policy.stages == 1 else (*memory.meter, FLIGHT))
+        if policy.stages > 1:
+            memory.pipelined = True
+        self._executor = Executor(self.state, memory, cost, self.ledger, policy.stages > 1)
         self.leap = self._may_leap = leap
         self.end_ticks = int(env.now)
         self.stopped = False
@@ -126,7 +129,8 @@ class Engine:
         self._answered: list[Sequence] = []
         #: Decode step up to which the policy's decision stays the same if no request arrives.
         self._holds_until = 0
-        self.process = env.process(translated(self._serve(), policy, memory, cost, self.state))
+        loop = self._serve() if policy.stages == 1 else self._serve_batches()
+        self.process = env.process(translated(loop, policy, memory, cost, self.state))
 
     def stop(self) -> None:
         """End the run after the step or leap in progress."""
@@ -201,6 +205,87 @@ class Engine:
                         release(take_finished(), decode_step)
         self.end_ticks = now
 
+    def _serve_batches(self) -> Generator[simpy.Event, Cut, None]:
+        """As ``_serve``, with a batch in each pipeline stage (``batch_queue``); every batch is a step of its own."""
+        source, state, stages = self.source, self.state, self.policy.stages
+        wake, priority = self._waker(), self.priority
+        carry_out, leap_over, stand_still, rest = self._actions()
+        queue = BatchQueue(stages, stages + self._ahead)
+        # When what the next decision knows was known.
+        seen = now = int(self.env.now)
+        while not self.stopped:
+            if source.next_ticks <= seen:
+                source.deliver(seen, state.waiting)
+            plan, first_step, leap, steps = CARRY_ON, None, None, 0
+            batch = known = None
+            if self._has_requests():
+                plan = self._schedule(state, self.memory.transaction(state.decode_step))
+                first_step = None if plan is CARRY_ON else carry_out(plan, now)
+                changes = queue.computes or bool(plan.preempted)
+                decodes = plan.stalls[1] if plan.stalls else ()
+                batch = queue.push(now, first_step[0], decodes) if first_step and first_step[0] else queue.push(seen)
+                batch.members = tuple(state.running)
+                known = queue.pop()
+            if batch is None or not (changes or batch.computes):
+                # Nothing in flight changes the next decision.
+                seen = max(seen, queue.drain())
+                idle = self._pause(now, seen - now, None) if seen > now and not self._is_over() else rest(now)
+                if not idle:
+                    self._check_done()
+                    break
+                ticks, leap = idle
+                seen = max(seen, now + ticks)
+            else:
+                if known is not None:
+                    seen = max(seen, known.over_ticks)
+                    if self._ahead:
+                        self._settle(known, now, state.decode_step)
+                ticks = max(seen, queue.free_at, now) - now
+                if state.batch_size and first_step is not None:
+                    steps, _, leap = leap_over(now, (ticks, *first_step[1:3], False, False))
+                elif first_step is not None and (first_step[0] or plan.preempted):
+                    _, leap = stand_still(now, (ticks, *first_step[1:]), plan)
+                    if not self._has_requests() and self._is_over():
+                        # What the last batches compute in vain is no part of the run.
+                        break
+                elif ticks:
+                    _, leap = self._pause(now, ticks, (now, 0, ticks, 0, 0, 0, 0, 0, len(state.waiting)))
+            if ticks or leap:
+                alarm = Alarm(self.env)
+                alarm.callbacks = []
+                wake(alarm, priority, ticks)
+                cut = yield alarm
+                if cut:
+                    steps, ticks, leap = cut
+                    seen = now if self._ahead and batch is not None and batch.computes else now + ticks
+                    if batch is not None:
+                        # Engines in lock step wait for each other in every stage.
+                        batch.over_ticks = now + ticks * stages if batch.computes else seen
+                now += ticks
+            if leap:
+                flight = batch.over_ticks - now if batch is not None and batch.computes else 0
+                self.ledger.enter((*leap, *self._advance(state, steps), flight))
+                state.decode_step += steps
+                if batch is not None:
+                    batch.decode_step = state.decode_step
+                    if state.calendar and state.calendar[0][0] == state.decode_step:
+                        batch.ended = self._hold_in_flight()
+            if known is not None:
+                if not self._ahead:
+                    self._settle(known, now, state.decode_step - 1)
+                self.memory.settle_tokens(known.members, known.decode_step)
+        self.end_ticks = now
+
+    def _has_requests(self) -> bool:
+        """Whether any request has not finished, as far as the next decision knows."""
+        return bool(self._unfinished() or self.state.running or self.state.finished)
+
+    def _pause(self, now: int, ticks: int, leap: Leap | None) -> tuple[int, Leap | None]:
+        """Ticks that pass while nothing can be scheduled, and the ledger's columns for them."""
+        for observer in self._observers:
+            observer.idle_started(now, ticks)
+        return ticks, leap
+
     def _actions(self) -> Actions:
         """The four actions of the loop; without observers these are the methods themselves, at no extra cost."""
         if self._observers:
@@ -242,6 +327,41 @@ class Engine:
             self.memory.stall(sequence, self.state.decode_step, finished=True)
         return ended
 
+    def _hold_in_flight(self) -> list[Sequence]:
+        """As ``_hold_finished``; what the last batch sampled is known once it has passed all stages."""
+        state = self.state
+        ended = state.note_finished(self.policy.expects_end if self._ahead else None)
+        for sequence in ended:
+            self.memory.stall(sequence, state.decode_step, finished=True)
+            if sequence in state.overrunning:
+                state.wait_in_vain(sequence)
+        return ended
+
+    def _settle(self, batch: Batch, now: int, decode_step: int) -> None:
+        """What a batch sampled is known: release the sequences that it ended, but for those preempted meanwhile.
+
+        Args:
+            decode_step: The last step that was carried out.
+        """
+        state = self.state
+        if not batch.ended:
+            return
+        leaving = [each for each in batch.ended if each in state.finished or each in state.overrunning]
+        lost = [each for each in batch.ended if each not in leaving]
+        for sequence in lost:
+            state.waiting.remove(sequence)
+        vain = tuple(each for each in state.overrunning if each in state.running)
+        # Between two steps nobody looks.
+        for observer in self._observers if decode_step == state.decode_step else ():
+            observer.requests_finished(now, batch.ended, vain)
+        self.memory.settle_tokens(batch.ended, batch.decode_step)
+        if self.source.hears_of_finishes:
+            self._release_and_notify(leaving, decode_step, lost)
+        else:
+            self.memory.release_finished(leaving, decode_step)
+        for sequence in leaving:
+            state.forget(sequence)
+
     def _finish(self, ended: list[Sequence], plan: StepPlan, first_step: FirstStep, now: int) -> FirstStep:
         """Release sequences that finished in the last step, now that the plan of the coming step is carried out.
 
@@ -282,7 +402,7 @@ class Engine:
         Args:
             lost: Finished sequences that were preempted.
         """
-        if self._ahead:
+        if self._ahead or self.policy.stages > 1:
             self.memory.release_finished(leaving, decode_step)
         else:
             self.memory.release(leaving, decode_step)

@@ -36,10 +36,12 @@ class Executor:
         memory: Allocates and frees blocks.
         cost: Step times.
         ledger: Records residencies, chunks, copies and swaps.
+        in_flight: Whether batches are in flight: a sequence that is preempted then waits for its last token.
     """
 
-    def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger) -> None:
+    def __init__(self, state: State, memory: Memory, cost: StepCost, ledger: Ledger, in_flight: bool = False) -> None:
         self._state, self._memory, self._cost, self._ledger = state, memory, cost, ledger
+        self._in_flight = in_flight
         self._effective, self._saved = effective_context(cost), saved_ticks(cost)
 
     def carry_out(self, plan: StepPlan, now: int) -> FirstStep:
@@ -116,7 +118,7 @@ class Executor:
                 # A finished sequence that is preempted does not return to the queue.
                 over = state.forget(sequence)
                 ledger.evict(sequence, COMPLETE if over else RECOMPUTE, decode_step, now)
-                if not over:
+                if not over or self._in_flight:
                     back.append(sequence)
             for sequence in swapped_out:
                 ledger.evict(sequence, SWAP, decode_step, now)
@@ -191,6 +193,9 @@ class Executor:
         for sequence in resumed:
             del state.stalled[sequence]
             memory.admit(sequence, decode_step)
+            if sequence in state.overrunning:
+                state.overrun(sequence, decode_step)
+                continue
             state.start(sequence, decode_step)
             ledger.open(sequence, decode_step, now)
 

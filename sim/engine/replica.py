@@ -177,6 +177,7 @@ def _limits(kind: type[AnyPolicy], server: Server, options: Options, num_blocks:
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         watermark_blocks=int(options.free_share * num_blocks),
+        stages=server.deployment.pipeline_parallel if kind.pipelines else 1,
     )
 
 
@@ -359,9 +360,9 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
         measured.require(server_settings(settings))
     name = settings.cost or (measured.cost if measured else default_cost(shape, card, deployment.quantization))
     scale = settings.step_scale or (FITTED_STEP_SCALE if name == "paper" else 1.0)
-    ahead, pipelined = scheduler.schedules_ahead, scheduler.pipelines
+    ahead = scheduler.schedules_ahead
     page_bytes = server.page_bytes(size)
-    found = cost(name, shape, card, ranks, size, scale, deployment, measured, ahead, pipelined, paged, page_bytes)
+    found = cost(name, shape, card, ranks, size, scale, deployment, measured, ahead, paged, page_bytes)
     speculative = settings.policy_options.speculative
     if speculative is None:
         return found
@@ -370,7 +371,7 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
         # The host's time is that of the target's step, and a server's constants are those of the whole.
         own = replace(deployment, quantization=speculative.quantization(drafter, deployment))
         covered = name if name == "roofline" else default_cost(drafter, card, own.quantization)
-        drafts_cost = cost(covered, drafter, card, ranks, size, scale, own, None, True, False)
+        drafts_cost = cost(covered, drafter, card, ranks, size, scale, own, None, True)
     return SpeculativeCost(found, drafts_cost, speculative.num_speculative_tokens)
 
 

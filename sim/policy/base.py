@@ -79,6 +79,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         pool_source: Source of the pool's size, for ``run.json``.
         schedules_ahead: Whether it decides a step while the step before it runs (asynchronous scheduling).
         pipelines: Whether the server keeps a batch in each pipeline stage.
+        stages: Stages with a batch of their own; 1 if the server keeps one batch.
         null_blocks: Blocks of the pool that hold no tokens, such as vLLM's null block.
     """
 
@@ -113,7 +114,7 @@ class Policy(Generic[MemoryT, TransactionT]):
     options: Options
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
-        self.limits = limits
+        self.limits, self.stages = limits, limits.stages
         self.options = self.options_type() if options is None else options
         self.groups = groups or PageGroups()
 

@@ -20,6 +20,7 @@ class Limits:
         max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1.
         watermark_blocks: Blocks that an admission must leave free.
         kv_connector: Whether a KV connector sends blocks to other replicas, or takes theirs.
+        stages: Pipeline stages that each work on a batch of their own; 1 where one batch passes all of them.
     """
 
     max_model_len: int
@@ -27,6 +28,7 @@ class Limits:
     max_num_batched_tokens: int
     watermark_blocks: int = 0
     kv_connector: bool = False
+    stages: int = 1
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):

@@ -47,7 +47,9 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
         super().__init__(limits, options, groups)
         #: Sequences that may run at once.
         self.most_running = limits.max_num_seqs
-        #: Sequences that wait, and were passed over since they came as they wait for a copy.
+        #: Calls of ``schedule`` up to which a sequence's turn says that its last token is known, with batches in flight.
+        self.known_calls = 0
+        #: Sequences that wait, and were passed over since they came as they wait for a copy, or for a token in flight.
         self.passed: set[Sequence] = set()
 
     def memory(self, pool: Pool) -> Memory:
@@ -142,7 +144,8 @@ class TokenBudget(Policy[PagedMemory, PagedTransaction]):
             if not free_seqs:
                 stops_at_arrival = False
                 break
-            known = transaction.look_up(sequence)
+            in_flight = sequence.next_decode_eligible_step > self.known_calls
+            known = None if in_flight else transaction.look_up(sequence)
             if known is None:
                 passed.append(sequence)
                 continue

@@ -38,6 +38,10 @@ class VllmReal(VllmV1):
     disaggregates = serves_block_sizes = False
 
     def __init__(self, limits: Limits, options: Options | None = None, groups: PageGroups | None = None) -> None:
+        if limits.stages > 1:
+            raise SettingError(
+                "pipeline_parallel_size", limits.stages, f"{self.name} has one stage; use --policy vllm-v1"
+            )
         given = self.options_type() if options is None else options
         super().__init__(limits, VllmV1Options(**asdict(given)), groups)
 

@@ -88,6 +88,8 @@ class VllmV1(TokenBudget):
             self.most_running = chosen.max_num_active_seqs
         # Prefills overlap, so that sequences take their blocks in turn.
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
+        # Calls of ``schedule`` so far, which count a sequence's turn where stages work on batches of their own.
+        self._calls = 0
         self._offloads = chosen.kv_offloading_size > 0
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
@@ -241,17 +243,25 @@ class VllmV1(TokenBudget):
         """
         if self._has_options:
             self._begin(state, transaction)
+        if self.stages > 1:
+            self._calls += 1
+            self.known_calls = self._calls - self.schedules_ahead
+            self.passed.intersection_update(state.waiting)
         alike = self._in_lockstep and not state.stalled and not (self.splits_chunks and state.prefilling)
         if alike and transaction.free >= transaction.takes:
             plan = self._fill(state, transaction, next(iter(state.prefilling), None))
         else:
             plan = self._one_by_one(state, transaction)
+        if self.stages > 1:
+            decodes = plan.stalls[1] if plan.stalls else ()
+            for sequence in (*plan.admitted, *decodes, *(each for each, _ in plan.chunks)):
+                sequence.next_decode_eligible_step = self._calls + self.stages
         return self._end(state, transaction, plan) if self._has_options else plan
 
     @property
     def _in_lockstep(self) -> bool:
-        """Whether every decode computes one token."""
-        return self._speculative is None
+        """Whether every running sequence decodes one token in every step."""
+        return self._speculative is None and self.stages == 1
 
     def _begin(self, state: State, transaction: PagedTransaction) -> None:
         """What the options of the scheduler say of the coming step."""
@@ -335,7 +345,7 @@ class VllmV1(TokenBudget):
                 if self._cadence is not None and sequence in state.prefilling:
                     self._cadence.prefills = True
             place += 1
-        transaction.end_of_running(bool(kept))
+        transaction.end_of_running(bool(kept), running.keys() - scheduled.keys())
         return self._plan(state, transaction, budget, kept, scheduled, tuple(preempted))
 
     def _victim(self, kept: list[Sequence]) -> Sequence:
@@ -344,7 +354,7 @@ class VllmV1(TokenBudget):
 
     def _queue(self, state: State) -> Iterable[Sequence]:
         waiting: Iterable[Sequence] = state.waiting
-        if not (self._by_priority or self._offloads):
+        if not (self._by_priority or self._offloads or self.stages > 1):
             return waiting
         if self._by_priority:
             waiting = sorted(waiting, key=_BY_URGENCY)
@@ -361,8 +371,10 @@ class VllmV1(TokenBudget):
             yield sequence
 
     def _next_tokens(self, sequence: Sequence, state: State, budget: int, transaction: PagedTransaction) -> int:
-        """Tokens that a running sequence computes in the step."""
+        """Tokens that a running sequence computes in the step; none while the batch of its last token is in flight."""
         if sequence not in state.prefilling:
+            if sequence.next_decode_eligible_step > self._calls:
+                return 0
             if isinstance(transaction, SpeculativeTransaction) and sequence not in state.finished:
                 return transaction.tokens_of(sequence, min(budget, self._longest_chunk))
             return int(sequence not in state.finished)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..memory.accounting.kv_groups import FULL, PageGroups
-from ..memory.accounting.ledger import CACHE_CHANGE, COMPLETE, DERIVED, LEAP, METER, Ledger, Table, of_class
+from ..memory.accounting.ledger import CACHE_CHANGE, COMPLETE, DERIVED, FLIGHT, LEAP, METER, Ledger, Table, of_class
 from ..types.columns import column_by_slices, column_of, columns_of, slices
 from ..types.sequence import NOT_DECODING, SWAPPED_IN
 
@@ -205,18 +205,25 @@ class RunLog:
 
         def first(part: slice) -> np.ndarray:
             row = self.residency_row[part]
-            return self.rows["start_ticks"][row] + self.rows["first_ticks"][row]
+            return self.rows["start_ticks"][row] + self.rows["first_ticks"][row] + self._flight(row)
 
         return self._by_residency(first)
 
     @cached_property
     def last_token_ticks(self) -> np.ndarray:
         """When each residency's last token is out."""
-        return self._by_residency(
-            lambda part: np.where(
-                self._decodes(part), self.end_of(self.residency_end[part]), self.first_token_ticks[part]
-            )
-        )
+
+        def last(part: slice) -> np.ndarray:
+            end = self.residency_end[part]
+            decoded = self.end_of(end) + self._flight(self._row_of(end - 1))
+            return np.where(self._decodes(part), decoded, self.first_token_ticks[part])
+
+        return self._by_residency(last)
+
+    def _flight(self, row: np.ndarray) -> np.ndarray | int:
+        """Ticks from the end of each row until its tokens are out: what is left of its batch, with batches in flight."""
+        flight = self.rows.get(FLIGHT)
+        return 0 if flight is None else flight[row]
 
     @cached_property
     def release_ticks(self) -> np.ndarray:
@@ -325,8 +332,15 @@ class RunLog:
             start_iteration=np.where(at_once, row_iteration, self.iteration_of(entry)),
             start_ticks=np.where(at_once, ticks[pick], self.start_of(entry)),
             release_iteration=self.release_iteration[part][pick],
-            release_ticks=self.release_ticks[part][pick],
+            # While its last batch is in flight, ``prefill_tail`` has it.
+            release_ticks=self._row_ends(part)[pick] if FLIGHT in self.rows else self.release_ticks[part][pick],
         )
+
+    def _row_ends(self, part: slice) -> np.ndarray:
+        """End of the last row in which each of some residencies computes a token, or its eviction before that."""
+        row = self._row_of(self.residency_end[part] - 1)
+        ends = self.rows["start_ticks"][row] + self.rows["ticks"][row]
+        return self._with_evictions(part, ends, lambda some: self.evictions["ticks"][some])
 
 
 class Tails(NamedTuple):

@@ -67,13 +67,14 @@ class Sequence:
         grant: Its reserved slots, in memories with reservations.
         group: The sequences of its request, which share the prompt; None for a single sequence.
         ignores_eos: Whether it generates all of ``max_tokens``.
+        next_decode_eligible_step: Call of ``schedule`` from which on it may decode again, where stages work on batches of their own.
         urgency: Priority of its request (lower first) and position in the order of arrival; set only if requests have
             priorities.
     """
 
     __slots__ = (
         "computed_tokens", "finish_step", "generated_tokens", "grant", "group", "ignores_eos", "index", "kind", "lag",
-        "lost_tokens", "max_tokens", "order", "output_tokens", "prompt_tokens", "start_step", "start_tokens", "urgency",
+        "lost_tokens", "max_tokens", "next_decode_eligible_step", "order", "output_tokens", "prompt_tokens", "start_step", "start_tokens", "urgency",
     )  # fmt: skip
     # Set at the start of a sequence, by the memory, and by the source.
     finish_step: int
@@ -86,7 +87,7 @@ class Sequence:
         self.prompt_tokens = self.start_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens
-        self.generated_tokens = self.computed_tokens = self.lost_tokens = 0
+        self.generated_tokens = self.computed_tokens = self.lost_tokens = self.next_decode_eligible_step = 0
         self.start_step = NOT_DECODING
         self.ignores_eos = False
         self.kind = FRESH

@@ -107,7 +107,7 @@ class State:
         for sequence in preempted + swapped_out:
             if sequence in self.running:
                 self._stop(sequence)
-            else:
+            elif sequence in self.prefilling or sequence in self.stalled:
                 self._drop(sequence)
                 sequence.lost_tokens = max(sequence.lost_tokens, sequence.computed_tokens)
         heapify(self.calendar)
@@ -138,20 +138,28 @@ class State:
         lost = sequence.lost_tokens
         self._stop(sequence)
         heapify(self.calendar)
-        sequence.kind, sequence.lost_tokens = SWAPPED_IN, lost
-        sequence.computed_tokens = sequence.start_tokens - 1
+        self._hold(sequence)
+        sequence.lost_tokens = lost
         self.stalled[sequence] = None
 
+    def _hold(self, sequence: Sequence) -> None:
+        """It does not decode, and keeps what it has computed."""
+        self._count_generated(sequence)
+        sequence.kind, sequence.computed_tokens = SWAPPED_IN, sequence.start_tokens - 1
+
     def _stop(self, sequence: Sequence) -> None:
-        self.batch_size -= 1
-        self.lag_sum -= sequence.lag
-        del self.running[sequence]
+        self._end(sequence)
         self.calendar.remove((sequence.finish_step, sequence.order, sequence))
         sequence.kind = RECOMPUTED
         sequence.lost_tokens = sequence.held_tokens(self.decode_step)
-        sequence.generated_tokens += self.decode_step + sequence.lag - sequence.start_tokens
-        sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
-        sequence.start_step = NOT_DECODING
+        self._count_generated(sequence)
+
+    def _count_generated(self, sequence: Sequence) -> None:
+        """Count what a sequence generated since it started; nothing where that was done."""
+        if sequence.start_step != NOT_DECODING:
+            sequence.generated_tokens += self.decode_step + sequence.lag - sequence.start_tokens
+            sequence.start_tokens = sequence.prompt_tokens + sequence.generated_tokens
+            sequence.start_step = NOT_DECODING
 
     def take_finished(self) -> list[Sequence]:
         """Remove and return the finished sequences, in order of arrival."""
@@ -165,18 +173,21 @@ class State:
         self.batch_size -= len(finished)
         return finished
 
-    def note_finished(self, expects_end: Callable[[Sequence], bool]) -> list[Sequence]:
+    def note_finished(self, expects_end: Callable[[Sequence], bool] | None) -> list[Sequence]:
         """As ``take_finished`` under asynchronous scheduling: the sequences become ``finished`` or ``overrunning``.
 
         A decision that does not know the last token expects a finish at ``max_tokens`` and at the model's length, but
         not at an EOS. With drafts it expects no finish at all.
+
+        Args:
+            expects_end: Whether a decision that does not know a sequence's last token expects its end; None where it knows all tokens.
         """
         ended: list[Sequence] = []
         calendar, decode_step = self.calendar, self.decode_step
         while calendar and calendar[0][0] == decode_step:
             sequence = heappop(calendar)[2]
             ended.append(sequence)
-            if self.speculates or not expects_end(sequence):
+            if expects_end is not None and (self.speculates or not expects_end(sequence)):
                 self.overrunning[sequence] = None
             else:
                 self._end(sequence)
@@ -189,11 +200,27 @@ class State:
         self.batch_size -= 1
         self.lag_sum -= sequence.lag
 
+    def wait_in_vain(self, sequence: Sequence) -> None:
+        """An ``overrunning`` sequence stands still until its turn, as the batch of its last token is in flight."""
+        self._end(sequence)
+        self._hold(sequence)
+        self.stalled[sequence] = None
+
+    def overrun(self, sequence: Sequence, decode_step: int) -> None:
+        """The turn of an ``overrunning`` sequence that stood still: it computes a token in vain."""
+        sequence.start_step, sequence.lag = decode_step, sequence.start_tokens - decode_step
+        self.batch_size += 1
+        self.lag_sum += sequence.lag
+        self.running[sequence] = None
+
     def forget(self, sequence: Sequence) -> bool:
         """Remove a sequence that is ``finished`` or ``overrunning``; returns False if it is neither."""
         if sequence in self.overrunning:
             del self.overrunning[sequence]
-            self._end(sequence)
+            if sequence in self.running:
+                self._end(sequence)
+            else:
+                del self.stalled[sequence]
             return True
         return self.finished.pop(sequence, True) is None
 

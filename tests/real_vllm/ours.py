@@ -161,12 +161,11 @@ def _compressed(layers: tuple[Layer, ...]) -> dict[str, object]:
     }
 
 
-def serve(case: Case, asynchronous: bool = False) -> Served:
-    """What our engine does with a case; see ``server.serve``."""
+def serve(case: Case, asynchronous: bool = False, **others: Any) -> Served:
+    """What our engine does with a case, with ``others`` of the settings; see ``server.serve``."""
     log = StepLog()
-    run = simulate(
-        settings_of(case, asynchronous, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log]
-    )
+    chosen = settings_of(case, asynchronous, ids=True, **others)
+    run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     return log.served(run)
 
 

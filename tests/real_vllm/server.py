@@ -7,6 +7,7 @@ which has no device but allows what a GPU does; the executor; and the clock, whi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -115,6 +116,8 @@ def tokens_of(workload: Workload) -> tuple[list[list[int]], list[list[int]]]:
 class Recorder(IdleExecutor):
     """Computes nothing: a step's results are there at once, and its time is added to the clock when they are fetched."""
 
+    supports_pp = True
+
     def __init__(self, setup: Setup, config: VllmConfig) -> None:
         super().__init__(partial(_specs_of, setup), setup.available_bytes, config)
 
@@ -146,11 +149,12 @@ class Recorder(IdleExecutor):
     def _run(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         scheduled = tuple((int(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
         preempted = tuple(sorted(int(name) for name in output.preempted_req_ids or ()))
+        names = list(output.num_scheduled_tokens)
+        unknown = [name for name in names if self.scheduler.requests[name].num_output_placeholders > 1]
         # Empty steps flush what finished; they take no time.
-        start = self.clock.reserve(bool(scheduled))
+        start = self.clock.reserve(names, unknown)
         if scheduled or preempted:
             self.steps.append(self._step(start, scheduled, preempted, output))
-        names = list(output.num_scheduled_tokens)
         results = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: place for place, name in enumerate(names)},
@@ -210,26 +214,38 @@ def _specs_of(setup: Setup, config: VllmConfig) -> list[KVCacheSpec]:
 
 
 class Clock:
-    """Simulated time; steps run one after the other, each as long.
+    """Simulated time; each step takes as long, and each stage of a pipeline the same share of it, one step after the other.
 
     Attributes:
         now: End of the last step with fetched results, in ticks.
     """
 
-    def __init__(self, step_ticks: int) -> None:
-        self.now = self._free_at = 0
-        self._step_ticks = step_ticks
+    def __init__(self, step_ticks: int, stages: int = 1) -> None:
+        self.now = 0
+        self._stage_ticks = step_ticks // stages
+        self._free_at = [0] * stages
+        self._ends: deque[int] = deque()
+        self._end_of: dict[str, int] = {}
 
-    def reserve(self, runs: bool) -> int:
-        """When a step that is scheduled now starts; ``runs`` is False for one that computes nothing."""
-        start = max(self.now, self._free_at)
-        if runs:
-            self._free_at = start + self._step_ticks
+    def reserve(self, names: Iterable[str], unknown: Iterable[str]) -> int:
+        """When the first stage is free for a step that is scheduled now.
+
+        Args:
+            names: Requests that it computes.
+            unknown: Those that it decodes before their last token is known, for which it waits.
+        """
+        start = max(self.now, self._free_at[0])
+        if names:
+            end = max([start, *(self._end_of.get(name, 0) for name in unknown)])
+            for stage, free_at in enumerate(self._free_at):
+                end = self._free_at[stage] = max(end, free_at) + self._stage_ticks
+            self._ends.append(end)
+            self._end_of |= dict.fromkeys(names, end)
         return start
 
     def pass_step(self) -> None:
         """The oldest step that runs is over."""
-        self.now += self._step_ticks
+        self.now = max(self.now, self._ends.popleft())
 
     def wait_until(self, ticks: int) -> None:
         """Nothing runs until then."""
@@ -297,7 +313,8 @@ def serve(
         options, parallel: Further options; see ``Setup``.
     """
     engine = started(case, asynchronous, options, parallel)
-    clock, recorder = Clock(case.step_ticks), engine.model_executor
+    stages = engine.vllm_config.parallel_config.pipeline_parallel_size
+    clock, recorder = Clock(case.step_ticks, stages), engine.model_executor
     prompts, outputs = tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, finished = case.workload.arrival_ticks.tolist(), []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import median
 from unittest import mock
 
-import numpy as np
 import pytest
 from vllm import envs
 from vllm.distributed.utils import get_pp_indices
@@ -20,9 +17,8 @@ from fragmeter.sim.spec.kv_layers import cache_layers
 from fragmeter.sim.spec.startup.capacity import capacity, length_check, longest_model_len, stage_memories
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.types.errors import SettingError
-from fragmeter.sim.workload.workload import Workload
 
-from . import server, workloads
+from . import server
 from .server import start
 from .test_kv_formation import Case, setup_of, spec_of
 
@@ -125,26 +121,3 @@ def test_a_partition_is_refused_where_vllm_does(partition):
                 assert launch.stages
         else:
             assert launch.stages == theirs
-
-
-def unevenness(stages: int, gap: float, asynchronous: bool) -> float:
-    """Median over the run of the largest of as many successive batches as there are stages, over their mean; 96 requests."""
-    draw, count = random.Random(1), 96
-    arrivals = np.cumsum([int(draw.expovariate(1 / gap)) if gap else 0 for _ in range(count)])
-    prompts = np.array([draw.randint(20, 300) for _ in range(count)])
-    outputs = np.array([draw.randint(50, 150) for _ in range(count)])
-    work = Workload("stages", arrivals, prompts, outputs, outputs)
-    case = workloads.Case("stages", work, (workloads.LENGTH,) * count, 2000, 16, 1000, 64, 512, False)
-    with mock.patch.object(server.Recorder, "supports_pp", True):
-        steps = server.serve(case, asynchronous, parallel={"pipeline_parallel_size": stages}).steps
-    sizes = [len(step.scheduled) for step in steps]
-    groups = (sizes[first : first + stages] for first in range(len(sizes) - stages))
-    return median(stages * max(group) / sum(group) for group in groups if sum(group) >= 2 * stages)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("stages", "least", "most"), [(2, 1.05, 1.2), (4, 1.2, 1.4)])
-def test_batches_in_flight_are_not_even(stages, least, most):
-    """``PipelinedCost`` takes them for even; docs/limits.md says by how much vLLM's own batch queue differs."""
-    found = [unevenness(stages, gap, ahead) for gap in (0, 400) for ahead in (False, True)]
-    assert least < min(found) and max(found) < most

@@ -12,7 +12,7 @@ import numpy as np
 from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory import PagedMemory
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
-from fragmeter.sim.metrics.requests import preemptions
+from fragmeter.sim.metrics.requests import preemptions, request_times
 from fragmeter.sim.recording.probe import blocks_digest
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
@@ -116,6 +116,8 @@ class StepLog(Observer):
         #: Requests of the last step, and when it ends.
         self._known: set[Sequence] = set()
         self._end = 0
+        #: Sequences that were computed, where batches are in flight.
+        self._seen: dict[int, Sequence] = {}
         #: What finished requests held when the plan was carried out: block tables, hashed blocks, and those that compute in vain.
         self._before: tuple[tuple[tuple[Any, ...], ...], tuple[int, ...], list[Sequence]] | None = None
 
@@ -135,6 +137,8 @@ class StepLog(Observer):
         computed = [*decoded, *plan.chunks]
         self._note_finished(now)
         self._known, self._end = {sequence for sequence, _ in computed}, now + ticks
+        if self._engine.policy.stages > 1:
+            self._seen |= {sequence.index: sequence for sequence, _ in computed}
         overrunning = [(sequence, 1 + drafts.get(sequence, 0)) for sequence in vain]
         # vLLM goes through them in order of admission.
         scheduled = [
@@ -173,6 +177,10 @@ class StepLog(Observer):
     def served(self, run: Run) -> Served:
         """All of a run that is over."""
         self._note_finished(run.log.end_ticks)
+        if self._seen:
+            times = request_times(run)
+            finish = zip(times.finish_ticks.tolist(), times.index.tolist())
+            self.finished = sorted(finish, key=lambda each: (each[0], self._seen[each[1]].order))
         rejected = () if run.rejected is None else tuple(np.flatnonzero(run.rejected).tolist())
         counts = np.bincount(preemptions(run).request, minlength=len(run.workload))
         return Served(self.steps, self.finished, rejected, tuple(counts.tolist()))

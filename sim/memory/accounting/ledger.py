@@ -48,6 +48,8 @@ METER = (
     "saved",  # slots that tables name again, after a first table or a pin
     "rejected",  # slots that a step writes for drafts that no output keeps
 )
+#: A column of runs with batches in flight: from the end of a row, when the next batch begins, until its tokens are out.
+FLIGHT = "flight_ticks"
 
 
 def of_class(name: str, place: int) -> str:

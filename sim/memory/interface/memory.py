@@ -98,7 +98,12 @@ class Allocation(Protocol):
     """Allocation and release of slots: the calls of a policy and of the executor. All but ``transaction`` mutate.
 
     A method whose default raises ``SimulationFault`` is never called under the policies of a memory that lacks it.
+
+    Attributes:
+        pipelined: Whether pipeline stages have batches of their own in flight; the engine sets it before the first step.
     """
+
+    pipelined: bool = False
 
     def transaction(self, decode_step: int) -> Transaction:
         """Open the tentative grants of ``decode_step``; earlier grants become void."""
@@ -169,6 +174,10 @@ class Allocation(Protocol):
         """As ``release`` under asynchronous scheduling: finished sequences leave after others allocated for
         ``decode_step``."""
         raise _cannot(self, "be scheduled ahead")
+
+    def settle_tokens(self, members: Iterable[Sequence], decode_step: int) -> None:
+        """With batches in flight: the tokens of these sequences before ``decode_step`` are known now, unless they were preempted since."""
+        return
 
     def expect(self, children: np.ndarray) -> None:
         """State how many requests continue each request, int64 [requests]; called before anything else.

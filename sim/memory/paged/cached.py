@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from collections.abc import Set as AbstractSet
 from itertools import chain
 
 import numpy as np
@@ -122,10 +123,10 @@ class CachedTables(BlockTables):
         if not self._ahead:
             self._cache_filled(first, decode_step)
 
-    def grown(self, decode_step: int) -> None:
-        super().grown(decode_step)
+    def grown(self, decode_step: int, idle: AbstractSet[Sequence]) -> None:
+        super().grown(decode_step, idle)
         if not self._ahead:
-            self._cache_filled(decode_step, decode_step + 1)
+            self._cache_filled(decode_step, decode_step + 1, idle)
 
     def _take(self, full: list[Sequence], moments: list[int]) -> None:
         """A block for each of the sequences in turn, in the table of which all blocks are full."""
@@ -142,12 +143,13 @@ class CachedTables(BlockTables):
             table.append(block)
         self.pool.cache_full_blocks(blocks, names)
 
-    def _cache_filled(self, first: int, stop: int) -> None:
+    def _cache_filled(self, first: int, stop: int, idle: AbstractSet[Sequence] = frozenset()) -> None:
         """Blocks that decoding sequences fill in some steps have hashes from the step on."""
         members, size = self._members, self._block_size
         for step in range(first, stop):
             for sequence in members[(step + 1) % size]:
-                self.cache(sequence, (step + sequence.lag) // size)
+                if sequence not in idle:
+                    self.cache(sequence, (step + sequence.lag) // size)
 
     def drop(self, sequence: Sequence) -> None:
         self._free(sequence)
@@ -251,6 +253,8 @@ class CachedMemory(PagedMemory):
         self._hashes: dict[Sequence, list[int]] = {}
         # Sequences that were preempted while the current step was decided.
         self._gone: set[Sequence] = set()
+        # Ahead of batches in flight: sequences whose last token is in flight when their next one is decided, and the step after it.
+        self._unsettled: dict[Sequence, int] = {}
 
     def sealed_contents(self) -> ContentsLog:
         """See ``ContentsKept``."""
@@ -318,7 +322,7 @@ class CachedMemory(PagedMemory):
     def hold(self, sequence: Sequence, tokens: int) -> None:
         """Extend a table to ``tokens`` and cache its full blocks."""
         self.tables.hold(sequence, tokens)
-        self.tables.cache(sequence, tokens // self.block_size)
+        self.tables.cache(sequence, (tokens - (sequence in self._unsettled)) // self.block_size)
 
     # --- Calls of the executor and the engine ---
 
@@ -330,21 +334,38 @@ class CachedMemory(PagedMemory):
         if finished:
             tokens = sequence.computed_tokens = self._known_tokens(sequence, decode_step)
         self.tables.grow_until(decode_step)
-        self.tables.cache(sequence, tokens // self.block_size)
+        if self.pipelined and self._ahead:
+            self._unsettled[sequence] = decode_step
+        else:
+            self.tables.cache(sequence, tokens // self.block_size)
         super().stall(sequence, decode_step)
+
+    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
+        super().admit(sequence, decode_step, padded_tokens, past)
+        if self._unsettled:
+            self._unsettled.pop(sequence, None)
+
+    def settle_tokens(self, members: Iterable[Sequence], decode_step: int) -> None:
+        """See ``Memory``; the full blocks of the tokens have hashes now."""
+        for sequence in members if self._unsettled else ():
+            if self._unsettled.get(sequence) == decode_step:
+                del self._unsettled[sequence]
+                self.tables.cache(sequence, self.partial[sequence].computed_tokens // self.block_size)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         self.tables.grow_until(decode_step + 1)
         for sequence in leaving:
             if sequence in self.partial:
-                sequence.computed_tokens = sequence.held_tokens(decode_step)
-                self._give_up(sequence, decode_step, after_step(decode_step), returns=False)
+                sequence.computed_tokens = self.partial[sequence].computed_tokens
+                self._give_up(sequence, decode_step, self._given_back_at(decode_step), returns=False)
             else:
                 self._release((sequence,), decode_step, returns=False)
 
     def _known_tokens(self, sequence: Sequence, decode_step: int) -> int:
         """Computed tokens of a decoding sequence with known ids when ``decode_step`` was scheduled: with asynchronous scheduling the last
-        one is still being sampled."""
+        one is still being sampled. 0 with batches in flight, where every block gets its hash when it is known."""
+        if self.pipelined and self._ahead:
+            return 0
         tokens = sequence.held_tokens(decode_step)
         return tokens - (self._ahead and tokens > sequence.start_tokens)
 
@@ -361,7 +382,7 @@ class CachedMemory(PagedMemory):
 
     def _preempt(self, sequence: Sequence, decode_step: int) -> None:
         if sequence in self.partial:
-            self._give_up(sequence, decode_step, after_step(decode_step), returns=True)
+            self._give_up(sequence, decode_step, self._given_back_at(decode_step), returns=True)
         else:
             self._release((sequence,), decode_step, returns=True)
 
@@ -385,7 +406,7 @@ class CachedMemory(PagedMemory):
         for sequence in leaving:
             tokens = self._known_tokens(sequence, decode_step) if returns else decode_step - 1 + sequence.lag
             self._close(sequence, tokens, returns)
-        self.tables.leaves_at = after_step(decode_step)
+        self.tables.leaves_at = self._given_back_at(decode_step)
         PagedMemory.release(self, leaving, decode_step)
         self.free += self.pool.num_shared - shared
 
@@ -393,7 +414,8 @@ class CachedMemory(PagedMemory):
         """Release the blocks of a sequence that does not decode."""
         self.tables.grow_until(decode_step)
         shared = self.pool.num_shared
-        self._close(sequence, sequence.computed_tokens, returns)
+        unknown = self._unsettled.pop(sequence, None) is not None
+        self._close(sequence, 0 if unknown and returns else sequence.computed_tokens, returns)
         self.tables.leaves_at = moment
         super()._drop(sequence, decode_step)
         self.free += self.pool.num_shared - shared

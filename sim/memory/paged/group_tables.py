@@ -9,6 +9,7 @@ A step handles the sequences in order of arrival. For each sequence, as in ``KVC
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
 from ...types.sequence import Sequence
@@ -277,7 +278,7 @@ class GroupTables:
         if self._cache:
             self._cache.moment = at_row(self._cache.log.row)
 
-    def grown(self, decode_step: int) -> None:
+    def grown(self, decode_step: int, idle: AbstractSet[Sequence]) -> None:
         """Note that the tables of the running sequences were updated one by one for ``decode_step``."""
         self._pass_prompts()
         self._grown_until = decode_step + 1

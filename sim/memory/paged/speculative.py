@@ -19,6 +19,7 @@ vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from ...types.sequence import Sequence, StepPlan
@@ -177,7 +178,7 @@ class SpeculativeTransaction(PagedTransaction):
     def grow_tables(self, steps: int) -> None:
         """See ``PagedTransaction``."""
 
-    def end_of_running(self, any_left: bool) -> None:
+    def end_of_running(self, any_left: bool, idle: AbstractSet[Sequence] = frozenset()) -> None:
         """See ``PagedTransaction``."""
 
 

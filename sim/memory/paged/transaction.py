@@ -233,6 +233,8 @@ class PagedTransaction:
             memory.group_tables.take(sequence, until, until - (memory.groups.ahead and not prefills))
         elif prefills:
             self.extend(sequence, sequence.computed_tokens + tokens)
+            if memory.tables:
+                memory.tables.hold(sequence, sequence.computed_tokens + tokens)
         elif blocks and memory.tables:
             memory.tables.append(sequence)
         self._freed(-blocks)
@@ -268,16 +270,17 @@ class PagedTransaction:
         giver, blocks = self.gave
         return self.memory.held_blocks(sequence, self.decode_step) - (blocks if giver is sequence else 0)
 
-    def end_of_running(self, any_left: bool) -> None:
+    def end_of_running(self, any_left: bool, idle: AbstractSet[Sequence] = frozenset()) -> None:
         """Note that each running sequence has been granted its blocks or preempted.
 
         Args:
             any_left: Whether any was granted blocks. Otherwise block tables are not advanced to this step.
+            idle: Running sequences that compute nothing in the step.
         """
         self.need, self.gave = 0, (None, 0)
         tables = self.memory.tables or self.memory.group_tables
         if tables and any_left:
-            tables.grown(self.decode_step)
+            tables.grown(self.decode_step, idle)
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         """End the decision; with KV offloading, copies between GPU and host begin.

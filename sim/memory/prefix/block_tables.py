@@ -11,6 +11,7 @@ a sequence that comes: ``kept``.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
 from ...types.sequence import FORKED, Sequence, leads, present
@@ -76,8 +77,8 @@ class BlockTables:
         """A block for the token that a sequence computes in the coming step."""
         self.tables[sequence] += self.pool.get_new_blocks(1)
 
-    def grown(self, decode_step: int) -> None:
-        """The tables have grown through ``decode_step``, one by one."""
+    def grown(self, decode_step: int, idle: AbstractSet[Sequence]) -> None:
+        """The tables have grown through ``decode_step``, one by one, but for those of ``idle`` sequences."""
         self._grown_until = decode_step + 1
 
     def admit(self, sequence: Sequence, decode_step: int, past: bool, phase: int) -> None:

@@ -16,7 +16,6 @@ from fragmeter.sim.config.settings import settings as replica
 from fragmeter.sim.cost import (
     CalibratedCost,
     Calibration,
-    PipelinedCost,
     ScaledCost,
     ServedCost,
     SpeculativeCost,
@@ -635,7 +634,7 @@ class TestRepeatedReads:
         with pytest.raises(SettingError, match=r"^made-up.json: repeated_reads"):
             self._calibration(repeated_reads=value)
 
-    def test_pass_through_costs_that_change_another_but_not_through_batches_in_flight(self):
+    def test_pass_through_costs_that_change_another(self):
         inner = CalibratedCost(self._calibration(repeated_reads=0.3), LLAMA, H100)
         around = [
             ScaledCost(inner, 2.0),
@@ -645,7 +644,6 @@ class TestRepeatedReads:
             among(inner, [3, 4]),
         ]
         assert [effective_context(each)(1000, 600) for each in around] == [580] * len(around)
-        assert effective_context(PipelinedCost(inner, 2)) is None
 
     @pytest.mark.slow
     @settings(deadline=None)

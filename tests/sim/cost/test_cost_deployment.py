@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -10,19 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragmeter.sim.config.settings import settings as replica_settings
-from fragmeter.sim.cost import PipelinedCost, RooflineCost, ScaledCost, ServedCost, Server, ServerConstants
+from fragmeter.sim.cost import RooflineCost, ScaledCost, ServedCost, Server, ServerConstants
 from fragmeter.sim.cost.base import among
 from fragmeter.sim.cost.envelope import stretches
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.links import Links
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
-from fragmeter.sim.engine.replica import build
-from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
 from fragmeter.sim.spec.weights import layer_matrices
 from fragmeter.sim.types.ticks import PER_SECOND, PER_US
-from fragmeter.sim.workload.workload import Workload
 
 A100 = gpu("a100-80gb")
 READ_PER_S, FLOPS_PER_S = 2039e9 * 0.695, 312e12 * 0.88
@@ -223,50 +218,6 @@ class TestPipeline:
     def test_stages_swap_side_by_side(self):
         one, four = deployed("opt-66b"), deployed("opt-66b", pipeline_parallel=4)
         assert one.swap_in_ticks(1) == pytest.approx(4 * four.swap_in_ticks(1), rel=1e-4)
-
-
-class TestBatchesInFlight:
-    """vLLM keeps a batch in each of four stages: a round takes as long as the largest batch through the whole model."""
-
-    inner = deployed("opt-66b", pipeline_parallel=4)
-    cost = PipelinedCost(inner, 4)
-
-    def test_a_round_is_one_batch_through_the_model(self):
-        """Of 10 sequences a batch has 3; of a context that four divide, it has a quarter."""
-        few = self.inner.step_ticks(3, 1000, 0, 0)
-        assert self.cost.step_ticks(10, 4000, 0, 0) == pytest.approx(few, abs=4000)
-        assert self.cost.step_ticks(1, 900, 0, 0) == pytest.approx(self.inner.step_ticks(1, 225, 0, 0), abs=900)
-
-    def test_a_prefill_is_one_batch_s_and_the_others_wait(self):
-        assert self.cost.step_ticks(10, 4000, 500, 125_250) == self.inner.step_ticks(3, 1000, 500, 125_250)
-        assert self.cost.step_ticks(0, 0, 500, 125_250) == self.inner.step_ticks(0, 0, 500, 125_250)
-
-    @pytest.mark.slow
-    @given(decodes=st.integers(0, 600), context=st.integers(0, 10**6), more=st.integers(0, 10**5))
-    def test_lines_are_the_steps_and_no_round_is_longer_than_one_batch_of_all(self, decodes, context, more):
-        for inner in (self.inner, WINDOWED[1]):
-            found = PipelinedCost(inner, 2)
-            base, slope, until = found.decode_line(decodes, context)
-            assert found.step_ticks(decodes, context, 0, 0) == base + slope * context
-            last = context + more if until is None else min(context + more, until - 1)
-            assert found.step_ticks(decodes, last, 0, 0) == base + slope * last
-            assert found.step_ticks(decodes, context, 0, 0) <= inner.step_ticks(decodes, context, 0, 0)
-            assert found.step_ticks(decodes, context, 9, 45) >= found.step_ticks(decodes, context, 0, 0)
-
-    def test_vllm_v1_has_them_and_the_systems_before_do_not(self):
-        def in_flight(policy: str, stages: int) -> object:
-            chosen = replica_settings(policy=policy, model="opt-66b", pipeline_parallel_size=stages, gpu="a100-80gb")
-            return build(chosen).cost.describe().get("batches_in_flight", {"value": None})["value"]
-
-        assert [in_flight("vllm-v1", 4), in_flight("vllm-v1", 2), in_flight("vllm-v0", 4)] == [4, 2, None]
-
-    def test_one_after_the_other_a_server_with_two_stages_decodes_more_slowly(self):
-        """Tables of a served load: leaps are steps, and with 64 sequences a round is shorter."""
-        chosen = replica_settings(policy="vllm-v1", model="opt-66b", gpu="a100-80gb", pipeline_parallel_size=2)
-        load = Workload("many", np.zeros(64), np.full(64, 200), np.full(64, 50))
-        leaps, steps = (simulate(replace(chosen, leap=leap), load) for leap in (True, False))
-        assert leaps.log.end_ticks == steps.log.end_ticks
-        assert leaps.log.end_ticks < simulate(chosen, load, build(chosen).cost.inner).log.end_ticks
 
 
 def test_what_differs_is_described():
