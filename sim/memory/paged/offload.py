@@ -555,7 +555,8 @@ class OffloadedMemory(HostTierMemory):
         tables, held = self.group_tables.tables[sequence], self.partial[sequence]
         blocks = min(len(tables[place]) * size for place, size, _, _ in self._seekers) // self.unit_tokens
         skipped = tuple(tables[each.places[0]].count(NULL_BLOCK) for each in self._passing)
-        self._hold(blocks - held.blocks, [more - before for more, before in zip(skipped, held.skipped, strict=True)])
+        more = [now - before for now, before in zip(skipped, held.skipped, strict=True)]
+        self._hold(blocks - held.blocks, more, held.blocks)
         self.partial[sequence] = held._replace(blocks=blocks, skipped=skipped)
 
     def _publish_stalled(self) -> None:
@@ -588,7 +589,7 @@ class OffloadedMemory(HostTierMemory):
         assert self.group_tables is not None
         for sequence, tables in self.deferred.items():
             held = self.partial.pop(sequence)
-            self._hold(-held.blocks, [-back for back in held.skipped])
+            self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
             self.free += self.fixed
             # The last group's last block comes first.
             self.group_tables.give_back_all(tables)
