@@ -137,7 +137,8 @@ class OffloadingRecorder(server.Recorder):
         # What the scheduler hears may let it do more at once.
         self.idle = self.idle and not done
         received = {self.loads.pop(job) for job in done if job in self.loads}
-        meta = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
+        workers = self.scheduler.connector.connector_scheduler.config.num_workers
+        meta = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, workers))
         return KVConnectorOutput(finished_recving=received or None, kv_connector_worker_meta=meta)
 
 

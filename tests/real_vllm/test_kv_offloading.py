@@ -253,6 +253,29 @@ def test_windows_that_keep_their_blocks_until_a_sequence_leaves_are_noticed(monk
     assert _differing("windows_cached", range(6)) > 1
 
 
+def test_windows_offered_as_on_the_gpu_are_noticed(monkeypatch):
+    """There prefixes end where the blocks of all groups do; on the host where those of the groups that keep every token do."""
+    connect = HostTierMemory._connect
+
+    def aligned(memory: HostTierMemory, *given: int) -> None:
+        connect(memory, *given)
+        memory._aligned = memory.block_size
+
+    monkeypatch.setattr(HostTierMemory, "_connect", aligned)
+    assert _differing("block_sizes", range(12)) > 1
+
+
+def test_loads_that_end_where_the_blocks_of_all_groups_do_are_noticed(monkeypatch):
+    on_host = HostTierMemory.on_host
+
+    def whole(memory: HostTierMemory, sequence: Sequence, known: int) -> int | None:
+        tokens = on_host(memory, sequence, known)
+        return tokens and tokens // memory.block_size * memory.block_size
+
+    monkeypatch.setattr(HostTierMemory, "on_host", whole)
+    assert _differing("block_sizes", range(12))
+
+
 def _compare(
     kind: str,
     seeds: range,
