@@ -63,6 +63,17 @@ _PLAIN = {"model": "qwen3-30b-a3b", "tensor_parallel_size": 8}
 
 #: The release whose start-up is asked.
 _RELEASE = "0.33"
+#: What vLLM says of pairs that are no flags of one line, but of a connector, ``NixlConnector``.
+_OF_CONNECTORS = {
+    (
+        "n",
+        "disaggregation",
+    ): "starts; reads the blocks of one sample for all (`Potentially invalid KV blocks for unrecognized request`)",
+    (
+        "disaggregation",
+        "context parallel",
+    ): "must be 1 or equal to the NIXL transfer parallel size; is only supported for MLA models",
+}
 
 
 class Pair(NamedTuple):
@@ -93,7 +104,8 @@ def pair_of(one: str, other: str) -> Pair:
     given = {**_PLAIN, "enable_prefix_caching": True, "max_model_len": 4096}
     for feature in sorted({one, other}, key=[*FEATURES].index):
         given |= FEATURES[feature]
-    return Pair(one, other, "n" in (one, other), _refusal({one, other}, given), _start(given))
+    in_vllm = _OF_CONNECTORS.get((one, other)) or _start(given)
+    return Pair(one, other, "n" in (one, other), _refusal({one, other}, given), in_vllm)
 
 
 def _refusal(asked: set[str], given: dict[str, Any]) -> str | None:

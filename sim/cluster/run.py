@@ -421,16 +421,30 @@ def _check_disaggregated(settings: Settings, cluster: Cluster, workload: Workloa
     if not cluster.disaggregated:
         return
     if workload.shares:
-        reason = "cannot be combined with prefill_replicas and decode_replicas"
+        reason = (
+            "cannot be combined with prefill_replicas and decode_replicas: vLLM's NixlConnector names the blocks of one sample"
+            " to all, and frees them as the first has read them"
+        )
         raise NotSimulated("n", int(workload.num_sequences.max()), reason)
     if not settings.kind.disaggregates:
         able = either(name for name, kind in POLICIES.items() if kind.disaggregates)
         remedy = f"{settings.policy} cannot go on from a prompt computed elsewhere; take {able}"
         raise SettingError("prefill_replicas", cluster.prefill_replicas, remedy)
     name = "decode_context_parallel_size"
-    if (value := settings.value(name)) != default_of(name):
-        reason = "is not simulated where prompts are computed elsewhere"
-        raise NotSimulated(name, value, reason, "leave out prefill_replicas and decode_replicas")
+    for side in (settings, cluster.decode_settings(settings)):
+        value, ranks = side.value(name), side.tensor_parallel_size
+        if value == default_of(name):
+            continue
+        # ``VllmConfig`` of vLLM 0.33, with a NixlConnector.
+        if value != ranks:
+            raise SettingError(
+                name, value, f"must be tensor_parallel_size = {ranks} where prompts are computed elsewhere"
+            )
+        if not model(side.model).latent:
+            remedy = (
+                "must be 1 where prompts are computed elsewhere: vLLM sends divided KV of latent attention (MLA) alone"
+            )
+            raise SettingError(name, value, remedy)
 
 
 def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule | None) -> None:

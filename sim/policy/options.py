@@ -584,6 +584,8 @@ class VllmV1Options(VllmServeOptions):
             return 0
         host_bytes, drafts, ranks = int(self.kv_offloading_size * GIB), self.speculative, server.tensor_parallel
         of_drafter = 0 if drafts is None else drafts.drafter_slot_bytes(server.model, ranks, server.deployment)
+        # Ranks that divide a sequence keep a part of each block.
+        block_size //= self.decode_context_parallel_size
         parts = server.deployment, server.layout, of_drafter * block_size
         blocks = offloaded_blocks(server.model, ranks, block_size, host_bytes, *parts)
         if not blocks:
@@ -609,13 +611,11 @@ class VllmV1Options(VllmServeOptions):
             }
         if self.decode_context_parallel_size > 1:
             others["decode_context_parallel_size"] = {
-                "speculative_config": drafts,
-                "kv_offloading_size": offloads,
+                "a drafter with layers": self.speculative is not None and self.speculative.has_layers,
                 **of_a_server,
             }
         if offloads:
             others["kv_offloading_size"] = {
-                "blocks of several sizes": layout is not None and layout.has_block_sizes,
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,

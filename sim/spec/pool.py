@@ -154,9 +154,10 @@ def offloaded_blocks(
     """Blocks of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
 
     A block has the bytes of all tensor-parallel ranks, and begins on a page of the host. Of latent attention all ranks have
-    the same bytes, which are kept once.
+    the same bytes, which are kept once, unless they divide the tokens.
 
     Args:
+        block_size: Tokens of a block on a rank.
         host_bytes: Over all ranks.
         hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
         drafter_bytes: Of a block on each rank, what the layers of a drafter keep; KV groups have these layers.
@@ -167,7 +168,8 @@ def offloaded_blocks(
     own = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) + drafter_bytes
     if hybrid is not None:
         own = page_bytes(model, hybrid, num_gpus, block_size, deployment)
-    whole = own * (1 if model.has_vectors else num_gpus)
+    alike = model.has_vectors and deployment.decode_context_parallel == 1
+    whole = own * (1 if alike else num_gpus)
     blocks = host_bytes // (-(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES)
     if blocks > MOST_HOST_BLOCKS:
         remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"

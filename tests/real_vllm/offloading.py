@@ -137,7 +137,8 @@ class OffloadingRecorder(server.Recorder):
         # What the scheduler hears may let it do more at once.
         self.idle = self.idle and not done
         received = {self.loads.pop(job) for job in done if job in self.loads}
-        meta = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
+        workers = self.scheduler.connector.connector_scheduler.config.num_workers
+        meta = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, workers))
         return KVConnectorOutput(finished_recving=received or None, kv_connector_worker_meta=meta)
 
 
@@ -165,6 +166,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         asynchronous=asynchronous,
         num_blocks=case.num_blocks,
         options={server._CONFIG_NAMES.get(name, name): value for name, value in options.items()},
+        parallel=case.parallel,
     )
     gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
     offloading = {"kv_offloading_size": gib}
@@ -224,10 +226,11 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
 
 
 def _host_bytes(case: Case) -> int:
-    """Bytes of a block on the host."""
+    """Bytes of a block on the host, of all workers; of the real ones each has such layers."""
     chosen = ours.settings_of(case, enable_prefix_caching=True)
-    replica = build(chosen)
-    own = replica.page_bytes or block_bytes(model(chosen.model), 1, replica.block_size)
+    replica, ranks = build(chosen), chosen.tensor_parallel_size
+    size = replica.block_size // chosen.value("decode_context_parallel_size")
+    own = replica.page_bytes or block_bytes(model(chosen.model), ranks, size)
     drafts = chosen.policy_options.speculative
     if drafts is not None and not replica.page_bytes:
         own += (
@@ -235,7 +238,8 @@ def _host_bytes(case: Case) -> int:
             if drafts.has_layers
             else 0
         )
-    return -(-own // _PAGE) * _PAGE
+    workers = max(ranks, case.parallel.get("tensor_parallel_size", 1))
+    return -(-own * workers // _PAGE) * _PAGE
 
 
 @dataclass(frozen=True)

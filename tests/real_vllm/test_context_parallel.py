@@ -6,21 +6,27 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from vllm.config import ModelConfig, ParallelConfig
+from vllm.config import KVTransferConfig, ModelConfig, ParallelConfig, VllmConfig
 
+from fragmeter.sim.real_vllm import core
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.context_parallel import broken_rule
 from fragmeter.sim.spec.startup.capacity import capacity
 from fragmeter.sim.spec.startup.launch import Launch
 from tools.live.step_log import Difference, Served, first_difference
 
-from . import ours, server
+from . import arrived, offloading, ours, server, speculation
+from .drafts import drafting
+from .offloading import Copies
 from .shapes import Layer
 from .test_probe import PROBE, recorded
 from .workloads import KINDS, OPTIONS, Case
@@ -58,9 +64,18 @@ def _real(case: Case, ranks: int, asynchronous: bool = False, interleaved: int =
 
 def _ours(case: Case, ranks: int, asynchronous: bool = False) -> Served:
     """Ours with the same settings, on a model with latent vectors; its blocks are not computed from its memory."""
+    return ours.serve(_ours_of(case, ranks), asynchronous)
+
+
+def _ours_of(case: Case, ranks: int) -> Case:
     divided, _ = _divided(case, ranks)
     server = {"model": "deepseek-v3", "gpu": "h200", "tensor_parallel_size": 8, "decode_context_parallel_size": ranks}
-    return ours.serve(replace(divided, options={**case.options, **server}), asynchronous)
+    return replace(divided, options={**case.options, **server})
+
+
+def _real_of(case: Case, ranks: int) -> Case:
+    divided, parallel = _divided(case, ranks)
+    return replace(divided, parallel=parallel)
 
 
 def _differing(cases: Iterator[Case], ranks: int, asynchronous: bool = False) -> tuple[int, dict[str, Difference]]:
@@ -89,6 +104,72 @@ def test_so_they_do_under_the_options_of_the_scheduler(option, record_property):
     steps, differing = _differing(_cases("tight", 2, option), 2)
     record_property(f"compared/2 ranks {option}", [_SEEDS, steps, len(differing)])
     assert not differing
+
+
+_modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+
+
+@_modes
+@pytest.mark.parametrize("kind", ["prefixes", "turns"])
+def test_so_they_do_beside_a_host_tier(kind: str, asynchronous: bool, record_property):
+    """A block of each of the ranks is one on the host."""
+    steps = loaded = 0
+    differing = {}
+    for seed, case in enumerate(_cases(kind, 2)):
+        draw = random.Random(seed)
+        copies = Copies(draw.choice([3, 20, 200]), draw.choice([1, 30, 90]), draw.choice([0, 1, 30]))
+        case = replace(case, prefix_caching=True)
+        real, recorder = offloading.serve(_real_of(case, 2), copies, asynchronous)
+        steps, loaded = steps + len(real.steps), loaded + recorder.loaded
+        found = offloading.serve_ours(_ours_of(case, 2), copies, asynchronous)
+        if difference := first_difference(offloading.comparable(real), offloading.comparable(found)):
+            differing[case.name] = difference
+    record_property(
+        f"compared/2 ranks offloading {'async' if asynchronous else 'sync'}", [_SEEDS, steps, len(differing)]
+    )
+    assert not differing
+    assert loaded
+
+
+@_modes
+@pytest.mark.parametrize("kind", ["mixed", "tight", "prefixes"])
+def test_so_they_do_beside_drafts_of_n_grams(kind: str, asynchronous: bool, record_property):
+    steps, differing = 0, {}
+    for seed, plain in enumerate(_cases(kind, 2)):
+        case = drafting(plain, "ngram", 1 + seed % 3, [0.6**place for place in range(1, 2 + seed % 3)])
+        real, _ = speculation.serve(_real_of(case, 2), asynchronous)
+        steps += len(real.steps)
+        if difference := first_difference(real, ours.serve(_ours_of(case, 2), asynchronous)):
+            differing[case.name] = difference
+    record_property(f"compared/2 ranks drafts {'async' if asynchronous else 'sync'}", [_SEEDS, steps, len(differing)])
+    assert not differing
+
+
+@pytest.mark.parametrize("kind", ["mixed", "bursts"])
+def test_so_they_do_where_prompts_are_computed_elsewhere(kind: str, record_property):
+    steps, differing = 0, {}
+    for case in _cases(kind, 2):
+        case = replace(case, prefix_caching=False)
+        real = arrived.comparable(arrived.serve(_real_of(case, 2)))
+        steps += len(real.steps)
+        if difference := first_difference(real, arrived.comparable(arrived.serve_ours(_ours_of(case, 2)))):
+            differing[case.name] = difference
+    record_property("compared/2 ranks decodes", [_SEEDS, steps, len(differing)])
+    assert not differing
+
+
+def test_all_ranks_divide_what_is_sent():
+    """As ours refuse (``tests/sim/cluster/test_cluster_disaggregated.py``)."""
+    divided, _ = _divided(next(_cases("mixed", 2)), 2)
+    connected = KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")
+    parallel = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}
+    with mock.patch.object(core, "VllmConfig", partial(VllmConfig, kv_transfer_config=connected)):
+        with pytest.raises(
+            (AssertionError, ValueError), match="must be 1 or equal to the NIXL transfer parallel size=4"
+        ):
+            server.serve(divided, parallel=parallel)
+        with pytest.raises((AssertionError, ValueError), match="only supported for MLA models"):
+            server.serve(divided, parallel=parallel | {"tensor_parallel_size": 2})
 
 
 def test_latent_vectors_and_tokens_in_a_row_change_no_decision():

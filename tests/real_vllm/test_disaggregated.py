@@ -11,23 +11,18 @@ from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import PagedMemory
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
-from tools.live.step_log import Served, first_difference
+from tools.live.step_log import first_difference
 
 from . import arrived
 from .drafts import HYBRIDS, METHODS, drawn
 from .server import Stuck
-from .workloads import KINDS, Case
+from .workloads import KINDS, Case, number
 
-_SEEDS = 6
+_SEEDS = number(6)
 
 
 def _case(kind: str, seed: int, method: str | None) -> Case:
     return replace(KINDS[kind](seed) if method is None else drawn(kind, seed, method), prefix_caching=False)
-
-
-def _comparable(served: Served) -> Served:
-    """What a connector brings counts as a hit there."""
-    return served._replace(steps=[step._replace(hits=()) for step in served.steps])
 
 
 def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
@@ -36,7 +31,7 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
     stuck = 0
     for case in cases:
         try:
-            real = _comparable(arrived.serve(case))
+            real = arrived.comparable(arrived.serve(case))
         except Stuck:
             # Its pool has no room for the first request, which comes whole; so says ours.
             with pytest.raises(SimulationFault, match="is stuck"):
@@ -44,7 +39,7 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
             stuck += 1
             continue
         steps += len(real.steps)
-        if difference := first_difference(real, _comparable(arrived.serve_ours(case))):
+        if difference := first_difference(real, arrived.comparable(arrived.serve_ours(case))):
             differing[case.name] = difference
     assert stuck <= len(cases) // 2
     return differing, steps

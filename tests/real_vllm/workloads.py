@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,12 @@ from fragmeter.sim import Workload
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 
 from .shapes import Layer, compressed_layers
+
+
+def number(usual: int) -> int:
+    """Workloads of a kind that a test compares: as the variable ``WORKLOADS`` says, for a longer run."""
+    return int(os.environ.get("WORKLOADS", usual))
+
 
 #: How a request ends: at its declared ``max_tokens``, or earlier at a token that stops it.
 LENGTH, EOS = "length", "eos"
@@ -32,6 +39,7 @@ class Case:
         layers: What the model keeps.
         step_ticks: Duration of every step.
         options: Options of the scheduler, by the names of vLLM's command line.
+        parallel: Options of vLLM's ``ParallelConfig``; ours are in ``options``.
     """
 
     name: str
@@ -46,6 +54,7 @@ class Case:
     layers: tuple[Layer, ...] = (Layer(),)
     step_ticks: int = 100
     options: Mapping[str, Any] = field(default_factory=dict)
+    parallel: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:

@@ -157,9 +157,13 @@ class PageGroups(NamedTuple):
             found.setdefault((kind, size, *of_kind[kind]), []).append(place)
         return tuple(GroupClass(*each, tuple(places)) for each, places in found.items())
 
+    def block_sizes(self, block_size: int) -> tuple[int, ...]:
+        """Tokens per block of each group."""
+        return tuple(size.block_size for size in self.sizes) or (block_size,) * self.number
+
     def hash_block_size(self, block_size: int) -> int:
         """Tokens per block hash: a divisor of the block sizes of all groups."""
-        return gcd(*(size.block_size for size in self.sizes)) if self.sizes else block_size
+        return gcd(*self.block_sizes(block_size))
 
     def exports(self, computed: int, tokens: int, prefill_end: int, block_size: int) -> bool:
         """Whether a chunk from token ``computed`` to ``tokens`` takes two blocks in a state group.

@@ -132,9 +132,10 @@ class GroupCache:
         self._seekers.sort(key=lambda seeker: seeker.kind != FULL)
         self._of_group = {place: seeker for seeker in self._seekers for place in seeker.places}
         self._computed_now: set[int] = set()
-        # For each sequence: names of its hashes, tokens of published or found blocks, and junction of its look-up.
+        # For each sequence: names of its hashes, tokens of published or found blocks, computed tokens, and junction of its look-up.
         self._names: dict[Sequence, list[int]] = {}
         self._published: dict[Sequence, int] = {}
+        self._computed: dict[Sequence, int] = {}
         self._junction: dict[Sequence, int] = {}
 
     def sealed_contents(self) -> SettledContentsLog:
@@ -274,13 +275,9 @@ class GroupCache:
         return found[FULL], found[SLIDING], found[STATE]
 
     def group_names(self, sequence: Sequence, place: int, start: int, stop: int) -> list[int]:
-        """Names of the blocks of a sequence in one group, where all blocks have one size."""
-        return [self._hash(name, place) for name in self.names_of(sequence)[start:stop]]
-
-    def can_be_found(self, sequence: Sequence, needed: int, at: int) -> bool:
-        """Whether a look-up can use a block of a sequence in a group that needs so many before a boundary."""
-        ends = ((sequence.prompt_tokens - 1) // self._size, self._junction.get(sequence, 0))
-        return any(end - needed <= at < end for end in ends)
+        """Names of the blocks of a sequence in one group."""
+        names = self._of_group[place].names(self.names_of(sequence), start, stop)
+        return [self._hash(name, place) for name in names]
 
     def _hash(self, name: int, place: int) -> int:
         return name * self._number + place
@@ -333,6 +330,7 @@ class GroupCache:
         Args:
             hashed_tokens: Tokens with hashes, which may cover tokens after a block that are not known yet; None for all.
         """
+        self._computed[sequence] = tokens
         unit, hashed = self._hashed, tokens if hashed_tokens is None else min(tokens, hashed_tokens)
         # All groups reach the same end of a block of ``block_size``; those with shorter blocks may lack the last hash less.
         done, full = self._published.get(sequence, 0), min(tokens // self._size * self._size, hashed // unit * unit)
@@ -385,9 +383,9 @@ class GroupCache:
             return (prompt - 1) // size, junction
         return (prompt - 1) // size - 1, prompt // size - 1, junction
 
-    def published(self, sequence: Sequence) -> int:
-        """Blocks of ``block_size`` of a sequence, from its first on, that it published or found."""
-        return self._published.get(sequence, 0) // self._size
+    def computed(self, sequence: Sequence) -> int:
+        """Tokens of a sequence up to which ``publish`` was asked for blocks."""
+        return self._computed.get(sequence, 0)
 
     def repeated_slots(self, idle: Iterable[tuple[Table, ...]]) -> int:
         """Tokens of the entries beyond the first of each block in the tables of one full group; tables that are ``idle`` are left out.
@@ -410,5 +408,5 @@ class GroupCache:
 
     def forget(self, sequence: Sequence) -> None:
         """Delete the entries of a sequence without tables."""
-        for kept in (self._names, self._published, self._junction):
+        for kept in (self._names, self._published, self._computed, self._junction):
             kept.pop(sequence, None)

@@ -48,9 +48,7 @@ class GroupTables:
         self._size, self._groups, self._cache, self._ahead = size, groups, cache, groups.ahead
         classes = groups.classes(block_size)
         #: Tokens of a block of each group.
-        self._sizes = [
-            each.block_size for _, each in sorted((place, each) for each in classes for place in each.places)
-        ]
+        self._sizes = groups.block_sizes(block_size)
         #: Most blocks that an admission asks for in each sliding group.
         self._most = {
             place: each.most_prompt_blocks for each in classes if each.kind == SLIDING for place in each.places

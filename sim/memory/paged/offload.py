@@ -148,22 +148,24 @@ class _Seeker(NamedTuple):
 
     Attributes:
         place: The group.
+        size: Tokens of its blocks.
         window_tokens: Tokens of its window; 0 in another group.
         needed: Blocks that a look-up needs before a token, of a window or a state; 0 where it needs all.
     """
 
     place: int
+    size: int
     window_tokens: int
     needed: int
 
-    def needed_before(self, tokens: int, block_size: int) -> int:
+    def needed_before(self, tokens: int) -> int:
         """``needed`` where the token after ``tokens`` ones is the next, which may be within a block."""
-        before = self.window_tokens - 1 + -tokens % block_size
-        return max(self.needed, -(-before // block_size)) if self.window_tokens else self.needed
+        before = self.window_tokens - 1 + -tokens % self.size
+        return max(self.needed, -(-before // self.size)) if self.window_tokens else self.needed
 
 
 class HostTierMemory(PagedMemory, ABC):
-    """As ``PagedMemory`` with a prefix cache and blocks of one size, with a second tier of that cache in host memory.
+    """As ``PagedMemory`` with a prefix cache, with a second tier of that cache in host memory.
 
     Attributes:
         tier: The blocks on the host, and the copies.
@@ -181,21 +183,28 @@ class HostTierMemory(PagedMemory, ABC):
         """Join a host of ``offloaded_blocks`` to the memory."""
         groups, block_size = self.groups, self.block_size
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
-        self.tier = self.transfers = HostTier(offloaded_blocks, block_size, groups.number)
+        self._hashed = groups.hash_block_size(block_size)
+        self.tier = self.transfers = HostTier(offloaded_blocks, self._hashed, groups.number)
         assert self.cache is not None
         if (contents := self.cache.log.contents) is not None:
             contents.log_holdings()
             self.tier.cache.contents = SettledContentsLog(groups.number)
         self.cache.states = []
-        seekers = []
-        for place, kind in enumerate(groups.kinds):
-            window = groups.window_tokens if kind == SLIDING else 0
-            if kind != RING:
-                seekers.append(_Seeker(place, window, 0 if kind == FULL else -(-window // block_size) or 1))
+        #: Tokens of a block of each group.
+        self._sizes = groups.block_sizes(block_size)
+        seekers: list[_Seeker] = []
+        for each in groups.classes(block_size):
+            window = each.window_tokens if each.kind == SLIDING else 0
+            needed = 0 if each.kind == FULL else -(-window // each.block_size) or 1
+            if each.kind != RING:
+                seekers += (_Seeker(place, each.block_size, window, needed) for place in each.places)
+        seekers.sort()
         #: Of each group that look-ups find, in their order, and in that of a look-up on the host.
         self._seekers = seekers
-        self._growing = next(place for place, kind in enumerate(groups.kinds) if kind != RING)
         self._seeking = sorted(seekers, key=lambda seeker: (seeker.needed > 0, -seeker.needed))
+        full = {seeker.size for seeker in seekers if not seeker.needed} or {max(seeker.size for seeker in seekers)}
+        # Loads end at blocks of groups that keep every token, if these have one size (``alignment_tokens``).
+        self._aligned = full.pop() if len(full) == 1 else None
         # Ids in the tables of windows of sequences with blocks to offer, as they were allocated: a window may have passed some.
         self._in_windows: dict[Sequence, dict[int, list[int | None]]] = {}
         self.taken: set[int] = set()
@@ -232,29 +241,33 @@ class HostTierMemory(PagedMemory, ABC):
         Each group may shorten the prefix that others have accepted. After a window or a state has, or where a block was still written,
         the groups are asked again.
         """
-        cache, tier, size = self.cache, self.tier, self.block_size
+        cache, tier = self.cache, self.tier
         assert cache is not None
-        hashed, start = min(sequence.start_tokens, len(cache.names_of(sequence)) * size) // size, known // size
+        hashed_tokens = min(sequence.start_tokens, len(cache.names_of(sequence)) * self._hashed)
         most, found, waits, seekers = sequence.start_tokens, 0, False, self._seeking
         sparse = [seeker for seeker in seekers if seeker.needed]
         if sparse:
             most -= 1
             if self.groups.states:
-                most -= most % size
+                most -= most % self.block_size
         # The drafter's group is asked for one block more, which is then dropped.
         drops = self.groups.drops_block
         while seekers:
             again: list[_Seeker] = []
             any_sparse = False
             for seeker in seekers:
+                size = seeker.size
+                hashed, start = hashed_tokens // size, known // size
                 most = min(most, hashed * size)
+                if most - known < size:
+                    return 0
                 dropped = drops and seeker.place == self.groups.drafter
                 stop = min(-(-most // size) + dropped, hashed)
                 names = cache.group_names(sequence, seeker.place, start, stop)
                 if not seeker.needed:
                     blocks = tier.prefix(names)
                 else:
-                    first = seeker.needed_before(min(most, stop * size), size)
+                    first = seeker.needed_before(min(most, stop * size))
                     blocks = tier.window(names, seeker.needed, first)
                 waits = waits or blocks is None
                 if blocks is not None:
@@ -271,35 +284,41 @@ class HostTierMemory(PagedMemory, ABC):
                 any_sparse = any_sparse or seeker.needed > 0
                 found = most - known
             seekers = again
-        if waits or any(self._loads_now(sequence, seeker, start, known + found) for seeker in self._seekers):
+        if waits or any(self._loads_now(sequence, seeker, known, known + found) for seeker in self._seekers):
             return None
         return found
 
-    def _loads_now(self, sequence: Sequence, seeker: _Seeker, start: int, tokens: int) -> bool:
-        """Whether a block that a group needs for the first ``tokens``, from block ``start`` on, is on its way."""
+    def _loads_now(self, sequence: Sequence, seeker: _Seeker, known: int, tokens: int) -> bool:
+        """Whether a block that a group needs for the first ``tokens``, beside those of the ``known`` ones, is on its way."""
         assert self.cache is not None
-        stop = -(-tokens // self.block_size)
+        start, stop = known // seeker.size, -(-tokens // seeker.size)
         if seeker.needed:
-            start = max(start, stop - seeker.needed_before(tokens, self.block_size))
+            start = max(start, stop - seeker.needed_before(tokens))
         return self.tier.is_loading(self.cache.group_names(sequence, seeker.place, start, stop))
 
     def load(self, sequence: Sequence, found: Found, tokens: int) -> None:
         """A waiting sequence takes the blocks that it found, and new ones up to ``tokens`` that it loads from the host."""
-        cache, tables, size = self.cache, self.group_tables, self.block_size
+        cache, tables = self.cache, self.group_tables
         assert cache is not None and tables is not None
-        known, stop = found.blocks * size, -(-tokens // size)
+        known = found.blocks * self.block_size
         kept = tables.passed(found.tables, tokens)
-        first = {seeker.place: max(found.blocks, len(kept[seeker.place])) for seeker in self._seekers}
+        until = tuple(-(-tokens // size) for size in self._sizes)
+        blocks: list[tuple[int, int]] = []
+        for place, size, _, _ in self._seekers:
+            at, stop = max(known // size, len(kept[place])), until[place]
+            places = (self._place(size, block) for block in range(at, stop))
+            blocks += zip(cache.group_names(sequence, place, at, stop), places, strict=True)
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
         tables.take(sequence, tokens, known, loads=True)
         tables.take_for_drafts(sequence)
         self._hold_load(sequence, tokens, known)
         self.tier.on_looked_up(sequence, known, tokens - known)
-        blocks: list[tuple[int, int]] = []
-        for place, at in first.items():
-            blocks += zip(cache.group_names(sequence, place, at, stop), range(at, stop), strict=True)
-        self.tier.load(sequence, tokens, blocks)
+        self.tier.load(sequence, tokens, blocks, until)
+
+    def _place(self, size: int, block: int) -> int:
+        """Place of a block's last hash among those of its sequence, in a group with blocks of ``size`` tokens."""
+        return (block + 1) * size // self._hashed - 1
 
     def end_load(self, sequence: Sequence) -> int:
         """Publish what a sequence has loaded. Returns its computed tokens; its last one is computed in any case."""
@@ -319,7 +338,8 @@ class HostTierMemory(PagedMemory, ABC):
         offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).blocks]
         wait = self.tier.end_decision(states, offers, self.taken, not computed)
         for sequence in offering:
-            if self.tier.offered(sequence) >= sequence.prompt_tokens // self.block_size:
+            offered = self.tier.offered(sequence)
+            if all(offered[place] >= sequence.prompt_tokens // size for place, size, _, _ in self._seekers):
                 self.forget(sequence)
         self.taken.clear()
         self._free_deferred()
@@ -380,28 +400,39 @@ class HostTierMemory(PagedMemory, ABC):
         cache, tables = self.cache, self.group_tables
         assert cache is not None and tables is not None
         # Blocks with generated tokens are not offered (``offload_prompt_only``, the default).
-        full = min(cache.published(sequence), sequence.prompt_tokens // self.block_size)
-        first = self.tier.offered(sequence)
+        tokens, offered = min(cache.computed(sequence), sequence.prompt_tokens), self.tier.offered(sequence)
+        until = tuple(max(before, tokens // size) for before, size in zip(offered, self._sizes, strict=True))
         blocks: list[tuple[int, int, int]] = []
         passing: set[int] = set()
-        if full <= first:
-            return Offer(sequence, first, blocks)
-        for place, window_tokens, needed in self._seekers:
+        if until == offered:
+            return Offer(sequence, offered, blocks)
+        for seeker in self._seekers:
+            place, size, window_tokens, needed = seeker
             table = tables.tables[sequence][place]
             if window_tokens:
-                table, needed = (
-                    self._in_windows.get(sequence, {}).get(place, []),
-                    -(-(window_tokens - 1) // self.block_size),
-                )
+                table = self._in_windows.get(sequence, {}).get(place, [])
             elif needed:
                 continue
-            for at, name in enumerate(cache.group_names(sequence, place, first, full), first):
+            names = cache.group_names(sequence, place, offered[place], until[place])
+            for at, name in enumerate(names, offered[place]):
                 block = table[at]
-                if block is not None and (not window_tokens or cache.can_be_found(sequence, needed, at)):
-                    blocks.append((name, at, block))
+                if block is not None and (not window_tokens or self._can_be_found(sequence, seeker, at)):
+                    blocks.append((name, self._place(size, at), block))
                     if window_tokens:
                         passing.add(block)
-        return Offer(sequence, full, blocks, passing)
+        return Offer(sequence, until, blocks, passing)
+
+    def _can_be_found(self, sequence: Sequence, seeker: _Seeker, at: int) -> bool:
+        """Whether a look-up on the host can use a block of a group with a window: every one where loads do not end at its blocks
+        (``reachable_block_mask`` of vLLM)."""
+        assert self.cache is not None
+        aligned, size = self._aligned, seeker.size
+        if aligned is None or aligned % size:
+            return True
+        needed = -(-(seeker.window_tokens - 1) // size)
+        boundaries = sequence.prompt_tokens - 1, self.cache.junction(sequence) * self.block_size
+        ends = (boundary // aligned * aligned // size for boundary in boundaries)
+        return any(end - needed <= at < end for end in ends)
 
     def _finish(self, sequence: Sequence) -> None:
         """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""
@@ -454,20 +485,23 @@ class OffloadedMemory(HostTierMemory):
     ) -> None:
         super().__init__(num_blocks, block_size, groups=groups, chains=chains, in_turn=True, order=order)
         self._connect(offloaded_blocks, watermark_blocks, reserves_whole)
-        #: Kinds of the groups that give blocks back while their sequences run, as in ``giving``.
-        self._passing = tuple(groups.windows())
+        #: Classes of the groups that give blocks back while their sequences run, as in ``giving``.
+        classes = [each for each in groups.classes(block_size) if each.window_tokens]
+        self._passing = [each for kind in (SLIDING, STATE) for each in classes if each.kind == kind]
         # Sequences that the last decision stalled while a step ran, with the tokens that they have after it.
         self._stalled: dict[Sequence, int] = {}
         self._transaction = OffloadTransaction(self)
 
     def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
-        size, stop = self.block_size, -(-tokens // self.block_size)
+        stop = -(-tokens // self.unit_tokens)
         skipped = tuple(kind.in_chunk(tokens, tokens, tokens, sequence.prefill_end) for kind in self.giving)
         self._hold(stop, skipped)
         self.free -= self.fixed
         # Tokens that a window has passed count in every group as if they were there: no group has fewer than it has given back.
-        passed = max((back for kind, back in zip(self._passing, skipped, strict=False) if kind == SLIDING), default=0)
-        self.partial[sequence] = Partial(stop, skipped, max(known, passed * size), known)
+        passed = (
+            back * each.block_size for each, back in zip(self._passing, skipped, strict=True) if each.kind == SLIDING
+        )
+        self.partial[sequence] = Partial(stop, skipped, max([known, *passed]), known)
 
     def _loaded(self, sequence: Sequence) -> None:
         held, computed = self.partial[sequence], sequence.computed_tokens
@@ -519,9 +553,10 @@ class OffloadedMemory(HostTierMemory):
         """Set the blocks that a stalled sequence is counted for to those in its block tables."""
         assert self.group_tables is not None
         tables, held = self.group_tables.tables[sequence], self.partial[sequence]
-        blocks = len(tables[self._growing])
-        skipped = tuple(tables[self.groups.kinds.index(kind)].count(NULL_BLOCK) for kind in self._passing)
-        self._hold(blocks - held.blocks, [more - before for more, before in zip(skipped, held.skipped, strict=True)])
+        blocks = min(len(tables[place]) * size for place, size, _, _ in self._seekers) // self.unit_tokens
+        skipped = tuple(tables[each.places[0]].count(NULL_BLOCK) for each in self._passing)
+        more = [now - before for now, before in zip(skipped, held.skipped, strict=True)]
+        self._hold(blocks - held.blocks, more, held.blocks)
         self.partial[sequence] = held._replace(blocks=blocks, skipped=skipped)
 
     def _publish_stalled(self) -> None:
@@ -554,7 +589,7 @@ class OffloadedMemory(HostTierMemory):
         assert self.group_tables is not None
         for sequence, tables in self.deferred.items():
             held = self.partial.pop(sequence)
-            self._hold(-held.blocks, [-back for back in held.skipped])
+            self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
             self.free += self.fixed
             # The last group's last block comes first.
             self.group_tables.give_back_all(tables)

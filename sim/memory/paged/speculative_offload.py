@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from ...types.sequence import Sequence
 from ..accounting.drafts import Speculation
-from ..accounting.kv_groups import SLIDING, STATE, PageGroups
+from ..accounting.kv_groups import STATE, PageGroups
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from .group_cache import NULL_BLOCK, Table
 from .offload import HostTierMemory, OffloadTransaction
@@ -68,8 +68,8 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         self._connect(offloaded_blocks, watermark_blocks, reserves_whole)
         config = speculation.config
         self._step_tokens = 1 + config.num_speculative_tokens + config.lookahead_tokens
-        growing = sum(kind != STATE for kind in groups.kinds)
-        self.step_blocks = growing * -(-self._step_tokens // block_size)
+        sizes = zip(groups.kinds, groups.block_sizes(block_size), strict=True)
+        self.step_blocks = sum(-(-self._step_tokens // size) for kind, size in sizes if kind != STATE)
         self.in_progress: dict[Sequence, None] = {}
         self._transaction = SpeculativeOffloadTransaction(self)
 
@@ -92,10 +92,9 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         self.free = self.kept.pool.num_free
         self.in_progress[sequence] = None
         # Tokens that a window has passed count in every group as if they were there.
-        tables, passed = self.kept.tables[sequence], 0
-        if SLIDING in self.groups.kinds:
-            passed = tables[self.groups.kinds.index(SLIDING)].count(NULL_BLOCK) * self.block_size
-        self.stand(sequence, max(known, passed))
+        tables = self.kept.tables[sequence]
+        passed = (tables[place].count(NULL_BLOCK) * size for place, size, window, _ in self._seekers if window)
+        self.stand(sequence, max([known, *passed]))
 
     def _loaded(self, sequence: Sequence) -> None:
         self.stand(sequence, sequence.computed_tokens)

@@ -35,13 +35,13 @@ class Offer(NamedTuple):
     """Full blocks of a sequence.
 
     Attributes:
-        until: Blocks of each KV group that it has offered with these, from its first on, those that are never offered included.
-        blocks: Name, place and id on the GPU of each.
+        until: For each KV group, blocks that it has offered with these, from its first on, those that are never offered included.
+        blocks: Name, place and id on the GPU of each; the place is that of the block's last hash.
         passing: Ids of those that the sequence may give back before it finishes: of windows and states.
     """
 
     sequence: Sequence
-    until: int
+    until: tuple[int, ...]
     blocks: list[tuple[int, int, int]]
     passing: AbstractSet[int] = frozenset()
 
@@ -70,7 +70,7 @@ class HostTier:
 
     Args:
         num_blocks: Blocks of the host memory.
-        block_size: Tokens a block.
+        block_size: Tokens per block hash.
         num_kv_groups: KV groups, each with blocks of its own.
 
     Attributes:
@@ -104,7 +104,8 @@ class HostTier:
         # Stores that the step waits for.
         self._to_flush: list[_Job] = []
         self._finished: list[Offer] = []
-        self._offered: dict[Sequence, int] = {}
+        self._none_offered = (0,) * num_kv_groups
+        self._offered: dict[Sequence, tuple[int, ...]] = {}
         # Blocks that the GPU had at each look-up, and full blocks of the sequence.
         self._known: list[int] = []
         self._asked: list[int] = []
@@ -147,7 +148,7 @@ class HostTier:
 
     def starts_anew(self, sequence: Sequence) -> bool:
         """A waiting sequence is looked up, and offers all its blocks again. Returns whether it has to wait for its own stores."""
-        self._offered[sequence] = 0
+        self._offered[sequence] = self._none_offered
         return sequence in self._stores
 
     def prefix(self, names: Iterable[int]) -> int | None:
@@ -185,12 +186,12 @@ class HostTier:
         """Whether one of these blocks is on its way to the GPU."""
         return bool(self._being_loaded) and not self._being_loaded.isdisjoint(names)
 
-    def load(self, sequence: Sequence, tokens: int, blocks: Values[tuple[int, int]]) -> None:
-        """A sequence begins to load blocks, by name and place, and then has ``tokens``."""
+    def load(self, sequence: Sequence, tokens: int, blocks: Values[tuple[int, int]], until: tuple[int, ...]) -> None:
+        """A sequence begins to load blocks, by name and place, and then has ``tokens``, for which each group has ``until`` blocks."""
         self.cache.start_load(sequence.index, blocks)
         names = [name for name, _ in blocks]
         self.loading[sequence] = job = _Job(sequence, names, [], [], False)
-        self.loaded[sequence], self._offered[sequence] = tokens, -(-tokens // self._block_size)
+        self.loaded[sequence], self._offered[sequence] = tokens, until
         self._being_loaded.update(names)
         self._new_loads.append(job)
 
@@ -212,9 +213,9 @@ class HostTier:
         """Whether no copy goes on, and nothing that was loaded waits."""
         return not (self._running or self.loaded)
 
-    def offered(self, sequence: Sequence) -> int:
-        """Blocks of a sequence that it has offered, from its first on."""
-        return self._offered.get(sequence, 0)
+    def offered(self, sequence: Sequence) -> tuple[int, ...]:
+        """For each KV group, blocks of a sequence that it has offered, from its first on."""
+        return self._offered.get(sequence, self._none_offered)
 
     def end_decision(self, states: Iterable[Offer], offers: Iterable[Offer], taken: set[int], idle: bool) -> int:
         """A step is decided: submit copies, and take the offers of the sequences that it computes.

@@ -313,9 +313,9 @@ def test_a_cluster_that_cannot_be(fields, message):
                 "model": "deepseek-v3",
                 "gpu": "h200",
                 "tensor_parallel_size": 8,
-                "decode_context_parallel_size": 8,
+                "decode_context_parallel_size": 4,
             },
-            "is not simulated where prompts are computed elsewhere",
+            "must be tensor_parallel_size = 8 where prompts are computed elsewhere",
         ),
     ],
 )

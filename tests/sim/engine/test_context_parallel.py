@@ -17,6 +17,8 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.runs.run import Run
+from fragmeter.sim.spec import model
+from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
@@ -112,8 +114,10 @@ def test_a_longer_sequence_fits():
         ({"model": "gpt-oss-120b", "tensor_parallel_size": 16}, "= 2: is simulated for layers that all keep every"),
         ({"model": "qwen3-next-80b-a3b", "tensor_parallel_size": 4}, "= 2: is simulated for layers that all keep"),
         ({"model": "deepseek-v3.2"}, "= 2: is not simulated with the indexer"),
-        ({"speculative_config": DRAFTS}, "= 2: is not simulated with speculative_config; leave out one of them"),
-        ({"kv_offloading_size": 4.0}, "= 2: is not simulated with kv_offloading_size; leave out one of them"),
+        (
+            {"speculative_config": DRAFTS.replace("ngram", "eagle")},
+            "= 2: is not simulated with a drafter with layers; leave out one of them",
+        ),
     ],
     ids=str,
 )
@@ -124,12 +128,32 @@ def test_what_is_not_simulated_is_refused(others, error):
     assert str(raised.value).startswith(f"decode_context_parallel_size {error}")
 
 
-def test_disaggregated_prefill_is_refused():
+@pytest.mark.parametrize(
+    "others", [{"speculative_config": DRAFTS}, {"kv_offloading_size": 4.0}], ids=lambda others: next(iter(others))
+)
+def test_drafts_of_n_grams_and_a_host_tier_take_as_many_steps_as_with_larger_blocks(others: dict[str, Any]):
+    """Of latent vectors the host has one copy, or the part of each rank, which a page of 4,096 bytes holds."""
+    work = Workload("ten", np.arange(10) * 10**8, np.full(10, 700), np.full(10, 20))
+    work = replace(work, content=PromptContent.of_sessions(np.arange(10) % 3))
+    divided = settings(**ON, block_size=16, decode_context_parallel_size=2, num_gpu_blocks_override=60, **others)
+    whole = settings(**ON, block_size=32, num_gpu_blocks_override=60, **others)
+    served = [simulate(chosen, work, LineCost()) for chosen in (divided, whole)]
+    assert served[0].log.end_ticks == served[1].log.end_ticks
+    if "kv_offloading_size" in others:
+        of_rank = 16 * model("deepseek-v3").slot_bytes("bf16", 8)
+        assert [run.replica.memory.tier.cache.num_blocks for run in served] == [
+            4 * GIB // (-(-8 * of_rank // 4096) * 4096),
+            4 * GIB // (-(-2 * of_rank // 4096) * 4096),
+        ]
+
+
+def test_prompts_computed_elsewhere_are_divided_by_all_ranks():
     work = Workload("one", np.array([0]), np.array([40]), np.array([30]))
-    with pytest.raises(SettingError, match="decode_context_parallel_size = 2: is not simulated where prompts are"):
-        simulate_cluster(
-            settings(**ON, decode_context_parallel_size=2), work, cluster(prefill_replicas=1, decode_replicas=1)
-        )
+    apart = cluster(prefill_replicas=1, decode_replicas=1)
+    with pytest.raises(SettingError, match="decode_context_parallel_size = 2: must be tensor_parallel_size = 8 where"):
+        simulate_cluster(settings(**ON, decode_context_parallel_size=2), work, apart)
+    found = simulate_cluster(settings(**ON, decode_context_parallel_size=8), work, apart)
+    assert [run.replica.block_size for run in found.runs] == [128, 128]
 
 
 def test_a_cluster_of_such_replicas_serves_and_other_policies_refuse():
