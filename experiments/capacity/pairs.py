@@ -4,7 +4,8 @@ side      a candidate that only prefills, or only decodes: the rate of a replica
 replicas  of a side: the wanted rate over its rate; the cost of a pair is that of both sides
 pair      two sides between which vLLM's NixlConnector moves a KV cache (``connects``)
 tried     at most ``MOST_PAIRS`` pairs, cheapest first, that save ``SAVES`` if both rates are ``HOPE`` times as high
-share     of the replicas that prefill, from the two sides; one draw then finds the size, and the whole test confirms what costs less
+share     of the replicas that prefill, from the two sides; one draw then finds the size
+division  cheaper ones of which both sides may serve the rate, by the same bound, are bisected by their cost with that draw
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MOST_PAIRS = 5
 SAVES = 0.05
 #: By how much the rate of one replica is taken to be higher: so much may be missed without a candidate being left out.
 HOPE = 1.15
+#: Least relative difference of two costs.
+_ROUNDING = 1e-9
 #: The sides of a pair, and their ``kv_role``.
 ROLES = ("prefill", "decode")
 _KV_ROLES = dict(zip(ROLES, ("kv_producer", "kv_consumer"), strict=True))
@@ -40,16 +43,43 @@ class Offer:
 
     Attributes:
         candidate: The one that prefills, with the one that decodes.
-        replicas: Of both sides together, as estimated.
-        share: Of these the share that prefill, before they are rounded up.
-        cost, hoped: Of the replicas by the hour, and of the fewer where both rates are ``HOPE`` times as high.
+        likely: Replicas of each side, as estimated.
+        share: Of the replicas the share that prefill, before they are rounded up.
+        costs: Of one replica of each side by the hour.
+        least: The fewest replicas of each side that may serve the rate: with both rates ``HOPE`` times as high.
     """
 
     candidate: Candidate
-    replicas: int
     share: float
-    cost: float
-    hoped: float
+    costs: tuple[float, float]
+    likely: tuple[int, int]
+    least: tuple[int, int]
+
+    @property
+    def replicas(self) -> int:
+        """Of both sides together, as estimated."""
+        return sum(self.likely)
+
+    def cost_of(self, division: Sequence[int]) -> float:
+        """Of so many replicas of each side by the hour."""
+        return sum(map(mul, division, self.costs))
+
+    @property
+    def cost(self) -> float:
+        """As estimated."""
+        return self.cost_of(self.likely)
+
+    @property
+    def hoped(self) -> float:
+        """Of the fewest replicas."""
+        return self.cost_of(self.least)
+
+    def cheaper(self, division: tuple[int, int]) -> list[tuple[int, int]]:
+        """Divisions that cost less than one that serves the rate and may serve it, dearest first."""
+        prefills, decodes = (range(least, sum(division) + 1) for least in self.least)
+        most = self.cost_of(division) * (1 - _ROUNDING)
+        found = [(one, other) for one in prefills for other in decodes if self.cost_of((one, other)) < most]
+        return sorted(found, key=self.cost_of, reverse=True)
 
 
 def may_be_side(candidate: Candidate) -> bool:
@@ -110,12 +140,12 @@ def offers(sides: Sequence[Side], prices: Prices, wanted: float) -> list[Offer]:
             continue
         costs = hourly(prefill, prices), hourly(decode, prices)
         likely, hoped = (
-            [first_fleet(wanted, rate * factor) for rate in (of_prefill, of_decode)] for factor in (1.0, HOPE)
+            (first_fleet(wanted, of_prefill * factor), first_fleet(wanted, of_decode * factor))
+            for factor in (1.0, HOPE)
         )
         if sum(likely) <= MOST_REPLICAS:
             share = of_decode / (of_prefill + of_decode)
-            by_hour = [sum(map(mul, sizes, costs)) for sizes in (likely, hoped)]
-            found.append(Offer(paired(prefill, decode), sum(likely), share, *by_hour))
+            found.append(Offer(paired(prefill, decode), share, costs, likely, hoped))
     return sorted(found, key=lambda each: each.cost)
 
 

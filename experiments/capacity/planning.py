@@ -250,8 +250,33 @@ class Planner:
             self._shares[service], near[service] = offer.share, offer.replicas
             self._about(service, offer.candidate)
         sizes = self.rough_sizes(near)
+        for service, offer in zip(near, offers, strict=True):
+            if (size := sizes[service]) is not None:
+                sizes[service] = self._redivided(service, offer, size)
         self._drawn |= {service: size for service, size in sizes.items() if size is not None}
         return {service: (offer.candidate, sizes[service]) for service, offer in zip(near, offers, strict=True)}
+
+    def _redivided(self, service: Service, offer: Offer, size: int) -> int:
+        """The size of the cheapest division of a pair that serves the first draw, from one that does; its share is then that of the pair.
+
+        Of two divisions the dearer is taken to serve what the cheaper one serves: they are bisected in the order of their costs.
+        """
+        share, kept = self._shares[service], size
+        left = offer.cheaper(self.divided_sizes(service, size))
+        while left:
+            middle = len(left) // 2
+            prefill, decode = left[middle]
+            self._shares[service] = prefill / (prefill + decode)
+            case = self._abouts[service].likely(self._longer(service)).case(0, 0)
+            trial = Trial(Kind.CASE, prefill + decode, self._seeds[0], case=case)
+            job = {service: self._trial_job(service, _UNLIMITED, trial)[1]}
+            found = self._run("cases", job)[service].summary
+            if found is not None and found[Kind.CASE]:
+                share, kept, left = self._shares[service], prefill + decode, left[middle + 1 :]
+            else:
+                left = left[:middle]
+        self._shares[service] = share
+        return kept
 
     def pair_size(self, service: Service) -> int:
         """The fleet of a pair that serves the first draw."""

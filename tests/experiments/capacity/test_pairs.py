@@ -12,12 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity.candidates import CHECKPOINT, Candidate, candidates
-from fragmeter.experiments.capacity.pairs import Side, connects, offers, paired
+from fragmeter.experiments.capacity.confidence import Kind
+from fragmeter.experiments.capacity.pairs import Offer, Side, connects, offers, paired
+from fragmeter.experiments.capacity.planning import Planner, service_of
 from fragmeter.experiments.capacity.prices import Prices
 from fragmeter.experiments.capacity.split import divided, prefilling
+from fragmeter.experiments.capacity.uncertainty import uncertainty
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.grid import NONE
+from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal, check_times
+from fragmeter.experiments.runs.sweeping import Outcome
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import Cluster, Pair, cluster_times, simulate_cluster
@@ -82,6 +87,49 @@ def test_offers_are_all_pairs_by_the_cost_of_both_sides(rates, wanted):
     assert [each.cost for each in found] == sorted(each.cost for each in found)
     for each in found:
         assert each.hoped <= each.cost
+
+
+@given(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.tuples(st.integers(1, 5), st.integers(1, 5)))
+def test_cheaper_divisions_are_all_that_both_sides_may_serve_with(division, least):
+    offer = Offer(side("h100-80gb"), 0.5, (2.0, 3.0), division, least)
+    found = offer.cheaper(division)
+    cost = 2 * division[0] + 3 * division[1]
+    expected = {(p, d) for p in range(least[0], 50) for d in range(least[1], 50) if 2 * p + 3 * d < cost}
+    # No side needs more than all replicas of the fleet that serves.
+    assert {*found} == {each for each in expected if max(each) <= sum(division)}
+    assert [offer.cost_of(each) for each in found] == sorted(map(offer.cost_of, found), reverse=True)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 4))
+def test_of_the_divisions_that_serve_a_draw_a_cheaper_one_is_taken(prefill, decode, more):
+    """Of a made-up fleet that needs so many of each side: what is found serves, costs no more, and is what the search starts from
+    only where nothing between serves."""
+    candidate = paired(side("h100-80gb"), side("h100-80gb", "4"))
+    service, runs = service_of(candidate), []
+    planner = Planner(MadeUpLoad(), GOAL, [0], Workers(jobs=1), None, 10.0)
+    about = uncertainty(candidate)
+    planner._abouts[service] = about
+
+    def run(stage, jobs):
+        (job,) = jobs.values()
+        cluster = job.more[0]
+        runs.append((cluster.prefill_replicas, cluster.decode_replicas))
+        serves = runs[-1][0] >= prefill and runs[-1][1] >= decode
+        return {service: Outcome("", {Kind.CASE: serves})}
+
+    planner._run = run
+    begun = prefill + more, decode + more
+    planner._shares[service] = begun[0] / sum(begun)
+    offer = Offer(candidate, planner._shares[service], (2.0, 4.0), begun, (1, 1))
+    size = planner._redivided(service, offer, sum(begun))
+    found = planner.divided_sizes(service, size)
+    assert sum(found) == size and found[0] >= prefill and found[1] >= decode
+    assert offer.cost_of(found) <= offer.cost_of(begun) and len(runs) <= 8
+    assert found == begun or found in runs
+
+
+class MadeUpLoad:
+    """Nothing of it is read."""
 
 
 def test_the_two_sides_have_one_kv_cache():
