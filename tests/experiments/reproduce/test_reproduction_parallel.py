@@ -19,7 +19,6 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.reproduce import reproduction
 from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.runs import parallel
-from fragmeter.reports.page.page import Section
 from fragmeter.sim.output.folders import MARKER
 from fragmeter.sim.output.interrupts import INTERRUPTED
 
@@ -37,7 +36,6 @@ some = {{
     name: replace(reproduction.FIGURES[name], seconds=seconds[name], shares=sharing.get(name)) for name in seconds
 }}
 reproduction.FIGURES = some
-reproduction.stories = lambda: Section("Stories")
 raise SystemExit(cli.status(["reproduce", "all", "--seeds", "1", "--jobs", "{jobs}", "--out", "{out}"]))
 """
 
@@ -50,8 +48,6 @@ def some() -> Iterator[None]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduction, "FIGURES", chosen)
-        # The page's stories are runs of seconds.
-        patch.setattr(reproduction, "stories", lambda: Section("Stories"))
         yield
 
 
