@@ -29,7 +29,6 @@ SCRIPT = """
 from dataclasses import replace
 from fragmeter.experiments.cli import app as cli
 from fragmeter.experiments.reproduce import reproduction
-from fragmeter.reports.page.page import Section
 
 seconds, sharing = {seconds}, {sharing}
 some = {{
