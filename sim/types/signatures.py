@@ -152,7 +152,9 @@ TRACES = (
         form="AIPerf, a summary",
     ),
     _read(
-        "a result of SGLang's bench_serving", keys("total_output_tokens_retokenized", "request_rate"), _BENCHMARK,
+        "a result of SGLang's bench_serving",
+        # What the server says of itself comes before the totals, and may be long.
+        either(keys("total_output_tokens_retokenized", "request_rate"), keys("sharegpt_output_len", "request_rate")), _BENCHMARK,
         "trace", "benchmark", form="SGLang bench_serving",
     ),
     _read(
@@ -163,7 +165,10 @@ TRACES = (
     _read("conversations of ShareGPT", either(keys("conversations.value"), keys("conversation.value")), _TRACE, "trace"),
     _read("a summary of inference-perf", keys("load_summary"), _BENCHMARK, "trace", "benchmark", form="inference-perf, a summary"),
     _read("a result of InferenceX", keys("tput_per_gpu"), _BENCHMARK, "trace", "benchmark", form="InferenceX"),
-    _read("a report of inference-perf's requests", keys("start_time", "end_time", "info"), _BENCHMARK, "trace", "benchmark", form="inference-perf"),
+    _read(
+        "a report of inference-perf's requests", either(*(keys("start_time", "end_time", name) for name in ("info", "request"))),
+        _BENCHMARK, "trace", "benchmark", form="inference-perf",
+    ),
     _read("spans of OpenTelemetry or Jaeger", either(keys("resourceSpans"), keys("startTimeUnixNano", "attributes"), keys("data.spans")), _TRACE, "trace"),
     _read("observations of Langfuse", either(*(keys(f"{within}startTime", f"{within}usageDetails") for within in ("", "data.", "observations."))), _TRACE, "trace"),
     _read("a batch of requests or of answers", keys("custom_id"), _TRACE, "trace"),
