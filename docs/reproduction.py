@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fragmeter.experiments.reproduce.figures import FIGURES
-from fragmeter.experiments.reproduce.markdown import heading, section, summary
-from fragmeter.experiments.reproduce.scorecard import constants, counts_text, paper_order
+from fragmeter.experiments.reproduce.markdown import section, summary
+from fragmeter.experiments.reproduce.scorecard import constants, counts_text, name_of, paper_order
 from fragmeter.reports.page.table import markdown
 
 Document = dict[str, Any]
@@ -82,7 +82,7 @@ def _documents(folder: str, names: Sequence[str]) -> dict[str, Document]:
 
 
 def _missing(drawn: dict[str, Document]) -> str:
-    names = [heading(name) for name, figure in FIGURES.items() if figure.in_all and name not in drawn]
+    names = [name_of(name) for name, figure in FIGURES.items() if figure.in_all and name not in drawn]
     return f"\nNot rerun for this page: {', '.join(names)}.\n" if names else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -21,6 +20,7 @@ from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, View, definition_lines
 from ..paper.comparison import Payload
 from ..paper.rows import Row
 from .headlines import headline
+from .scorecard import name_of
 from .text import SUMMARY_NOTE, finding_lines, summary_lines, summary_rows
 
 _COLUMNS = ("series", "value", "at", "published", "how", "simulated", "seeds", "per 1 %", "error")
@@ -52,7 +52,7 @@ def section(name: str, figure: Payload, on_pairs: Payload | None = None) -> Iter
     Args:
         on_pairs: The same figure on the paper's own length pairs, whose values stand beside.
     """
-    yield f"\n## {heading(name)}\n"
+    yield f"\n## {name_of(name)}\n"
     yield f"{figure['workload']}.\n"
     for view, rows in _by_view(figure["rows"]):
         definitions = definition_lines(view.definitions() if view is SLOTS_VIEW else definitions_of(rows))
@@ -61,12 +61,6 @@ def section(name: str, figure: Payload, on_pairs: Payload | None = None) -> Iter
             yield "".join(f"- {text}\n" for text in definitions)
         yield "\n".join(_table(rows, on_pairs["rows"] if on_pairs else [])) + "\n"
     yield from (f"- {text}" for text in _merged(_sentences(figure), _sentences(on_pairs) if on_pairs else None))
-
-
-def heading(name: str) -> str:
-    """A figure's name as the paper writes it: Fig 12a, Table 1."""
-    paper = re.fullmatch(r"(fig|table)(.+)", name)
-    return f"{paper[1].capitalize()} {paper[2]}" if paper else name.replace("-", " ").capitalize()
 
 
 def _by_view(rows: Sequence[Row]) -> Iterator[tuple[View, list[Row]]]:

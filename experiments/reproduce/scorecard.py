@@ -26,9 +26,9 @@ _LEAST_ROWS = 3
 
 
 def name_of(figure: str) -> str:
-    """Short name of a figure, e.g. "Fig 12a"."""
+    """A figure's name as the paper writes it: Fig 12a, Table 1."""
     found = re.fullmatch(r"(fig|table)(\d+\w?)", figure)
-    return f"{found[1].capitalize()} {found[2]}" if found else figure.capitalize()
+    return f"{found[1].capitalize()} {found[2]}" if found else figure.replace("-", " ").capitalize()
 
 
 def paper_order(figure: str) -> tuple[int, str]:

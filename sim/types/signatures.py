@@ -148,22 +148,27 @@ TRACES = (
     _read("a Mooncake or timed_trace file", keys("timestamp", "input_length", "output_length"), _TRACE, "trace", form="Mooncake"),
     _read("an export of AIPerf", keys("metadata.request_start_ns"), _BENCHMARK, "trace", "benchmark", form="AIPerf"),
     _read(
-        "a result of SGLang's bench_serving", keys("total_output_tokens_retokenized", "request_rate"), _BENCHMARK,
+        "a summary of AIPerf", either(keys("aiperf_version"), keys("input_config", "request_throughput")), _BENCHMARK, "trace", "benchmark",
+        form="AIPerf, a summary",
+    ),
+    _read(
+        "a result of SGLang's bench_serving",
+        # What the server says of itself comes before the totals, and may be long.
+        either(keys("total_output_tokens_retokenized", "request_rate"), keys("sharegpt_output_len", "request_rate")), _BENCHMARK,
         "trace", "benchmark", form="SGLang bench_serving",
     ),
     _read(
-        "a result of vllm bench serve", either(keys("input_lens"), keys("request_throughput", "total_input_tokens", "num_prompts")),
+        "a result of vllm bench serve", either(keys("input_lens"), keys("request_throughput", "total_input_tokens")),
         _BENCHMARK, "trace", "benchmark", form="vllm bench serve",
     ),
     _read("a report of GuideLLM", keys("benchmarks"), _BENCHMARK, "trace", "benchmark", form="GuideLLM"),
     _read("conversations of ShareGPT", either(keys("conversations.value"), keys("conversation.value")), _TRACE, "trace"),
-    _read(
-        "a summary of AIPerf", either(keys("aiperf_version"), keys("input_config", "request_throughput")), _BENCHMARK, "trace", "benchmark",
-        form="AIPerf, a summary",
-    ),
     _read("a summary of inference-perf", keys("load_summary"), _BENCHMARK, "trace", "benchmark", form="inference-perf, a summary"),
     _read("a result of InferenceX", keys("tput_per_gpu"), _BENCHMARK, "trace", "benchmark", form="InferenceX"),
-    _read("a report of inference-perf's requests", keys("start_time", "end_time", "info"), _BENCHMARK, "trace", "benchmark", form="inference-perf"),
+    _read(
+        "a report of inference-perf's requests", either(*(keys("start_time", "end_time", name) for name in ("info", "request"))),
+        _BENCHMARK, "trace", "benchmark", form="inference-perf",
+    ),
     _read("spans of OpenTelemetry or Jaeger", either(keys("resourceSpans"), keys("startTimeUnixNano", "attributes"), keys("data.spans")), _TRACE, "trace"),
     _read("observations of Langfuse", either(*(keys(f"{within}startTime", f"{within}usageDetails") for within in ("", "data.", "observations."))), _TRACE, "trace"),
     _read("a batch of requests or of answers", keys("custom_id"), _TRACE, "trace"),

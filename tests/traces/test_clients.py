@@ -336,6 +336,19 @@ LACKING = {
 }
 
 
+def test_long_values_hide_no_client(tmp_path):
+    """The marks are of the first 64 KiB, in which what a server says of itself, or a prompt, may be all there is."""
+    path = tmp_path / "result.jsonl"
+    path.write_text(changed("sglang_bench.jsonl", lambda about: about.update(server_info={"log": "x" * 70_000})))
+    wanted = read(SAMPLES / "sglang_bench.jsonl")
+    assert read(path).prompt_tokens.tolist() == wanted.prompt_tokens.tolist()
+    records = json.loads((SAMPLES / "inference_perf.json").read_text())
+    records[0]["request"] = "x" * 70_000
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(records))
+    assert len(read(path)) == len(read(SAMPLES / "inference_perf.json"))
+
+
 @pytest.mark.parametrize("case", LACKING)
 def test_what_a_file_lacks_is_one_line(tmp_path, case):
     text, complaint = LACKING[case]

@@ -14,7 +14,7 @@ from ..parsing.files import TraceFile
 from ..parsing.json_values import elements
 from .aiperf import read_aiperf, summary_of_aiperf
 from .guidellm import read_guidellm
-from .inference_perf import read_inference_perf
+from .inference_perf import INFERENCE_PERF, is_inference_perf, read_inference_perf
 from .inference_perf_summary import summary_of_inference_perf
 from .inferencex import summary_of_inferencex
 from .result import BenchmarkResult
@@ -25,7 +25,7 @@ from .vllm import read_vllm
 #: Readers of files with a JSON value for each request, by the form of the signature.
 _OF_FILES: dict[str, Callable[[TraceFile], BenchmarkResult]] = {
     "AIPerf": read_aiperf,
-    "inference-perf": read_inference_perf,
+    INFERENCE_PERF.form.title: read_inference_perf,
 }
 #: Readers of one JSON object.
 _OF_OBJECTS: dict[str, Callable[..., BenchmarkResult | BenchmarkSummary]] = {
@@ -47,6 +47,9 @@ def benchmark_result(file: TraceFile) -> BenchmarkResult | BenchmarkSummary | No
     head = FileHead(file.head(), file.bare_name)
     form = next((each.form for each in TRACES if "benchmark" in each.read_as and each.mark.fits(head)), None)
     if form is None:
+        return None
+    # A long prompt may hide the other keys of its request from the mark.
+    if form == INFERENCE_PERF.form.title and not is_inference_perf(next(elements(file)).value):
         return None
     return _OF_FILES[form](file) if form in _OF_FILES else _OF_OBJECTS[form](file.path, _document(file))
 

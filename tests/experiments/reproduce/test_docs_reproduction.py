@@ -50,7 +50,7 @@ def test_every_figure_has_its_table_and_its_words(script, tmp_path):
     script.main(str(made_up(tmp_path / "drawn", 12.0)), str(target))
     text = target.read_text()
     for name in IN_ALL:
-        assert f"\n## {script.heading(name)}\n" in text and f"- Basis of {name}." in text
+        assert f"\n## {script.name_of(name)}\n" in text and f"- Basis of {name}." in text
     line = "| vLLM\\|x | time | 8 | 10.00 | digitised | 12.00 |  | 4.2% | +20.0% | predicted |"
     assert text.count(line) == len(IN_ALL)
     assert "exact pairs" not in text
@@ -85,12 +85,12 @@ def test_a_folder_without_figures_is_refused(script, tmp_path):
 
 @pytest.mark.parametrize(("name", "expected"), [("fig12a", "Fig 12a"), ("table1", "Table 1"), ("waste", "Waste")])
 def test_headings(script, name, expected):
-    assert script.heading(name) == expected
+    assert script.name_of(name) == expected
 
 
 def test_the_document_has_figures_that_there_are_in_their_order(script):
     text = (ROOT / "docs" / "results" / "reproduction.md").read_text("utf-8")
-    known = [script.heading(name) for name in sorted(IN_ALL, key=paper_order)]
+    known = [script.name_of(name) for name in sorted(IN_ALL, key=paper_order)]
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     figures = [heading for heading in headings if not heading.startswith(("Accuracy", "Fitted"))]
     assert figures == [heading for heading in known if heading in figures] and len(figures) > 10

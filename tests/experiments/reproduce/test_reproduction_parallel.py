@@ -19,7 +19,6 @@ from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.reproduce import reproduction
 from fragmeter.experiments.reproduce.figures import FIGURES
 from fragmeter.experiments.runs import parallel
-from fragmeter.reports.page.page import Section
 from fragmeter.sim.output.folders import MARKER
 from fragmeter.sim.output.interrupts import INTERRUPTED
 
@@ -30,14 +29,12 @@ SCRIPT = """
 from dataclasses import replace
 from fragmeter.experiments.cli import app as cli
 from fragmeter.experiments.reproduce import reproduction
-from fragmeter.reports.page.page import Section
 
 seconds, sharing = {seconds}, {sharing}
 some = {{
     name: replace(reproduction.FIGURES[name], seconds=seconds[name], shares=sharing.get(name)) for name in seconds
 }}
 reproduction.FIGURES = some
-reproduction.stories = lambda: Section("Stories")
 raise SystemExit(cli.status(["reproduce", "all", "--seeds", "1", "--jobs", "{jobs}", "--out", "{out}"]))
 """
 
@@ -50,8 +47,6 @@ def some() -> Iterator[None]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduction, "FIGURES", chosen)
-        # The page's stories are runs of seconds.
-        patch.setattr(reproduction, "stories", lambda: Section("Stories"))
         yield
 
 
