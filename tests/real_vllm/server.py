@@ -150,9 +150,11 @@ class Recorder(IdleExecutor):
         scheduled = tuple((int(name), tokens) for name, tokens in output.num_scheduled_tokens.items())
         preempted = tuple(sorted(int(name) for name in output.preempted_req_ids or ()))
         names = list(output.num_scheduled_tokens)
-        unknown = [name for name in names if self.scheduler.requests[name].num_output_placeholders > 1]
+        if isinstance(self.clock, StagesClock):
+            unknown = [name for name in names if self.scheduler.requests[name].num_output_placeholders > 1]
+            self.clock.batch = names, unknown
         # Empty steps flush what finished; they take no time.
-        start = self.clock.reserve(names, unknown)
+        start = self.clock.reserve(bool(scheduled))
         if scheduled or preempted:
             self.steps.append(self._step(start, scheduled, preempted, output))
         results = ModelRunnerOutput(
@@ -214,42 +216,59 @@ def _specs_of(setup: Setup, config: VllmConfig) -> list[KVCacheSpec]:
 
 
 class Clock:
-    """Simulated time; each step takes as long, and each stage of a pipeline the same share of it, one step after the other.
+    """Simulated time; steps run one after the other, each as long.
 
     Attributes:
         now: End of the last step with fetched results, in ticks.
     """
 
-    def __init__(self, step_ticks: int, stages: int = 1) -> None:
-        self.now = 0
-        self._stage_ticks = step_ticks // stages
-        self._free_at = [0] * stages
+    def __init__(self, step_ticks: int) -> None:
+        self.now = self._free_at = 0
+        self._step_ticks = step_ticks
+
+    def reserve(self, runs: bool) -> int:
+        """When a step that is scheduled now starts; ``runs`` is False for one that computes nothing."""
+        start = max(self.now, self._free_at)
+        if runs:
+            self._free_at = start + self._step_ticks
+        return start
+
+    def pass_step(self) -> None:
+        """The oldest step that runs is over."""
+        self.now += self._step_ticks
+
+    def wait_until(self, ticks: int) -> None:
+        """Nothing runs until then."""
+        self.now = max(self.now, ticks)
+
+
+class StagesClock(Clock):
+    """As ``Clock``, of a pipeline: each stage takes the same share of a step, one step after the other.
+
+    Attributes:
+        batch: Requests that the next step computes, and those of them whose last token is not known, for which it waits.
+    """
+
+    def __init__(self, step_ticks: int, stages: int) -> None:
+        super().__init__(step_ticks)
+        self.batch: tuple[list[str], list[str]] = [], []
+        self._stages = [0] * stages
         self._ends: deque[int] = deque()
         self._end_of: dict[str, int] = {}
 
-    def reserve(self, names: Iterable[str], unknown: Iterable[str]) -> int:
-        """When the first stage is free for a step that is scheduled now.
-
-        Args:
-            names: Requests that it computes.
-            unknown: Those that it decodes before their last token is known, for which it waits.
-        """
-        start = max(self.now, self._free_at[0])
-        if names:
-            end = max([start, *(self._end_of.get(name, 0) for name in unknown)])
-            for stage, free_at in enumerate(self._free_at):
-                end = self._free_at[stage] = max(end, free_at) + self._stage_ticks
+    def reserve(self, runs: bool) -> int:
+        """When the first stage is free for a step that is scheduled now."""
+        start, (names, unknown) = max(self.now, self._stages[0]), self.batch
+        if runs:
+            end = max([start, *(self._end_of[name] for name in unknown)])
+            for stage, free_at in enumerate(self._stages):
+                end = self._stages[stage] = max(end, free_at) + self._step_ticks // len(self._stages)
             self._ends.append(end)
             self._end_of |= dict.fromkeys(names, end)
         return start
 
     def pass_step(self) -> None:
-        """The oldest step that runs is over."""
         self.now = max(self.now, self._ends.popleft())
-
-    def wait_until(self, ticks: int) -> None:
-        """Nothing runs until then."""
-        self.now = max(self.now, ticks)
 
 
 class Result(Future):
@@ -287,7 +306,7 @@ def started(
             options={
                 _CONFIG_NAMES.get(name, name): value for name, value in {**case.options, **(options or {})}.items()
             },
-            parallel=parallel or case.parallel,
+            parallel=parallel or {},
         )
     )
 
@@ -314,7 +333,8 @@ def serve(
     """
     engine = started(case, asynchronous, options, parallel)
     stages = engine.vllm_config.parallel_config.pipeline_parallel_size
-    clock, recorder = Clock(case.step_ticks, stages), engine.model_executor
+    clock = Clock(case.step_ticks) if stages == 1 else StagesClock(case.step_ticks, stages)
+    recorder = engine.model_executor
     prompts, outputs = tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, finished = case.workload.arrival_ticks.tolist(), []

@@ -58,8 +58,7 @@ def test_a_story_of_two_stages():
     ]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("size", [-1, 1])
+@pytest.mark.parametrize(("size", "asynchronous"), [(1, False), (1, True), (-1, True)])
 def test_another_size_of_the_queue_is_noticed(size, asynchronous, monkeypatch):
     begin: Callable[[BatchQueue, int, int], None] = BatchQueue.__init__
     monkeypatch.setattr(BatchQueue, "__init__", lambda queue, stages, most: begin(queue, stages, max(1, most + size)))
