@@ -265,17 +265,6 @@ def test_windows_offered_as_on_the_gpu_are_noticed(monkeypatch):
     assert _differing("block_sizes", range(12)) > 1
 
 
-def test_loads_that_end_where_the_blocks_of_all_groups_do_are_noticed(monkeypatch):
-    on_host = HostTierMemory.on_host
-
-    def whole(memory: HostTierMemory, sequence: Sequence, known: int) -> int | None:
-        tokens = on_host(memory, sequence, known)
-        return tokens and tokens // memory.block_size * memory.block_size
-
-    monkeypatch.setattr(HostTierMemory, "on_host", whole)
-    assert _differing("block_sizes", range(12))
-
-
 def _compare(
     kind: str,
     seeds: range,
