@@ -306,7 +306,7 @@ def started(
             options={
                 _CONFIG_NAMES.get(name, name): value for name, value in {**case.options, **(options or {})}.items()
             },
-            parallel=parallel or {},
+            parallel=parallel or case.parallel,
         )
     )
 
