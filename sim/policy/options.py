@@ -432,6 +432,15 @@ class VllmV1Options(VllmServeOptions):
             description="Admit a sequence only if the blocks of all its known tokens are free, not only those of its first chunk."
         ),
     ] = True
+    prefix_cache_retention_interval: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**31,
+            description="Tokens between the checkpoints of windows and states within a prompt that stay cached; 0 keeps only those at"
+            " its end, and where other requests continue it.",
+        ),
+    ] = 0
     prefill_schedule_interval: Annotated[
         Count,
         Field(
