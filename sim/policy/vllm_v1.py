@@ -11,7 +11,7 @@ import numpy as np
 
 from ..memory import Memory
 from ..memory.accounting.drafts import Speculation
-from ..memory.accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
+from ..memory.accounting.kv_groups import FULL, PageGroups
 from ..memory.paged.cached import CachedMemory
 from ..memory.paged.offload import OffloadedMemory
 from ..memory.paged.paged import PagedMemory
@@ -77,7 +77,7 @@ class VllmV1(TokenBudget):
         connects = limits.kv_connector or chosen.kv_offloading_size > 0
         drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
         plain = groups or PageGroups(ahead=self.schedules_ahead)
-        retained = self._retention_tokens(plain, connects)
+        retained = self._retention_tokens(connects)
         self.groups = plain._replace(drafts=drafts, drops_block=drops, connects=connects, retention_tokens=retained)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
@@ -111,14 +111,10 @@ class VllmV1(TokenBudget):
                 raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
             self.splits_chunks, self.extra_slots = True, found.extra_slots
 
-    def _retention_tokens(self, groups: PageGroups, connects: bool) -> int:
+    def _retention_tokens(self, connects: bool) -> int:
         tokens = self.options.prefix_cache_retention_interval
-        remedy = None
-        if tokens and not {SLIDING, STATE}.intersection(groups.kinds):
-            remedy = "the model has neither windows nor states, so vLLM refuses it; leave it out"
-        elif tokens and connects:
+        if tokens and connects:
             remedy = "is not simulated with a KV connector or offloading; leave one out"
-        if remedy is not None:
             raise SettingError("prefix_cache_retention_interval", tokens, remedy)
         return tokens
 
