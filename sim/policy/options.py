@@ -553,8 +553,9 @@ class VllmV1Options(VllmServeOptions):
     @staticmethod
     def _why_nothing_to_retain(replica: Replica) -> str | None:
         shape = model(replica.model)
-        if hybrid_layout(shape, replica.max_model_len or shape.max_model_len) is None:
-            return f"{shape.name} has neither windows nor states that are kept apart, and vLLM refuses it; {LEAVE_OUT}"
+        longest = replica.max_model_len or shape.max_model_len
+        if not shape.compressed and not shape.mixer and hybrid_layout(shape, longest) is None:
+            return f"{shape.name} has neither windows nor states that are kept apart, and vLLM refuses it; leave it out"
         return None
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
