@@ -432,6 +432,16 @@ class VllmV1Options(VllmServeOptions):
             description="Admit a sequence only if the blocks of all its known tokens are free, not only those of its first chunk."
         ),
     ] = True
+    prefix_cache_retention_interval: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**31,
+            description="Tokens between the checkpoints of windows and states within a prompt that stay cached; 0 keeps only those at"
+            " its end, and where other requests continue it.",
+        ),
+        Tried(64),
+    ] = 0
     prefill_schedule_interval: Annotated[
         Count,
         Field(
@@ -540,8 +550,18 @@ class VllmV1Options(VllmServeOptions):
         ),
     ] = "greedy"
 
+    @staticmethod
+    def _why_nothing_to_retain(replica: Replica) -> str | None:
+        shape = model(replica.model)
+        longest = replica.max_model_len or shape.max_model_len
+        if not shape.compressed and not shape.mixer and hybrid_layout(shape, longest) is None:
+            return f"{shape.name} has neither windows nor states that are kept apart, and vLLM refuses it; leave it out"
+        return None
+
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; without priorities, in closed loops, and without the threshold that another option raises."""
+        if name == "prefix_cache_retention_interval":
+            return self._why_nothing_to_retain(replica)
         if name == "scheduling_policy" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         if (

@@ -86,6 +86,9 @@ SCENES = (
     Scene("grown, swapping", _grown(), more={"preemption_mode": "swap"}),
     Scene("windows", _grown(), more=_WINDOWS),
     Scene("windows, several", replace(_grown(), n=1 + ROWS % 3), more=_WINDOWS),
+    Scene(
+        "windows in sessions", load(prompt_tokens=300 + 40 * (ROWS // 4), content=_SESSIONS), loose=True, more=_WINDOWS
+    ),
     Scene("windows, none is left", load(), more=_WINDOWS | {"max_model_len": 100}),
     Scene("users", load(users=Users(6, np.full(NUMBER, 10**10)))),
     Scene("large batches", load(), more={"waiting_served_ratio": 9.0}),
@@ -102,6 +105,7 @@ SCENES = (
 )
 #: The scene that shows a setting under most policies that read it, where that is not the first one.
 SHOWN_IN = {
+    "prefix_cache_retention_interval": "windows in sessions",
     "max_num_seqs": "nothing declared, in a large pool",
     "max_num_batched_tokens": "nothing declared, in a large pool",
     "max_waiting_tokens": "large batches",

@@ -40,6 +40,8 @@ from .workloads import EOS, Case
 
 #: Names of ``SchedulerConfig`` that are not those of the command line.
 _CONFIG_NAMES = {"scheduling_policy": "policy"}
+#: Names of ``CacheConfig``.
+_CACHE_NAMES = ("prefix_cache_retention_interval",)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Setup:
         disable_hybrid: Whether every layer keeps all tokens.
         asynchronous: Whether step k + 1 is scheduled while step k runs, as ``vllm serve`` does by default.
         available_bytes: Memory of the pool.
-        options: Further options of vLLM's ``SchedulerConfig``, by name; it refuses what it does not know.
+        options: Further options of vLLM's ``SchedulerConfig``, and those of ``_CACHE_NAMES``, by name; it refuses what it does not know.
         parallel: Options of its ``ParallelConfig``.
     """
 
@@ -78,13 +80,14 @@ def config_of(setup: Setup) -> VllmConfig:
             "block_size": setup.block_size,
             "enable_prefix_caching": setup.prefix_caching,
             "num_gpu_blocks_override": setup.num_blocks,
+            **{name: value for name, value in setup.options.items() if name in _CACHE_NAMES},
         },
         {
             "max_num_seqs": setup.max_num_seqs,
             "max_num_batched_tokens": setup.max_num_batched_tokens,
             "async_scheduling": setup.asynchronous,
             "disable_hybrid_kv_cache_manager": setup.disable_hybrid,
-            **setup.options,
+            **{name: value for name, value in setup.options.items() if name not in _CACHE_NAMES},
         },
         parallel=setup.parallel,
     )

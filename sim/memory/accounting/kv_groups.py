@@ -89,6 +89,8 @@ class PageGroups(NamedTuple):
             vLLM): its KV depends on the token after the block, which the hash covers only without a KV connector.
         connects: Whether there is a KV connector. A finished sequence then frees the blocks before its windows first
             (``_connector_finished`` of vLLM's scheduler).
+        retention_tokens: Tokens from one checkpoint of windows and states that stays cached within a prompt to the next; 0 for none
+            (``prefix_cache_retention_interval``).
     """
 
     kinds: tuple[str, ...] = (FULL,)
@@ -102,6 +104,7 @@ class PageGroups(NamedTuple):
     drafter: int = 0
     drops_block: bool = False
     connects: bool = False
+    retention_tokens: int = 0
 
     @classmethod
     def of(cls, full: int = 1, sliding: int = 0, window_tokens: int = 0, most_prompt_blocks: int = 0) -> PageGroups:
@@ -173,9 +176,9 @@ class PageGroups(NamedTuple):
         ``MambaManager._needs_internal_checkpoint`` of vLLM 0.33, with hashes of whole blocks.
 
         Args:
-            prefill_end: See ``Sequence``; no chunk that ends before it exports.
+            prefill_end: See ``Sequence``; no chunk that ends before it exports, unless states within a prompt are retained.
         """
-        if not self.exports_states or tokens < prefill_end or computed % block_size:
+        if not self.exports_states or (tokens < prefill_end and not self.retention_tokens) or computed % block_size:
             return False
         return self.last_end(tokens, block_size) > computed // block_size
 

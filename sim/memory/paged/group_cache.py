@@ -19,11 +19,11 @@ a multiple of their least common multiple, and blocks are published as all group
     sliding, of 16   .   .   x   x   x   .      it could continue from 80; 64 are a multiple of 32
 
 A sliding or state group publishes only blocks that a look-up can use: the blocks before a *boundary*. A boundary is the last
-token of the prompt, or the end of a longer prefix that other groups had at the look-up of the request (6 above). A look-up
+token of the prompt, the end of a longer prefix that other groups had at the look-up of the request (6 above), or the end of a
+segment (``prefix_cache_retention_interval``). A look-up
 finds a block from the step on that computes it, but a state only after that step.
 
-Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py, with
-``prefix_cache_retention_interval`` 0, the default.
+Source: vLLM 0.33, vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py (``reachable_block_mask``).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, GroupClass, PageGroups, skipped_blocks
@@ -69,21 +70,29 @@ class _Seeker:
         hashed: Tokens of a hash.
         block_size: As of ``GroupCache``.
 
+        retention_tokens: See ``PageGroups``.
+
     Attributes:
         kind, places, window_tokens: Of the class.
         size: Tokens of its blocks.
         hashes: Hashes of one of its blocks.
         ratio: Its blocks in ``block_size`` tokens.
         needed: Blocks needed before a token: for the window, or for a state.
+        segment: Its blocks from one retained checkpoint to the next; 0 for none.
     """
 
-    __slots__ = ("hashes", "kind", "needed", "places", "ratio", "size", "window_tokens")
+    __slots__ = ("hashes", "kind", "needed", "places", "ratio", "segment", "size", "window_tokens")
 
-    def __init__(self, groups: GroupClass, hashed: int, block_size: int) -> None:
+    def __init__(self, groups: GroupClass, hashed: int, block_size: int, retention_tokens: int) -> None:
         self.kind, self.places, self.size = groups.kind, groups.places, groups.block_size
         self.window_tokens = groups.window_tokens
         self.hashes, self.ratio = self.size // hashed, block_size // self.size
         self.needed = -(-(groups.window_tokens - 1) // self.size) if self.kind == SLIDING else 1
+        self.segment = retention_tokens // self.size
+
+    def retains(self, at: int) -> bool:
+        """Whether a block belongs to a retained checkpoint: the window or the state at the end of a segment."""
+        return self.segment > 0 and at % self.segment >= self.segment - self.needed
 
     def names(self, names: list[int], start: int, stop: int) -> list[int]:
         """Names of the blocks from ``start`` to ``stop``, of those of all hashes."""
@@ -120,6 +129,9 @@ class GroupCache:
         if not chains.unshared or not all(chains.unshared):
             pool.contents = self.log.contents = SettledContentsLog(groups.number)
         self.states: list[tuple[Sequence, int, int, int, int]] | None = None
+        if groups.retention_tokens % block_size:
+            remedy = f"must be a multiple of the block size, {block_size} tokens"
+            raise SettingError("prefix_cache_retention_interval", groups.retention_tokens, remedy)
         self._groups, self._size, self._chains = groups, block_size, chains
         self._number = groups.number
         self._hashed = hashed = groups.hash_block_size(block_size)
@@ -128,7 +140,9 @@ class GroupCache:
         #: Of each group.
         self._class_of = {place: number for number, each in enumerate(self._classes) for place in each.places}
         #: What a look-up asks, groups that keep every token first.
-        self._seekers = [_Seeker(each, hashed, block_size) for each in self._classes if each.kind != RING]
+        self._seekers = [
+            _Seeker(each, hashed, block_size, groups.retention_tokens) for each in self._classes if each.kind != RING
+        ]
         self._seekers.sort(key=lambda seeker: seeker.kind != FULL)
         self._of_group = {place: seeker for seeker in self._seekers for place in seeker.places}
         self._computed_now: set[int] = set()
@@ -357,7 +371,8 @@ class GroupCache:
                     if at and at in ends[1:]:
                         self._publish_state(sequence, place, at - 1, block)
                     continue
-                if kind != FULL and not any(end * ratio - needed <= at < end * ratio for end in ends):
+                reached = kind == FULL or any(end * ratio - needed <= at < end * ratio for end in ends)
+                if not reached and not seeker.retains(at):
                     continue
                 if kind == STATE:
                     self._publish_state(sequence, place, at, block)

@@ -163,7 +163,8 @@ class GroupTables:
     def _exports(self, sequence: Sequence, blocks: int, tokens: int) -> bool:
         """Whether a step from a table of ``blocks`` up to ``tokens`` exports a state from within (``PageGroups.exports``)."""
         groups = self._groups
-        return groups.exports_states and tokens >= sequence.prefill_end and groups.last_end(tokens, self._size) > blocks
+        last = tokens >= sequence.prefill_end or groups.retention_tokens > 0
+        return groups.exports_states and last and groups.last_end(tokens, self._size) > blocks
 
     def lacked(
         self,

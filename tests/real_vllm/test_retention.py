@@ -1,0 +1,44 @@
+"""Policy ``vllm-v1`` beside the installed vLLM with checkpoints of windows and states within a prompt; see ``test_scheduler``."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fragmeter.sim.memory.paged.group_cache import _Seeker
+from tools.live.step_log import first_difference
+
+from . import ours, server
+from .workloads import KINDS, Case, with_options
+
+#: Kinds with windows or states.
+RETAINING = ("windows_cached", "states", "block_sizes")
+_SEEDS = 4
+
+
+def _case(kind: str, seed: int) -> Case:
+    """A case with checkpoints every few blocks."""
+    case = KINDS[kind](seed)
+    blocks = random.Random(f"retention/{case.name}").choice([1, 1, 2, 3, 5, 8])
+    tokens = blocks * server.started(case).scheduler.block_size
+    return with_options(case, {"prefix_cache_retention_interval": tokens})
+
+
+@pytest.mark.parametrize("kind", RETAINING)
+def test_every_step_is_that_of_the_real_scheduler(kind, record_property):
+    differing, steps = {}, 0
+    for seed in range(_SEEDS):
+        case, asynchronous = _case(kind, seed), bool(seed % 2)
+        real = server.serve(case, asynchronous)
+        steps += len(real.steps)
+        if difference := first_difference(real, ours.serve(case, asynchronous)):
+            differing[case.name] = difference
+    record_property(f"compared/retention/{kind}", [_SEEDS, steps, len(differing)])
+    assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
+
+
+def test_a_cache_without_these_checkpoints_is_noticed(monkeypatch):
+    monkeypatch.setattr(_Seeker, "retains", lambda seeker, at: False)
+    cases = (_case(kind, seed) for kind in ("windows_cached", "states") for seed in range(4))
+    assert any(first_difference(server.serve(case), ours.serve(case)) for case in cases)
