@@ -12,20 +12,23 @@ import plotly.graph_objects as go
 import pytest
 from plotly.offline import get_plotlyjs
 
-from fragmeter.reports.figures.figures import fig2, story
+from fragmeter.reports.figures.figures import fig2
 from fragmeter.reports.page.page import Section, write_page
 from fragmeter.sim.types.errors import UserError
 
 METRICS = ["token_states_pct", "reservation_pct", "internal_pct", "external_and_others_pct"]
 
 
-def figures() -> list[go.Figure]:
+def figure(series: str, workload: str) -> go.Figure:
     rows = [
-        {"series": "Orca (Max)", "metric": metric, "published": value, "simulated": value, "error": 0.0}
+        {"series": series, "metric": metric, "published": value, "simulated": value, "error": 0.0}
         for metric, value in zip(METRICS, [20.4, 13.3, 57.3, 9.0])
     ]
-    cells = [{"sequence": "S1", "iteration": at, "state": "decode"} for at in (1, 2, 3)]
-    return [fig2({"figure": "fig2", "workload": "made up", "rows": rows}), story(cells, "A story")]
+    return fig2({"figure": "fig2", "workload": workload, "rows": rows})
+
+
+def figures() -> list[go.Figure]:
+    return [figure("Orca (Max)", "made up"), figure("vLLM", "another")]
 
 
 def write(folder: Path, **changes: object) -> Path:
@@ -107,13 +110,13 @@ class TestWriting:
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
     def test_text_is_shown_as_written(self, tmp_path):
-        figure = story([{"sequence": "</script><b>S1", "iteration": 1, "state": "decode"}], "a < b")
-        html = write(tmp_path, sections=[Section("<i>x</i>", "1 < 2", [figure])]).read_text(encoding="utf-8")
+        shown = figure("</script><b>S1", "a < b")
+        html = write(tmp_path, sections=[Section("<i>x</i>", "1 < 2", [shown])]).read_text(encoding="utf-8")
         ours = html.replace(get_plotlyjs(), "")
         assert "<i>x</i>" not in ours and "&lt;i&gt;x" in ours and "1 &lt; 2" in ours
         assert "</script><b>" not in ours
         specs = [text for text in Tags(html).raw["script"] if text.startswith("{")]
-        assert json.loads(specs[0])["layout"]["yaxis"]["ticktext"] == ["</script><b>S1"]
+        assert "</script><b>S1" in json.dumps(json.loads(specs[0]))
 
 
 class TestTables:

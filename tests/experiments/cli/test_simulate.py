@@ -62,6 +62,7 @@ WITH = {
     "disable_hybrid_kv_cache_manager": EXPERTS,
     "moe_backend": ["--model", "mixtral-8x7b", "--gpu", "h200"],
     "kv_offloading_size": ["--enable-prefix-caching"],
+    "prefix_cache_retention_interval": EXPERTS,
     "decode_context_parallel_size": ["--model", "deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"],
     "api_server_count": ["--api-server", "measured"],
     "long_prefill_token_threshold_adaptive": ["--long-prefill-token-threshold", "8"],

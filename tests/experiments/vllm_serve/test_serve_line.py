@@ -533,7 +533,7 @@ def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
         ("llama-3.1-8b --kv-offloading-size 20", True),
         ("openai/gpt-oss-120b", True),
         ("openai/gpt-oss-120b --kv-offloading-size 20", True),
-        ("google/gemma-4-31b-it --kv-offloading-size 20", False),
+        ("google/gemma-4-31b-it --kv-offloading-size 20", True),
         ("openai/gpt-oss-120b -pp 2 --max-num-seqs 64", True),
         ("llama-3.1-8b -pp 2 --kv-offloading-size 20", False),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-num-seqs 64 --kv-offloading-size 20", True),

@@ -122,7 +122,6 @@ def test_what_each_kind_says_of_itself():
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.swap_in(sequence, 0)),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.prefill(sequence, 0)),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: memory.stall(sequence, 0)),
-        (lambda: RadixMemory(32), lambda memory, sequence: memory.stall(sequence, 0)),
         (lambda: RadixMemory(32), lambda memory, sequence: memory.swapped_blocks((sequence,))),
         (lambda: ContiguousMemory(8, 4), lambda memory, sequence: State().fork(sequence, 0)),
     ],
