@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PLAN = Parameter(group=Group("A recorded plan", sort_key=0))
 _DEVICE = Parameter(group=Group("Device", sort_key=1))
 _SERVER = Parameter(group=Group("A real server", sort_key=2))
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 VALIDATION = FolderKind("validation", ("validation.json", "steps.csv", "calibration.json"))
 
 

@@ -302,6 +302,8 @@ class Validation:
         scale = self._scale
         attention = validate_attention.paged_against_contiguous
         yield "attention", attention(self.skeleton, scale.shapes, ATTENTION_ROUNDS, self._seed)
+        # Deprecated: readers get what they got where it was not installed.
+        yield "transformers", {"reason": "it is not measured any more"}
 
     def _read(self, calibration: Path) -> None:
         self._cost = str(calibration)
