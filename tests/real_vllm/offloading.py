@@ -6,7 +6,7 @@ orders them: stores begin with the step after the one that asks, a step waits fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,12 +46,19 @@ class Copies:
 class _Clock(server.Clock):
     """As ``Clock`` for steps that wait before they compute."""
 
-    def reserve(self, names: Iterable[str], unknown: Iterable[str], wait: int = 0) -> int:
-        start = max(self.now, self._free_at[0])
-        if names or wait:
-            self._free_at[0] = start + wait + (self._stage_ticks if names else 0)
-            self._ends.append(self._free_at[0])
+    def __init__(self, step_ticks: int) -> None:
+        super().__init__(step_ticks)
+        self._durations: deque[int] = deque()
+
+    def reserve(self, runs: bool, wait: int = 0) -> int:
+        start = max(self.now, self._free_at)
+        if runs or wait:
+            self._durations.append(wait + runs * self._step_ticks)
+            self._free_at = start + self._durations[-1]
         return start
+
+    def pass_step(self) -> None:
+        self.now += self._durations.popleft()
 
 
 class _Result(server.Result):
@@ -92,7 +99,7 @@ class OffloadingRecorder(server.Recorder):
 
     def _run(self, output: SchedulerOutput) -> Any:
         meta, clock = output.kv_connector_metadata, self.clock
-        now = max(clock.now, clock._free_at[0])
+        now = max(clock.now, clock._free_at)
         asked = {job: len(each.src_spec.block_ids) for job, each in meta.store_jobs.items()}
         flushed = meta.jobs_to_flush or set()
         for job, blocks in (*self._unsubmitted.items(), *((job, asked[job]) for job in asked if job in flushed)):
