@@ -299,7 +299,8 @@ def _require_alone(server: str, alone: dict[str, Any], load: Flags, aims: Aims, 
     if given or load != NO_FLAGS or aims != Aims() or choices != Choices():
         name = f"--{given[0].replace('_', '-')}" if given else "a load or objectives"
         raise UserError(
-            f"serve: {name} is not read beside a line of {server}; simulate the command that its answer prints"
+            f"serve: {name} is not read beside a line of {server}; without it the answer prints flags for simulate, and for sweep --grid"
+            " request_rate=10,20 --goodput ttft:500"
         )
 
 

@@ -31,7 +31,7 @@ SWEEP = Group("Sweep", sort_key=-1)
 LISTED = Parameter(group=SWEEP, consume_multiple=True, negative_iterable="")
 WORKERS = Annotated[Workers, Parameter(name="*", group=Group("Workers", sort_key=8))]
 #: Results in the terminal table, and their labels.
-_SHOWN = headings("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")
+_SHOWN = ("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")
 #: Points in the terminal table; the Parquet file has all of them.
 _MOST_SHOWN = 40
 
@@ -78,7 +78,7 @@ def sweep(
     load = load_in_words(base)
     if load is not None:
         report.print_line(f"Load, but for what is varied: {load}")
-    report.console.print(_table(names, swept))
+    report.console.print(_table(names, swept, headings(*_SHOWN, *["request_goodput"] * (goal is not None))))
     for text in (*_failure_lines(failed), *_steps_text(swept)):
         report.print_line(text)
     report.point_to(f"Sweep of {len(swept):,} points", path)
@@ -97,16 +97,16 @@ def _plain(cells: dict[str, Any]) -> dict[str, Any]:
     return {name: "inf" if value == float("inf") else value for name, value in cells.items()}
 
 
-def _table(names: Iterable[str], swept: Sequence[Swept]) -> Table:
+def _table(names: Iterable[str], swept: Sequence[Swept], metrics: dict[str, str]) -> Table:
     shown = swept[:_MOST_SHOWN]
     ranges = [LatencyRange.mean([each.outcome.summary] if each.outcome.summary else []) for each in shown]
     near = [f"mean TTFT, ms,\nsteps ±{CHANGE:.0%}"] * any(ranges)
     # A long value, as of JSON, is folded, so that the metrics stay whole.
     axes = [Column(name, wraps=True) for name in names]
-    table = Table(*axes, *(Column(label.replace(" ", "\n", 1)) for label in _SHOWN.values()), *near)
+    table = Table(*axes, *(Column(label.replace(" ", "\n", 1)) for label in metrics.values()), *near)
     for each, ends in zip(shown, ranges, strict=True):
         results = each.outcome.summary
-        cells = (metric_text(name, results[name]) if results else "-" for name in _SHOWN)
+        cells = (metric_text(name, results[name]) if results else "-" for name in metrics)
         table.add_row(
             *each.point.axis_values.values(), *cells, *[ends.ends("mean_ttft_ms") if ends else ""] * len(near)
         )

@@ -9,6 +9,7 @@ import numpy as np
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from real_vllm.ours import ConstantCost
 
@@ -93,7 +94,7 @@ class StepLog(Observer):
         self._known = set()
 
     def served(self) -> Served:
-        """All of a run that is over."""
+        """Everything up to now."""
         self._note_finished()
         return Served(self.steps, sorted(self.finished))
 
@@ -122,5 +123,10 @@ def settings_of(case: Case, **others: object) -> Settings:
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
     log = StepLog()
-    simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
+    try:
+        simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
+    except SimulationFault as fault:
+        if "is stuck" not in str(fault):
+            raise
+        return log.served()._replace(is_stuck=True)
     return log.served()

@@ -291,10 +291,9 @@ def _serve(case: Case) -> Served:
             scheduler.new_token_ratio_tracker.reset()
             if arrived < len(arrivals):
                 known = max(known, arrivals[arrived])
-            elif scheduler.waiting_queue:
-                raise RuntimeError(f"{case.name}: SGLang is stuck")
             else:
-                return Served(steps, sorted((ticks, row) for row, ticks in finished.items()))
+                done = sorted((ticks, row) for row, ticks in finished.items())
+                return Served(steps, done, is_stuck=bool(scheduler.waiting_queue))
         while len(scheduler.result_queue) > (case.overlaps and batch is not None):
             ran, over = scheduler.result_queue.popleft()
             _finish_step(ran, outputs, scheduler)

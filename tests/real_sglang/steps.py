@@ -32,10 +32,15 @@ class Step(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A workload, served: every step, and (ticks, request) of each finish, ascending."""
+    """A workload, served: every step, and (ticks, request) of each finish, ascending.
+
+    Attributes:
+        is_stuck: Whether requests wait at the end that are never admitted: a pool without a tree may be too small for one.
+    """
 
     steps: list[Step]
     finished: list[tuple[int, int]]
+    is_stuck: bool = False
 
 
 class Difference(NamedTuple):
@@ -58,8 +63,10 @@ def first_difference(real: Served, ours: Served) -> Difference | None:
         for field, value, known in zip(Step._fields, theirs, mine, strict=True):
             if value != known:
                 return Difference(number, field, value, known)
-    if real.finished != ours.finished:
-        return Difference(len(real.steps), "finished", real.finished, ours.finished)
+    for field in ("finished", "is_stuck"):
+        value, known = getattr(real, field), getattr(ours, field)
+        if value != known:
+            return Difference(len(real.steps), field, value, known)
     return None
 
 

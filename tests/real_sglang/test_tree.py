@@ -13,7 +13,8 @@ from . import server
 
 #: Operations of a seed. Twenty seeds are 400,000.
 _OPERATIONS = 20_000
-_SLOTS = 1 << 20
+#: No seed inserts as many tokens in all, so that its pool never runs short.
+_SLOTS = 1 << 16
 
 
 class Real:

@@ -17,6 +17,7 @@ from fragmeter.experiments.runs.grid import axes, points
 from fragmeter.experiments.runs.inputs import Inputs
 from fragmeter.experiments.runs.sweeping import Outcome, run_point
 from fragmeter.sim.config.settings import Settings
+from fragmeter.sim.metrics.registry import metric_text
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
 from killing import count, kill_when
@@ -139,6 +140,15 @@ def test_a_point_that_cannot_be_run_is_a_row_that_says_why(tmp_path, capsys):
     assert "is fitted to opt-13b on one a100-40gb" in rows["error"][0]
     assert rows["completed"].isna().tolist() == [True, False]
     assert "Failed: 1 points" in capsys.readouterr().out
+
+
+def test_goodput_is_shown_where_objectives_are_given(tmp_path, capsys):
+    rows = swept(tmp_path / "without", "--grid", "seed=0")
+    assert "goodput," not in capsys.readouterr().out and "request_goodput" not in rows
+    rows = swept(tmp_path / "with", "--grid", "seed=0", "--goodput", "e2el:1000")
+    shown = capsys.readouterr().out
+    assert 0 < rows["request_goodput"].item() < rows["request_throughput"].item()
+    assert "goodput," in shown and metric_text("request_goodput", rows["request_goodput"].item()) in shown
 
 
 def test_where_no_point_can_be_run_the_first_says_why(tmp_path, capsys):

@@ -107,6 +107,7 @@ def test_fewer_slots_than_the_memory_has(tmp_path):
     [
         (["--gpu", "h100-80gb,h200"], "the line of SGLang is read for one kind of GPU"),
         (["--gpu", "h100-80gb", "--vllm", "0.16"], "--vllm is not read beside a line of SGLang"),
+        (["--gpu", "h100-80gb", "--goodput", "ttft:500"], "a load or objectives is not read beside a line of SGLang"),
     ],
 )
 def test_what_is_not_answered(flags, error, capsys):
