@@ -198,6 +198,17 @@ def test_flags_of_the_scheduler_are_settings_of_the_simulation():
     assert plain.policy_options.long_prefill_token_threshold == 0
 
 
+def test_checkpoints_within_prompts_are_a_setting_but_beside_offloading():
+    line = "vllm serve openai/gpt-oss-20b --max-model-len 8192 --prefix-cache-retention-interval 512"
+    found = started(parse_serve(line), "h100-80gb")
+    assert found.settings().policy_options.prefix_cache_retention_interval == 512
+    assert not found.line.not_simulated
+    beside = started(parse_serve(f"{line} --kv-offloading-size 8"), "h100-80gb")
+    chosen = beside.settings().policy_options
+    assert (chosen.prefix_cache_retention_interval, chosen.kv_offloading_size) == (0, 8)
+    assert [text.partition(" (")[0] for text in beside.line.not_simulated] == ["--prefix-cache-retention-interval"]
+
+
 @pytest.mark.parametrize(
     ("value", "tokens"), [("8k", 8000), ("8K", 8192), ("1m", 1_000_000), ("1M", 2**20), ("25.6k", 25_600)]
 )
