@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ...sim.spec.model import preset_config
+from ...sim.spec.model import repository
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from .answer import Answer, Bill
@@ -85,20 +85,17 @@ def manifest(form: Form, answer: Answer, bill: Bill, model: str, version: tuple[
 
 
 def loadable(model: str) -> str:
-    """The name by which vLLM loads a model: that of a preset's repository, or the given repository or path.
+    """The name by which vLLM loads a model: a given repository or path, or the repository that a short name stands for.
 
     Raises:
-        SettingError: It is a short name without a repository.
+        SettingError: It is a preset of no published model, or unknown.
     """
     if "/" in model or Path(model).exists():
         return model
-    try:
-        repository = preset_config(model).get("_name_or_path")
-    except KeyError:
-        repository = None
-    if repository is None:
+    found = repository(model)
+    if found is None:
         raise SettingError("deploy", model, "is no name that vLLM loads; name the model as org/name")
-    return str(repository)
+    return found
 
 
 def _fleet(answer: Answer, bill: Bill, model: str) -> list[_Servers]:
@@ -222,7 +219,9 @@ def _container(servers: _Servers, image: str) -> _Object:
 
 
 def _pod(container: _Object, more: _Object) -> _Object:
-    return {**more, "containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
+    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    # The Service vllm would set VLLM_PORT to an address, which vLLM refuses (envs.py, get_vllm_port).
+    return {**more, "enableServiceLinks": False, "containers": [container], "volumes": volumes}
 
 
 def _controller(kind: str, name: str, replicas: int, pod: _Object, more: _Object | None = None) -> _Object:

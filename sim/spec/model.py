@@ -159,15 +159,29 @@ def published_formats(name: str) -> list[str]:
     own = _named(found)
     if own.quantization is not None:
         return []
-    facts = _stored_of(found) if found in _presets() else stored(found)
-    named = facts.name if facts is not None else str(_presets()[found].get("_name_or_path", found))
-    others = ((each, _named(each)) for each in in_formats(named, stored_names()))
+    others = ((each, _named(each)) for each in in_formats(_repository_of(found) or found, stored_names()))
     return [
         each
         for each, spec in others
         if spec.quantization is not None
         and (spec.num_layers, spec.hidden_size, spec.vocab_size) == (own.num_layers, own.hidden_size, own.vocab_size)
     ]
+
+
+def repository(name: str) -> str | None:
+    """The repository on the Hugging Face hub that a name stands for; None for a local file, and for a preset of no published model."""
+    found = _found(name)
+    if isinstance(found, Path):
+        return None if Path(name).exists() else name
+    return _repository_of(found)
+
+
+def _repository_of(found: str) -> str | None:
+    """That of a preset, or of stored facts."""
+    if found not in _presets():
+        return found
+    named = _presets()[found].get("_name_or_path")
+    return None if named is None else str(named)
 
 
 def _found(name: str) -> str | Path:

@@ -11,12 +11,13 @@ import yaml
 
 from fragmeter.experiments.capacity.answer import Answer, Bill
 from fragmeter.experiments.capacity.candidates import Candidate, candidates
-from fragmeter.experiments.capacity.manifest import FILES, manifest
+from fragmeter.experiments.capacity.manifest import FILES, loadable, manifest
 from fragmeter.experiments.capacity.pairs import paired
 from fragmeter.experiments.capacity.text import pair_lines
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.vllm_serve.deployments import deployed
 from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve, read_serve
+from fragmeter.sim.spec.model import model, model_names, repository
 from fragmeter.sim.types.errors import SettingError
 
 PLAN = [
@@ -56,6 +57,8 @@ def test_each_object_has_what_its_schema_requires(tmp_path):
     assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
     template = deployment["spec"]["template"]
     assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    # Kubernetes sets VLLM_PORT=tcp://... in every pod beside a Service named vllm, unless the pod refuses it; vLLM ends on it.
+    assert service["metadata"]["name"] == "vllm" and template["spec"]["enableServiceLinks"] is False
     mounts = {each["name"] for each in template["spec"]["containers"][0]["volumeMounts"]}
     assert mounts <= {each["name"] for each in template["spec"]["volumes"]}
     assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
@@ -104,6 +107,8 @@ class TestApart:
             ("StatefulSet", "vllm-prefill"), ("Service", "vllm-prefill"), ("StatefulSet", "vllm-decode"),
             ("Service", "vllm-decode"), ("Deployment", "vllm"), ("Service", "vllm"),
         ]  # fmt: skip
+        pods = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "StatefulSet"]
+        assert [each["enableServiceLinks"] for each in pods] == [False, False]
         sizes = [each["spec"]["replicas"] for each in documents if each["kind"] == "StatefulSet"]
         gpus = [
             each["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
@@ -161,6 +166,21 @@ class TestApart:
         for line, words in zip(pair_lines(pair()[0], "Qwen/Qwen3-32B"), commands(documents).values(), strict=True):
             given = shlex.split(line)[3:]
             assert {*given} <= {*words} and json.loads(words[-1]) == json.loads(given[-1])
+
+
+def test_a_short_name_is_started_as_the_repository_of_its_shape():
+    """vLLM knows no preset: each is named by a repository, of which the same model is read."""
+    named = {name: loadable(name) for name in model_names() if repository(name) is not None}
+    assert {*model_names()} - {*named} == {"llama-13b", "toy-llama", "toy-opt"}
+    for name, found in named.items():
+        ours, theirs = model(name), model(found)
+        assert "/" in found and (ours.num_layers, ours.hidden_size, ours.vocab_size, ours.head_dim) == (
+            theirs.num_layers, theirs.hidden_size, theirs.vocab_size, theirs.head_dim,
+        )  # fmt: skip
+    assert [loadable(name) for name in ("qwen3-32b", "llama-3.3-70b")] == [
+        "Qwen/Qwen3-32B",
+        "meta-llama/Llama-3.3-70B-Instruct",
+    ]
 
 
 @pytest.mark.parametrize(
