@@ -94,8 +94,11 @@ class VllmV1(TokenBudget):
         self._offloads = chosen.kv_offloading_size > 0
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
-        overlaps = self._cap.tokens > 0 or self._cadence is not None or self._by_priority or self._offloads
-        self._is_plain = self.groups.kinds == (FULL,) and not overlaps
+        in_turn = self._cap.tokens > 0 or self._cadence is not None or self._offloads
+        overlaps = in_turn or self._by_priority
+        # Beside batches in flight sequences take their blocks one by one in any memory.
+        in_turn = in_turn or (self._by_priority and self.stages == 1)
+        self._is_plain = self.groups.kinds == (FULL,) and not in_turn
         self.splits_chunks = self.groups.states_by_block or overlaps
         self._speculative = found = chosen.speculative
         self._has_options = overlaps or found is not None

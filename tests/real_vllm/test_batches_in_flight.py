@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ from fragmeter.sim.policy.vllm_v1 import VllmV1
 from tools.live.step_log import first_difference
 
 from . import ours, server
-from .workloads import KINDS, Case, story
+from .workloads import KINDS, OPTIONS, Case, story
 
 #: Kinds of workloads over layers that keep every token.
 _KINDS = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
@@ -24,7 +24,7 @@ def _cases(kind: str, seeds: range) -> Iterator[Case]:
     return (KINDS[kind](seed) for seed in seeds)
 
 
-def _differing(cases: Iterator[Case], stages: int, asynchronous: bool) -> tuple[int, dict[str, str]]:
+def _differing(cases: Iterable[Case], stages: int, asynchronous: bool) -> tuple[int, dict[str, str]]:
     """Steps of the real scheduler, and where ours first differs, by workload."""
     steps, differing = 0, {}
     for case in cases:
@@ -40,9 +40,30 @@ def _differing(cases: Iterator[Case], stages: int, asynchronous: bool) -> tuple[
 @pytest.mark.parametrize("kind, first", _BATCHES)
 def test_every_batch_is_that_of_the_real_scheduler(kind, first, stages, asynchronous, record_property):
     seeds = range(first, first + _SEEDS_A_TEST)
-    steps, differing = _differing(_cases(kind, seeds), stages, asynchronous)
+    _compare(kind, _cases(kind, seeds), stages, asynchronous, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("kind", ["tight", "turns"])
+@pytest.mark.parametrize("first", range(0, 12, 3))
+def test_every_batch_by_priority_is_that_of_the_real_scheduler(first, kind, stages, asynchronous, record_property):
+    cases = map(OPTIONS["priorities"], _cases(kind, range(first, first + 3)))
+    _compare(f"{kind} priorities", cases, stages, asynchronous, record_property)
+
+
+def _compare(
+    kind: str,
+    cases: Iterable[Case],
+    stages: int,
+    asynchronous: bool,
+    record_property: Callable[[str, object], None],
+) -> None:
+    workloads = [*cases]
+    steps, differing = _differing(workloads, stages, asynchronous)
     mode = "async" if asynchronous else "sync"
-    record_property(f"compared/{kind} {mode} {stages} stages", [len(seeds), steps, len(differing)])
+    record_property(f"compared/{kind} {mode} {stages} stages", [len(workloads), steps, len(differing)])
     assert not differing, "\n".join(f"{name}: {difference}" for name, difference in differing.items())
 
 
