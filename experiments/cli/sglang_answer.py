@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...reports.page.table import Table
@@ -11,10 +12,18 @@ from ...sim.engine.replica import build
 from ...sim.policy.sglang import SGLang
 from ...sim.runs.replica import Replica
 from ...sim.spec import gpu
+from ...sim.spec import model as model_spec
 from ...sim.spec.gpu import GIB, GpuSpec
 from ..runs.output import Report
 from ..sglang_server.line import SGLangLine, release_of_flags
 from .start_answer import simulate_command
+
+_WITHOUT_WINDOWS = "--disable-hybrid-swa-memory"
+#: ``is_hybrid_swa_model`` of SGLang's ``configs/model_config.py``.
+_WINDOWS = (
+    "pools of windows (SGLang has them for gpt-oss, Llama 4, Gemma 4, MiMo V2 and others; the answer is that of"
+    f" {_WITHOUT_WINDOWS})"
+)
 
 
 def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Report) -> None:
@@ -24,6 +33,9 @@ def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Rep
         SettingError: A value is invalid, or the model is not known or leaves no slots.
     """
     found, replica = _built(line, gpu_name, model)
+    windows = any(span.kind in ("sliding", "chunked") for span in model_spec(found.model).spans)
+    if windows and _WITHOUT_WINDOWS not in line.ignored:
+        line = replace(line, not_simulated=[*line.not_simulated, _WINDOWS])
     ranks = found.tensor_parallel_size * found.pipeline_parallel_size
     card = gpu(found.gpu)
     where = f"{found.model} on {ranks} x {card.name}"
@@ -34,7 +46,7 @@ def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Rep
         )
         report.print_line()
     slots = replica.memory.capacity_slots
-    names = [text.split(" ")[0] for text in line.not_simulated]
+    names = [text.partition(" (")[0] for text in line.not_simulated]
     subject = f"Without {', '.join(names)}, not counted, it" if names else "It"
     report.print_line(
         f"{subject} has slots: {where}; {slots:,} tokens fit into its KV cache, and"
