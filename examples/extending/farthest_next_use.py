@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
-from heapq import heappop, heappush
-from itertools import count
+
+from ranked_order import RankedOrder
 
 from fragmeter.sim.memory import Memory
 from fragmeter.sim.memory.paged.cached import CachedMemory
 from fragmeter.sim.memory.paged.transaction import PagedTransaction
-from fragmeter.sim.memory.prefix import BlockPool, FreeKVCacheBlockQueue, lookup_blocks
+from fragmeter.sim.memory.prefix import BlockPool, lookup_blocks
 from fragmeter.sim.memory.prefix.chains import PLACE_BITS
 from fragmeter.sim.policy.base import StepPlan
 from fragmeter.sim.policy.server import Pool
@@ -27,7 +26,7 @@ from fragmeter.sim.types.state import State
 NEVER = 1 << 62
 
 
-class FarthestNextUse(FreeKVCacheBlockQueue):
+class FarthestNextUse(RankedOrder):
     """Blocks without a hash come first, then those that no request asks for, then those asked for last; of a prompt its end.
 
     Attributes:
@@ -40,10 +39,6 @@ class FarthestNextUse(FreeKVCacheBlockQueue):
         super().__init__(num_blocks)
         self.coming, self.pool = 0, BlockPool(0)
         self.asking: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        self._turn = count()
-        # Free blocks with a hash: a heap by next use and turn, and the entry of each; entries of blocks that left stay in the heap.
-        self._heap: list[tuple[int, int, int]] = []
-        self._entries: dict[int, tuple[int, int, int]] = {}
         # Blocks by the request that asks for them next.
         self._due: dict[int, list[int]] = defaultdict(list)
 
@@ -65,36 +60,11 @@ class FarthestNextUse(FreeKVCacheBlockQueue):
         first = bisect_left(requests, self.coming)
         return next((requests[at] for at in range(first, len(requests)) if place < stops[at]), NEVER)
 
-    def popleft_n(self, count: int) -> list[int]:
-        """Take blocks without a hash as before, and then those with the last next use."""
-        blocks = super().popleft_n(min(count, self.num_free_blocks - len(self._entries)))
-        if count - len(blocks) > len(self._entries):
-            return super().popleft_n(count)
-        while len(blocks) < count:
-            entry = heappop(self._heap)
-            if self._entries.get(entry[2]) is entry:
-                self.remove_n(entry[2:])
-                blocks.append(entry[2])
-        return blocks
-
-    def _enter(self, block: int) -> None:
+    def rank(self, block: int) -> int:
         request = self.next_use(block)
-        self._entries[block] = entry = (-request, next(self._turn), block)
-        heappush(self._heap, entry)
         if request < NEVER:
             self._due[request].append(block)
-
-    def free_n(self, blocks: Sequence[int], unhashed: Sequence[int]) -> None:
-        self.prepend_n(unhashed)
-        for block in blocks:
-            if block not in unhashed:
-                self._enter(block)
-                self.num_free_blocks += 1
-
-    def remove_n(self, blocks: Sequence[int]) -> None:
-        self.num_free_blocks -= len(blocks)
-        for block in blocks:
-            del self._entries[block]
+        return -request
 
 
 class FutureV1(VllmV1):

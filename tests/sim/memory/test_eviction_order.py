@@ -168,6 +168,22 @@ def test_an_order_that_knows_the_future_is_that_of_a_search(seed, monkeypatch):
     assert cache_bounds(plain).hits < bounds.hits <= bounds.fixed_schedule
 
 
-def test_the_example_is_short():
-    lines = (FOLDER / "least_frequently_used.py").read_text().splitlines()
-    assert sum(bool(line.strip()) for line in lines) < 60
+def prompts_of_an_agent(prefixes: int, requests: int) -> Workload:
+    """Requests in turns of few system prompts of 64 tokens, each with 120 tokens that no other asks for, and that the trace names."""
+    text, own = np.arange(requests) % prefixes, prefixes + np.arange(requests)
+    ids, tokens = np.stack([text, own], axis=1).ravel(), np.tile([64, 120], requests)
+    content = PromptContent(2 * np.arange(requests + 1), ids, tokens)
+    arrivals = np.arange(requests) * 1_000_000_000_000
+    return Workload("agents", arrivals, np.full(requests, 190), np.full(requests, 4), content=content)
+
+
+def test_pinned_prefixes_hit_what_is_pinned(monkeypatch):
+    """Five system prompts, and room for two requests: from the sixth request on exactly the pinned tokens are hit."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    example, work = import_module("pinned_prefixes"), prompts_of_an_agent(5, 30)
+    for pinned_tokens in (0, 32, 64):
+        monkeypatch.setattr(example, "PINNED_TOKENS", pinned_tokens)
+        looks = served("pinned_prefixes:PinnedV1", work).replica.cache_log.look_up_columns()["hit_tokens"]
+        assert looks.tolist() == [0] * 5 + [pinned_tokens] * 25
+    sys.modules.pop("pinned_prefixes", None)
+    assert not served("vllm-v1", work).replica.cache_log.look_up_columns()["hit_tokens"].any()
