@@ -100,7 +100,9 @@ def plan(
         others = alone | of_a_server | {"again": again, "out": out}
         _check(check, others, groups | {"aims": replace(aims, seed=0)}, aims.seed, workers, json, report)
         return
-    asked, then = as_asked(alone, groups), None
+    # Both spellings of a list are one question.
+    listed = None if gpu is None else list(values_of("gpu", gpu))
+    asked, then = as_asked(alone | {"gpu": listed}, groups), None
     if again is not None:
         _require_no_others("again", again, "its own flags", of_a_server | alone, *groups.values())
         require_apart({"out": out, "json": json}, {"again": [again]})
