@@ -74,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Now:
-    """The server since the turning point, or over all readings with requests in flight.
+    """What the readings show of the server now: since the turning point, or without one over all readings with requests in flight.
 
     Attributes:
         symptom: "idle", "drains", "full", "limited", "queue", "nearly full" or "light".

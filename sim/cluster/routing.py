@@ -93,10 +93,15 @@ class Router(Protocol):
         """Choose among these from now on."""
 
     def choose(self, request: int, now: int, among: Sequence[int] | None = None) -> int:
-        """The number of the replica for a request (a row of the workload).
+        """Choose the replica of a request.
 
         Args:
+            request: Row of the workload.
+            now: Ticks.
             among: Numbers of the replicas that take requests, rising; None if all do.
+
+        Returns:
+            The number of the replica.
         """
 
 
@@ -267,7 +272,7 @@ class PrefixAffine:
 
 
 class VllmDataParallel:
-    """The engine with the fewest requests, as vLLM's client knows it.
+    """vLLM's own router of data-parallel engines: to the engine with the fewest requests, by the counts that its client has.
 
     Args:
         count: Number of engines.

@@ -183,7 +183,9 @@ def context_of_reads(repeated_reads: float) -> Callable[[int, int], int] | None:
 
 
 def saved_ticks(cost: StepCost) -> Callable[[int, int, int], int] | None:
-    """The cost model's saving in mixed steps whose decodes share blocks, which a cache then holds; None if it has none.
+    """By how much a mixed step is shorter where its decodes read the same blocks, which are then in the GPU's cache.
+
+    None if the cost model has no such saving.
 
     The function takes the number of decodes, the sum of their contexts, and the slots among them that are repeated
     reads (``Memory.repeated_slots``). It returns the ticks by which a step with prompts is shorter.

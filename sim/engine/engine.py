@@ -300,7 +300,7 @@ class Engine:
         return self.env.schedule
 
     def _rest(self, now: int) -> tuple[int, Leap | None] | None:
-        """Ticks until the next arrival, or end of a copy, and the ledger's columns for them; None if there is none."""
+        """How long nothing runs: ticks until a request arrives or a copy ends, with the ledger's columns; None if neither is to come."""
         until, waiting = self.source.next_ticks, len(self.state.waiting)
         if until < NEVER and self._transfers is not None and self._transfers.loaded:
             # They hold blocks, so the ledger has a row.

@@ -237,7 +237,7 @@ def _spans(touches: _Touches) -> tuple[Spans, int]:
 
 
 def _sorted_touches(touches: _Touches) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Segments by number, with the touches of each in their order, and its names; for some segments at a time."""
+    """The touches of each segment in the order of time, and the names that they are of; some segments a yield, by rising number."""
     edges = np.unique(np.concatenate([touches.start, touches.stop]))
     first, stop = np.searchsorted(edges, touches.start), np.searchsorted(edges, touches.stop)
     num_touches = np.cumsum(np.bincount(first, minlength=len(edges)) - np.bincount(stop, minlength=len(edges)))

@@ -27,7 +27,7 @@ STATE_WINDOW = 2
 
 
 class GroupSize(NamedTuple):
-    """Blocks of one group, in a pool with blocks of several sizes.
+    """Size of the blocks of one KV group, where the groups of a model have blocks of several sizes.
 
     Attributes:
         block_size: Tokens of a block.
