@@ -37,7 +37,7 @@ class Base:
 
 _BENCH = {"--against": "bench.json", "--model": "opt-13b", "--gpu": "a100-40gb"}
 BASES: dict[tuple[str, ...], list[Base]] = {
-    ("reproduce",): [Base(("fig1",), {"--jobs": "1"}), Base(("prefix-cache",), {"--trace": "hashed.jsonl"}, ("hashed.jsonl",))],
+    ("reproduce",): [Base(("fig1",), {"--jobs": "1"})],
     ("simulate",): [Base((), LOAD), Base((), {"--trace": "trace.csv"}, ("trace.csv",))],
     ("sweep",): [
         Base((), LOAD | {"--grid": "seed=0:1", "--jobs": "1", "--out": "out"}),
