@@ -16,8 +16,6 @@ from ..paper.bench import Bench
 from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..paper.comparison import Payload
 from ..paper.figures import fig12, fig14
-from ..paper.figures.anyscale import SEEDS as ANYSCALE_SEEDS
-from ..paper.figures.anyscale import compare_anyscale
 from ..paper.figures.fig1 import fig1
 from ..paper.figures.fig2 import fig2
 from ..paper.figures.fig3 import fig3
@@ -151,17 +149,6 @@ FIGURES: dict[str, Figure] = {
         seeds=1,
         seconds=6,
         shares="block sizes",
-    ),
-    "anyscale": Figure(
-        lambda bench: compare_anyscale(bench.source.seeds),
-        sections.shown("Anyscale's workload: continuous batching against static", figures.curves),
-        seeds=ANYSCALE_SEEDS,
-        traced=False,
-        in_all=False,
-        page=(
-            "Anyscale's workload, rerun",
-            "Throughput of static and continuous batching by output cap, published beside simulated; no GPU was used.",
-        ),
     ),
     "waste-today": Figure(
         waste_today,

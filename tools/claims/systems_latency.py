@@ -26,7 +26,6 @@ from statistics import NormalDist
 import numpy as np
 
 from fragmeter.experiments.paper.settings import paper_settings
-from fragmeter.experiments.paper.static_batches import fastertransformer_ticks, finishes
 from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.sim import Run, Workload, simulate
 from fragmeter.sim.cost import RooflineCost
@@ -39,6 +38,7 @@ from fragmeter.traces import poisson, stream
 
 from .claim import Code, Judged, Part, Values
 from .runs import Trial, highest_rate
+from .static_batches import fastertransformer_ticks, finishes
 from .systems_throughput import published
 from .throughput import ROUNDED
 

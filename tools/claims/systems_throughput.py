@@ -13,20 +13,20 @@ from importlib import resources
 from math import inf
 from typing import Any
 
-from fragmeter.experiments.paper.figures import anyscale
-from fragmeter.experiments.paper.figures.anyscale import FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from fragmeter.experiments.paper.paper import SYNTHETIC_SET
 from fragmeter.experiments.paper.settings import paper_settings
 from fragmeter.experiments.paper.sharing import BLOCK_SIZE
-from fragmeter.experiments.paper.static_batches import GENERATE_TOKENS, generate_ticks
 from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.sim import Workload, simulate
 from fragmeter.sim.spec import gpu, model, paper_num_blocks
 from fragmeter.sim.types.ticks import PER_SECOND
 
+from . import anyscale
+from .anyscale import FASTERTRANSFORMER, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from .claim import Code, Judged, Part, Values
 from .runs import Trial, at_once
 from .sharing import saving
+from .static_batches import GENERATE_TOKENS, generate_ticks
 from .throughput import ROUNDED, widest_ratios
 from .waste import EARLIER
 

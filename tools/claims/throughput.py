@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from fragmeter.experiments.paper.figures import anyscale
-from fragmeter.experiments.paper.figures.anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from fragmeter.experiments.paper.settings import paper_settings
 from fragmeter.sim import Workload, simulate
 from fragmeter.traces import poisson, stream
 
+from . import anyscale
+from .anyscale import FASTERTRANSFORMER, NAIVE, RESERVES_CAP, RESERVES_OUTPUT, VLLM
 from .claim import Code, Judged, Part, Values
 from .runs import Trial, median_latency_s
 

@@ -126,7 +126,7 @@ def test_a_page_of_one_figure_is_titled_by_it_and_answers_for_no_other(tmp_path)
 def test_what_is_no_figure_of_the_paper_has_a_title_of_its_own():
     shown = [name for name, figure in FIGURES.items() if figure.show is not None]
     others = [name for name in shown if not re.match("fig|table", name)]
-    assert sorted(others) == ["anyscale", "waste", "waste-today"]
+    assert sorted(others) == ["waste", "waste-today"]
     assert not any(head_of(name)[0].endswith("of the PagedAttention paper, rerun") for name in others)
     assert head_of("fig12a")[0] == "Fig 12a of the PagedAttention paper, rerun"
 

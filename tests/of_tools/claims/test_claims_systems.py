@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fragmeter.experiments.paper.figures import anyscale
 from fragmeter.experiments.paper.paper import SYNTHETIC_SET
 from fragmeter.experiments.paper.settings import paper_settings
-from fragmeter.experiments.paper.static_batches import generate_ticks
 from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.sim import simulate
+from tools.claims import anyscale
 from tools.claims.claims import claims, systems
 from tools.claims.runs import Trial, at_once
+from tools.claims.static_batches import generate_ticks
 
 #: LLaMA-13B leaves room on an A100-40GB for so many sequences of 2,048 tokens.
 SEQUENCES = 7

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.experiments.paper.static_batches import (
-    batch_ticks,
-    fastertransformer_ticks,
-    finishes,
-    generate_batches,
-    generate_ticks,
-)
 from fragmeter.experiments.runs.slo_check import compiled_cost
 from fragmeter.experiments.story.one_second_step import OneSecondStep
 from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.traces import poisson, stream
+from tools.claims.static_batches import (
+    batch_ticks,
+    fastertransformer_ticks,
+    finishes,
+    generate_batches,
+    generate_ticks,
+)
 
 N = 60
 

@@ -29,17 +29,17 @@ from typing import Any
 
 import numpy as np
 
-from ....sim import Workload, simulate
-from ....sim.cost import PaperCost, StepCost
-from ....sim.cost.base import coefficient
-from ....sim.engine.replica import FITTED_STEP_SCALE
-from ....sim.spec import block_bytes, gpu, model, paper_num_blocks
-from ....sim.spec.pool import MAX_BATCHED_TOKENS
-from ....sim.types.ticks import PER_SECOND, from_ms
-from ....traces import stream
-from ..comparison import Payload
-from ..rows import STEP_CHANGES, Row, as_finding, moved, value_row
-from ..settings import paper_settings
+from fragmeter.experiments.paper.comparison import Payload
+from fragmeter.experiments.paper.rows import STEP_CHANGES, Row, as_finding, moved, value_row
+from fragmeter.experiments.paper.settings import paper_settings
+from fragmeter.sim import Workload, simulate
+from fragmeter.sim.cost import PaperCost, StepCost
+from fragmeter.sim.cost.base import coefficient
+from fragmeter.sim.engine.replica import FITTED_STEP_SCALE
+from fragmeter.sim.spec import block_bytes, gpu, model, paper_num_blocks
+from fragmeter.sim.spec.pool import MAX_BATCHED_TOKENS
+from fragmeter.sim.types.ticks import PER_SECOND, from_ms
+from fragmeter.traces import stream
 
 
 class PausedCost:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ...sim.cost import StepCost
+from fragmeter.sim.cost import StepCost
 
 #: Tokens of the longest prompt and the longest output of one of the benchmark's batches.
 GENERATE_TOKENS = 2048

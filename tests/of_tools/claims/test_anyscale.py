@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.experiments.paper.figures import anyscale
-from fragmeter.experiments.paper.figures.anyscale import (
+from fragmeter.experiments.paper.rows import passed
+from fragmeter.sim import settings, simulate
+from fragmeter.sim.cost import PaperCost
+from fragmeter.sim.types.ticks import PER_MS
+from fragmeter.sim.workload.workload import Workload
+from tools.claims import anyscale
+from tools.claims.anyscale import (
     FASTERTRANSFORMER,
     NAIVE,
     RESERVES_CAP,
@@ -16,11 +21,6 @@ from fragmeter.experiments.paper.figures.anyscale import (
     PausedCost,
     Ratios,
 )
-from fragmeter.experiments.paper.rows import passed
-from fragmeter.sim import settings, simulate
-from fragmeter.sim.cost import PaperCost
-from fragmeter.sim.types.ticks import PER_MS
-from fragmeter.sim.workload.workload import Workload
 
 
 @pytest.fixture(scope="module")
