@@ -10,9 +10,10 @@ from zipfile import ZipFile
 
 import pytest
 
-from fragmeter.gpu.runbook import collect, offline
+from tools.offline import collect
+from tools.offline import run as offline
 
-RUNBOOK = Path(collect.__file__).parent
+OFFLINE = Path(collect.__file__).parent
 
 
 def wheel(folder: Path, name: str, code: str) -> None:
@@ -47,7 +48,7 @@ def collect_name(line: str) -> str:
 
 def test_the_list_has_all_that_fragmeter_needs():
     """As the environment of this test has it installed: a new dependency has to be added."""
-    text = (RUNBOOK / "wheels.txt").read_text()
+    text = (OFFLINE / "wheels.txt").read_text()
     listed = {collect_name(line) for line in collect.requirements(text, large=True)}
     installed = needed_by("fragmeter", set()) - {"fragmeter", "tzdata"}
     assert installed <= listed and "scipy" in listed
@@ -80,7 +81,7 @@ def folder(tmp_path):
         packed.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fragmeter\nVersion: 1\n")
         packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         packed.writestr(f"{info}/RECORD", "")
-    (made / "run.py").write_text((RUNBOOK / "offline.py").read_text())
+    (made / "run.py").write_text((OFFLINE / "run.py").read_text())
     return made
 
 

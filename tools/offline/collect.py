@@ -54,7 +54,7 @@ def collect(folder: Path, python: str, large: bool) -> None:
         ignored = shutil.ignore_patterns(".*", "out", "build", "dist", "*.egg-info", "__pycache__")
         shutil.copytree(CHECKOUT, source, ignore=ignored)
         _pip(["wheel", "--no-deps", "--wheel-dir", str(folder), str(source)])
-    shutil.copyfile(HERE / "offline.py", folder / "run.py")
+    shutil.copyfile(HERE / "run.py", folder / "run.py")
 
 
 def _pip(arguments: list[str]) -> None:
