@@ -37,7 +37,6 @@ from .text import (
     purchase,
     range_text,
     rate_text,
-    sure_headroom_text,
     tokens_text,
 )
 
@@ -170,7 +169,7 @@ def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill
         sure = percent_text(fleet.chance.chance)
         numbers.append(KeyNumber("Probability that it is enough", sure, f"headroom {headroom_text(answer)}"))
     else:
-        numbers.append(KeyNumber("Headroom", sure_headroom_text(answer)))
+        numbers.append(KeyNumber("Headroom", headroom_text(answer)))
     for name in ("ttft", "tpot"):
         bound = f"at most {limits[name]:,g} ms" if name in limits else "no objective"
         if "loads" in document["goal"]:
@@ -324,7 +323,7 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
         **(
             {"Requests/s a replica": rate_text(answer)}
             if answer.wanted is None
-            else {"Headroom": sure_headroom_text(answer)}
+            else {"Headroom": headroom_text(answer)}
         ),
         "Meet objectives, %": f"{100 * at['attained']:.1f}",
         METRICS["p90_ttft_ms"].heading: METRICS["p90_ttft_ms"].text(at["p90_ttft_ms"]),

@@ -122,14 +122,6 @@ TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 _BOUND = f"a lower bound, because its runs are bursts ({TOO_FEW})"
 
 
-def sure_headroom_text(answer: Answer) -> str:
-    """The headroom with confidence where it is known, else that of the first seeds."""
-    sure = answer.sure_rate
-    if sure is None or sure == inf:
-        return headroom_text(answer)
-    return f"{sure / not_none(answer.wanted) - 1:+.0%}"
-
-
 def _headroom_part(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "it meets the goal at every rate"
@@ -559,7 +551,7 @@ def _rate_cell(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "every"
     if answer.wanted is not None:
-        return sure_headroom_text(answer)
+        return headroom_text(answer)
     return f"{'<' * answer.is_burst}{answer.full_rate:,.3g}"
 
 

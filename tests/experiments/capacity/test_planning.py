@@ -31,7 +31,6 @@ from fragmeter.experiments.capacity.text import (
     hourly_text,
     range_text,
     rate_text,
-    sure_headroom_text,
     tokens_text,
     why_loses,
 )
@@ -263,15 +262,6 @@ class TestRange:
         prices_ = [f"{mark}{each.per_million['total']:.3g}" for mark, (_, each) in zip(marks, (other, first))]
         reason = why_loses(*other, first, None, "EUR")
         assert reason.startswith(f"{prices_[0]} EUR a million tokens at the full rate against {prices_[1]}; ")
-
-    def test_the_table_has_the_headroom_with_confidence(self):
-        """The mean of the first seeds is 24 requests/s, and 22 are sure."""
-        answer = answer_of("a100-80gb", 10.0, wanted=20.0)
-        fleet = replace(not_none(answer.fleet), rates=(24.0,) * 4, sure_rate=22.0)
-        answer = replace(answer, fleet=fleet)
-        assert (headroom_text(answer), sure_headroom_text(answer)) == ("+20%", "+10%")
-        bound = replace(answer, known_rates=(23.0,) * 4)
-        assert sure_headroom_text(bound) == headroom_text(bound) == ">+15%"
 
 
 class TestFirstLine:
