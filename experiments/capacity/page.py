@@ -9,8 +9,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from ...reports.data.answer import KeyNumber, counted, duration
 from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
@@ -32,9 +30,7 @@ from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
 from .manifest import FILES
 from .prices import GPU_HOURS
-from .sensitivity import CHANGE
 from .text import (
-    billed,
     headroom_text,
     hourly_text,
     percent_text,
@@ -84,7 +80,7 @@ def write_plan(
         slots = "Means over time at the recommended rate, in percent of the pool: {}."
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
-            Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
+            Section("The recommendation", "\n\n".join(document["details"])),
             *([] if what_if is None else [_sliders(what_if)]),
             *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
             Section("Price and speed", figures=drawn),
@@ -295,16 +291,6 @@ def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[di
     hourly = "GPUs" if currency == GPU_HOURS else f"{currency} per hour"
     unit = f"{currency} per million tokens" if ranks[0][0].wanted is None else hourly
     return rows, unit
-
-
-def _sensitivity(answer: Answer) -> list[go.Figure]:
-    if not answer.influences:
-        return []
-    rows = [
-        {"input": each.label, "higher_pct": each.higher.percent, "lower_pct": each.lower.percent}
-        for each in answer.influences
-    ]
-    return [figures.tornado(rows, billed(answer), CHANGE)]
 
 
 def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fragmeter.experiments.reproduce.prefix_cache import INFINITE, PrefixTrace, hit_tokens
 from fragmeter.sim.memory.prefix import HashChain
 from fragmeter.sim.types.errors import TraceError
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.traces import Trace, draw, fit, read_load, read_with_content, stats, stream, write, write_load
+from tools.prefix_cache import INFINITE, PrefixTrace, hit_tokens
 
 #: Largest error of a hit rate, in points of the prompts' tokens, and of the median distance of two uses of a block.
 POINTS, DISTANCE = 1.0, 0.1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine_runs import settings_of
-from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
+from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import Chance
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
@@ -32,7 +32,6 @@ from fragmeter.experiments.capacity.text import (
     range_text,
     rate_text,
     tokens_text,
-    verified_text,
     why_loses,
 )
 from fragmeter.experiments.runs.inputs import Inputs, Requests
@@ -391,19 +390,11 @@ class TestTheRateOfAFleet:
         assert any("idle at the wanted rate" in line for line in lines) == idle
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (0.9, "a100-80gb: of 40 other seeds 90.0% with 2 replicas meet the goal"),
-        (
-            0.85,
-            "a100-80gb: of 40 other seeds 85.0% with 2 replicas meet the goal: fewer than 90%; begin with more than 48 seeds (--seeds)",
-        ),
-    ],
-)
-def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, text):
-    answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), verified=(Verified(2, 1.0, share),))
-    assert verified_text(answer, 40) == text
+def test_a_fleet_that_meets_the_goal_at_every_rate_has_no_number():
+    fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf), seeds=2)
+    found = MaxRate(SloCheck(True, 80, 80, {}), 3.0, (2.0,), 5)
+    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail={})
+    assert (headroom_text(answer), rate_text(answer)) == ("every rate", "every rate")
 
 
 @pytest.mark.slow
