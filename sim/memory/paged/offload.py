@@ -311,7 +311,7 @@ class HostTierMemory(PagedMemory, ABC):
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
         tables.take(sequence, tokens, known, loads=True)
-        tables.take_for_drafts(sequence)
+        tables.take_after_load(sequence, tokens)
         self._hold_load(sequence, tokens, known)
         self.tier.on_looked_up(sequence, known, tokens - known)
         self.tier.load(sequence, tokens, blocks, until)
