@@ -32,7 +32,7 @@ from fragmeter.sim.cluster.routing import VllmDataParallel
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.workload.workload import Workload
 
-from .workloads import number
+from .workloads import number_of_workloads
 
 SECOND = 10**12
 #: What engines counted: tick, engine, waiting, running, usage of the KV cache.
@@ -217,7 +217,7 @@ def test_requests_go_where_vllms_client_sends_them():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fifty", range(0, number(200), 50))
+@pytest.mark.parametrize("fifty", range(0, number_of_workloads(200), 50))
 def test_two_hundred_loads_go_where_vllms_client_sends_them(fifty, record_property):
     differing = [seed for seed in range(fifty, fifty + 50) if differs(seed)]
     record_property(f"compared/loads of vllm-dp/{fifty}", [50, 0, len(differing)])

@@ -16,9 +16,9 @@ from tools.live.step_log import first_difference
 from . import arrived
 from .drafts import HYBRIDS, METHODS, drawn
 from .server import Stuck
-from .workloads import KINDS, Case, number
+from .workloads import KINDS, Case, number_of_workloads
 
-_SEEDS = number(6)
+_SEEDS = number_of_workloads(6)
 
 
 def _case(kind: str, seed: int, method: str | None) -> Case:

@@ -22,7 +22,7 @@ from tools.live.step_log import first_difference
 from . import offloading
 from .drafts import METHODS, drawn
 from .server import Stuck
-from .workloads import KINDS, OPTIONS, number
+from .workloads import KINDS, OPTIONS, number_of_workloads
 
 #: Kinds of workloads over several KV groups.
 HYBRIDS = ("windows_cached", "states", "block_sizes", "compressed")
@@ -150,7 +150,7 @@ def test_every_answer_and_eviction_is_that_of_vllm(num_blocks: int, groups: int)
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["prefixes", "turns"])
-@pytest.mark.parametrize("first", range(0, number(25), 5))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(25), 5))
 def test_every_step_is_that_of_the_scheduler_with_the_connector(
     kind: str, first: int, asynchronous: bool, record_property
 ):
@@ -160,7 +160,7 @@ def test_every_step_is_that_of_the_scheduler_with_the_connector(
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["prefixes", "turns"])
 @pytest.mark.parametrize("option", ["priorities", "intervals"])
-@pytest.mark.parametrize("first", range(0, number(100), 10))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(100), 10))
 def test_every_step_under_an_option_is_that_of_the_scheduler_with_the_connector(
     first: int, option: str, kind: str, asynchronous: bool, record_property
 ):
@@ -169,7 +169,7 @@ def test_every_step_under_an_option_is_that_of_the_scheduler_with_the_connector(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", HYBRIDS)
-@pytest.mark.parametrize("first", range(0, number(40), 10))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(40), 10))
 def test_every_step_over_several_kv_groups_is_that_of_the_scheduler_with_the_connector(
     first: int, kind: str, asynchronous: bool, record_property
 ):
@@ -178,7 +178,7 @@ def test_every_step_over_several_kv_groups_is_that_of_the_scheduler_with_the_con
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("option", ["priorities", "intervals"])
-@pytest.mark.parametrize("first", range(0, number(30), 10))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(30), 10))
 def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_connector(
     first: int, option: str, asynchronous: bool, record_property
 ):
@@ -191,7 +191,7 @@ def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_c
     ("kind", "method"),
     _DRAFTED,
 )
-@pytest.mark.parametrize("first", range(0, number(24), 6))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(24), 6))
 def test_every_step_with_drafts_is_that_of_the_scheduler_with_the_connector(
     first: int, kind: str, method: str, asynchronous: bool, record_property
 ):

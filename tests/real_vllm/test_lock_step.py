@@ -11,9 +11,9 @@ from fragmeter.sim.policy.vllm_v1 import _Cadence
 from tools.live.step_log import first_difference
 
 from . import lock_step
-from .workloads import KINDS, OPTIONS, number
+from .workloads import KINDS, OPTIONS, number_of_workloads
 
-_SEEDS = number(6)
+_SEEDS = number_of_workloads(6)
 _KINDS = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
 _OPTIONS = ("intervals", "priorities")
 

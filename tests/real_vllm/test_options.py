@@ -11,10 +11,10 @@ from fragmeter.sim.policy.vllm_v1 import VllmV1, _Cadence, _ChunkCap
 from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
-from .workloads import KINDS, OPTIONS, Case, number
+from .workloads import KINDS, OPTIONS, Case, number_of_workloads
 
 #: Workloads of a kind under each option.
-_SEEDS = number(12)
+_SEEDS = number_of_workloads(12)
 
 
 def _cases(option: str, kinds: Iterable[str], seeds: int = 12) -> Iterator[Case]:

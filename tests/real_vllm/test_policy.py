@@ -17,13 +17,13 @@ from fragmeter.sim.real_vllm.core import Core, Scheduled
 from fragmeter.sim.types.errors import SettingError, UserError
 
 from . import ours, server
-from .workloads import KINDS, ONE_SIZE, Case, number
+from .workloads import KINDS, ONE_SIZE, Case, number_of_workloads
 
 #: Ticks of the cases' clock, in which a step takes about a hundred, are so many of ours: a step of the fitted cost
 #: takes milliseconds.
 _TICKS = 60_000_000
 #: Workloads of a kind.
-_SEEDS = number(12)
+_SEEDS = number_of_workloads(12)
 #: Histograms of the lives of blocks, which only the cache of ``vllm-v1`` logs.
 _LIVES = "vllm:kv_block_"
 

@@ -20,10 +20,10 @@ from tools.live.decisions import compare_decisions
 from tools.live.step_log import Served, first_difference
 
 from . import golden, ours, server
-from .workloads import KINDS, ONE_SIZE, Case, number
+from .workloads import KINDS, ONE_SIZE, Case, number_of_workloads
 
 #: Workloads of a kind.
-_SEEDS = number(10)
+_SEEDS = number_of_workloads(10)
 PROBE = {"scheduler_cls": "fragmeter.probe.ProbeScheduler"}
 
 

@@ -10,10 +10,10 @@ from fragmeter.sim.engine.queue_limits import LimitedLoop
 from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
-from .workloads import KINDS, Case, number, with_options
+from .workloads import KINDS, Case, number_of_workloads, with_options
 
 #: Workloads of a kind.
-_SEEDS = number(12)
+_SEEDS = number_of_workloads(12)
 
 _finish = LimitedLoop.finish
 

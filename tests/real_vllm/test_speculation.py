@@ -16,11 +16,11 @@ from tools.live.step_log import first_difference
 
 from . import ours, speculation
 from .drafts import DRAFTED, HYBRIDS, METHODS, drawn
-from .workloads import Case, number
+from .workloads import Case, number_of_workloads
 
 #: Kinds of workloads over one KV group, and workloads of each and of a method; of each kind over several, and under each option.
 _KINDS = tuple(kind for kind in DRAFTED if kind not in HYBRIDS)
-_SEEDS, _MANY, _SEEDS_A_TEST = number(6), number(200), 10
+_SEEDS, _MANY, _SEEDS_A_TEST = number_of_workloads(6), number_of_workloads(200), 10
 _OPTIONS = ("priorities", "intervals", "long_prefills", "combined")
 _modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
