@@ -257,7 +257,7 @@ def _layout(
     if shape.mixer:
         _require_states(settings, shape)
     elif shape.compressed:
-        _require_compressed(settings, shape, grouped)
+        _require_compressed(settings, shape)
     elif grouped or not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
         return None
     elif not shape.has_page_sizes:
@@ -289,19 +289,13 @@ def _require_states(settings: Settings, shape: ModelSpec) -> None:
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
-def _require_compressed(settings: Settings, shape: ModelSpec, grouped: bool) -> None:
-    """Raise SettingError for a policy, an option or sequences that share blocks, which do not go with compressed attention."""
+def _require_compressed(settings: Settings, shape: ModelSpec) -> None:
+    """Raise SettingError for a policy or an option that does not serve compressed attention."""
     if not settings.kind.serves_block_sizes:
         remedy = f"has compressed attention, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
     if not settings.policy_options.groups_layers:
         raise no_single_group(shape)
-    drafts = settings.policy_options.speculative
-    has_layers = drafts is not None and drafts.has_layers
-    for what, applies in {"speculative_config": has_layers, "n": grouped}.items():
-        if applies:
-            reason = f"is not simulated with the compressed attention of {shape.name}"
-            raise NotSimulated(what, settings.value(what) if what != "n" else "above 1", reason, "leave it out")
 
 
 def _page_groups(

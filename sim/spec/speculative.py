@@ -98,8 +98,8 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A draft model with layers of several kinds, or a target with an indexer beside states, of which blocks of several
-                sizes are packed.
+            NotSimulated: A draft model with layers of several kinds, or beside compressed attention, whose number format it does not have; or a
+                target with an indexer beside states, of which blocks of several sizes are packed.
         """
         if target.indexer and target.state_layers:
             raise _uncounted(target, "an indexer beside states")
@@ -107,6 +107,8 @@ class SpeculativeConfig:
             return None
         if self.method != "draft_model":
             return one_layer(target, with_experts=self.method == "mtp")
+        if target.compressed:
+            raise _uncounted(target, "vectors in a number format of their own", "draft models")
         assert self.model is not None
         drafter = model_of(self.model)
         _require_one_kind(drafter)
@@ -143,8 +145,8 @@ def _require_one_kind(shape: ModelSpec) -> None:
         raise _uncounted(shape, "layers with windows or states")
 
 
-def _uncounted(shape: ModelSpec, what: str) -> NotSimulated:
-    reason = f"has {what}, beside which drafts are not simulated"
+def _uncounted(shape: ModelSpec, what: str, drafts: str = "drafts") -> NotSimulated:
+    reason = f"has {what}, beside which {drafts} are not simulated"
     return NotSimulated("model", shape.name, reason, "leave out speculative_config")
 
 

@@ -14,7 +14,7 @@ from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import arrived
-from .drafts import HYBRIDS, METHODS, drawn
+from .drafts import COMPRESSED, HYBRIDS, METHODS, drawn
 from .server import Stuck
 from .workloads import KINDS, Case, number_of_workloads
 
@@ -52,6 +52,8 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
     [
         ("mixed", None),
         ("mixed", "draft_model"),
+        ("compressed", None),
+        *COMPRESSED,
         *((kind, method) for kind in HYBRIDS for method in (None, *METHODS)),
     ],
 )

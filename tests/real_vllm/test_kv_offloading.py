@@ -20,16 +20,16 @@ from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import offloading
-from .drafts import METHODS, drawn
+from .drafts import COMPRESSED, METHODS, drawn
 from .server import Stuck
 from .workloads import KINDS, OPTIONS, number_of_workloads
 
 #: Kinds of workloads over several KV groups.
 HYBRIDS = ("windows_cached", "states", "block_sizes", "compressed")
-#: Kinds and methods of drafts; DeepSeek V4 has n-grams alone.
+#: Kinds and methods of drafts.
 _DRAFTED = [
     *product(("prefixes", "turns", "windows_cached", "states", "block_sizes"), METHODS),
-    ("compressed", "ngram"),
+    *COMPRESSED,
 ]
 #: Random runs, and operations of each.
 _SEEDS, _OPERATIONS = 60, 400

@@ -15,7 +15,7 @@ from fragmeter.sim.types.state import State
 from tools.live.step_log import first_difference
 
 from . import ours, speculation
-from .drafts import DRAFTED, HYBRIDS, METHODS, drawn
+from .drafts import COMPRESSED, DRAFTED, HYBRIDS, METHODS, drawn
 from .workloads import Case, number_of_workloads
 
 #: Kinds of workloads over one KV group, and workloads of each and of a method; of each kind over several, and under each option.
@@ -59,9 +59,12 @@ def test_every_step_over_several_kv_groups_is_that_of_the_real_scheduler(
 
 
 @_modes
-def test_every_step_over_compressed_caches_is_that_of_the_real_scheduler(asynchronous: bool, record_property):
-    cases = [drawn("compressed", seed, "ngram") for seed in range(_SEEDS)]
-    _compare("compressed ngram", cases, asynchronous, record_property)
+@pytest.mark.parametrize(("kind", "method"), COMPRESSED)
+def test_every_step_over_compressed_caches_is_that_of_the_real_scheduler(
+    kind: str, method: str, asynchronous: bool, record_property
+):
+    cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
+    _compare(f"{kind} {method}", cases, asynchronous, record_property)
 
 
 @_modes

@@ -206,8 +206,8 @@ class GroupCache:
 
     def _longest(self, cached: Cached, names: list[int], tokens: int) -> tuple[int, int]:
         """Blocks of the longest prefix of so many tokens, without the last one, that all groups have; and of the longest of some."""
-        blocks = lookup_blocks(tokens, self._size)
-        longest, before, first = 0, -1, True
+        blocks, names = lookup_blocks(tokens, self._size), names[: tokens // self._hashed]
+        longest, before, first, drops = 0, -1, True, True
         # Each class may shorten the prefix that another one has accepted. Groups that keep every token have all shorter ones, too.
         while blocks != before:
             before = blocks
@@ -215,11 +215,14 @@ class GroupCache:
                 if seeker.kind == FULL:
                     if not first:
                         continue
-                    blocks = self._prefix(cached, seeker, names[: tokens // self._hashed], blocks)
+                    found = self._prefix(cached, seeker, names, blocks)
                 elif seeker.kind == SLIDING:
-                    blocks = self._end_in_windows(cached, seeker, names, blocks)
+                    found = self._end_in_windows(cached, seeker, names, blocks, drops)
                 else:
-                    blocks = self._end_at_state(cached, seeker, names, blocks)
+                    found = self._end_at_state(cached, seeker, names, blocks)
+                # The drafter's group drops a block of a prefix once, and again of one that others have shortened.
+                drops = (drops or found < blocks) and not (drops and self._drops_in(seeker))
+                blocks = found
                 longest = max(longest, blocks)
             first = False
         return blocks, longest
@@ -256,18 +259,18 @@ class GroupCache:
             blocks = len(cached.get_cached_blocks(asked))
         return max(0, blocks - dropped) // seeker.ratio
 
-    def _end_in_windows(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
+    def _end_in_windows(self, cached: Cached, seeker: _Seeker, names: list[int], most: int, drops: bool) -> int:
         """As ``_prefix``, for groups of which only the blocks of the window before its end must be there."""
-        run, ratio = 0, seeker.ratio
-        asked = seeker.names(names, 0, most * ratio)
+        run, ratio, dropped = 0, seeker.ratio, int(drops and self._drops_in(seeker))
+        asked = seeker.names(names, 0, most * ratio + dropped)
         for place in reversed(range(len(asked))):
             # A run ends where a block of ``block_size`` does.
-            if run or not (place + 1) % ratio:
+            if run or not (place + 1 - dropped) % ratio:
                 run = run + 1 if self._has(cached, seeker, asked[place]) else 0
-            if run and run >= seeker.needed:
-                return (place + run) // ratio
+            if run and run >= seeker.needed + dropped:
+                return (place + run - dropped) // ratio
         # A run that starts at the first block is a complete prefix.
-        return run // ratio
+        return max(0, run // ratio * ratio - dropped) // ratio
 
     def _end_at_state(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
         """As ``_prefix``, for groups of which only the state at its end must be there."""
@@ -358,7 +361,9 @@ class GroupCache:
                 continue
             seeker = self._of_group[place]
             needed, ratio, hashes = seeker.needed, seeker.ratio, seeker.hashes
-            reach = self._reach(seeker, tokens)
+            reach, more = self._reach(seeker, tokens), int(self._drops_in(seeker))
+            # The block after an end is dropped; what begins alike up to a junction only has the block before it to drop.
+            own = (*ends, *(end - 1 for end in ends[2:])) if more else ends
             stop = min(reach, named) // seeker.size
             blocks: list[int] = []
             keys: list[int] = []
@@ -371,7 +376,7 @@ class GroupCache:
                     if at and at in ends[1:]:
                         self._publish_state(sequence, place, at - 1, block)
                     continue
-                reached = kind == FULL or any(end * ratio - needed <= at < end * ratio for end in ends)
+                reached = kind == FULL or any(end * ratio - needed <= at < end * ratio + more for end in own)
                 if not reached and not seeker.retains(at):
                     continue
                 if kind == STATE:
@@ -416,9 +421,10 @@ class GroupCache:
         """Ends, in blocks, of the prefixes that a later look-up may find: of the prompt again, and of a longer one (``replay_boundaries``
         of vLLM); and of the junction."""
         prompt, size, junction = sequence.prompt_tokens, self._size, self._junction.get(sequence, 0)
+        more = (junction,) if junction else ()
         if not self._groups.drops_block:
-            return (prompt - 1) // size, junction
-        return (prompt - 1) // size - 1, prompt // size - 1, junction
+            return (prompt - 1) // size, *more
+        return max(0, (prompt - 1) // size - 1), max(0, prompt // size - 1), *more
 
     def computed(self, sequence: Sequence) -> int:
         """Tokens of a sequence up to which ``publish`` was asked for blocks."""
