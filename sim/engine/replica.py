@@ -336,7 +336,8 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=weights_format(shape, settings.quantization),
         cuda_graphs=not _eager(settings),
-        data_parallel=settings.data_parallel_size,
+        # Engines of a model without experts share nothing.
+        data_parallel=settings.data_parallel_size if shape.experts else 1,
         expert_parallel=settings.enable_expert_parallel,
         vllm_minor=LAST_ORDERED,
     )

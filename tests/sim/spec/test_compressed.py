@@ -147,7 +147,10 @@ def test_what_the_kernels_do_not_run_is_refused():
         ({"policy": "vllm-v0"}, "has compressed attention, which vllm-v0 does not serve; use --policy vllm-v1"),
         ({"policy": "sglang"}, "does not serve"),
         ({"disable_hybrid_kv_cache_manager": True}, "vLLM cannot keep the windows"),
-        ({"speculative_config": OF_A_MODEL}, "vectors in a number format of their own, beside which draft models are not simulated"),
+        (
+            {"speculative_config": OF_A_MODEL},
+            "vectors in a number format of their own, beside which draft models are not simulated",
+        ),
     ],
 )
 def test_what_is_not_served_with_it_is_refused_in_one_line(changes: dict[str, object], text: str, tmp_path: Path):
