@@ -62,10 +62,10 @@ class CacheWorth:
         return {name: found.get(name, never) for name in WORTHS}
 
     def slot_ticks(self) -> dict[str, int]:
-        """Slots of each worth, integrated over the whole run; they add up to the bucket."""
-        end = self.run.log.end_ticks
-        found = {name: level.over_time(0, end) for name, level in self._levels.items()}
-        never = CachedSlots(self.run.log).over_time(0, end) - sum(found.values())
+        """Slots of each worth, integrated over the settings' window; they add up to the bucket."""
+        window = self.run.window
+        found = {name: level.over_time(window.start_ticks, window.end_ticks) for name, level in self._levels.items()}
+        never = window.slot_ticks["cached"] - sum(found.values())
         return {name: found.get(name, never) for name in WORTHS}
 
     @property
