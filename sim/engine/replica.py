@@ -99,6 +99,7 @@ def build(
         grouped=grouped,
         dialogue=dialogue,
         seed=settings.seed,
+        windows=kind.window_pool(server, options, num_blocks, size),
     )
     memory = _memory(settings, scheduler, pool, server.layout)
     found = checked_cost(step_cost or _cost(settings, server, size, scheduler, memory.placement is None))
