@@ -65,21 +65,23 @@ class Agreement(NamedTuple):
         requests: Number of requests known on both sides.
         inside_pct: Percent of them within 10 % of the measured value.
         median_pct: Median error, in percent of the measured value.
+        median_size_pct: Median absolute error, in percent of the measured value.
     """
 
     requests: int
     inside_pct: float
     median_pct: float
+    median_size_pct: float
 
 
 def agreement(metric: str, table: pd.DataFrame) -> Agreement:
     """Agreement of a latency, request by request; NaN if no request is known on both sides."""
     simulated, measured = _pairs(metric, table)
     if not len(measured):
-        return Agreement(0, np.nan, np.nan)
+        return Agreement(0, np.nan, np.nan, np.nan)
     error_pct = 100 * (simulated / measured - 1)
     inside_pct = float(100 * (abs(error_pct) <= 100 * BAND).mean())
-    return Agreement(len(error_pct), inside_pct, float(np.median(error_pct)))
+    return Agreement(len(error_pct), inside_pct, float(np.median(error_pct)), float(np.median(abs(error_pct))))
 
 
 def _pairs(metric: str, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

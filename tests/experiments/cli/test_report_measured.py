@@ -43,6 +43,7 @@ def test_a_server_so_many_times_as_slow(result, tmp_path, slower, inside_pct):
         near = agreement(metric, found.pairs["run"])
         assert (near.requests, near.inside_pct) == (14, inside_pct)
         assert near.median_pct == pytest.approx(100 / slower - 100, abs=1e-6)
+        assert near.median_size_pct == pytest.approx(abs(100 / slower - 100), abs=1e-6)
 
 
 def test_every_point_is_a_request(result, tmp_path):
