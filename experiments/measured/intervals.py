@@ -1,6 +1,6 @@
 """Intervals of a simulated latency or throughput that hold the measured one of 9 of 10 servers of its class.
 
-Their source is the errors of measured runs (``experiments.reproduce.board``) that nothing was fitted to; of a metric:
+Their source is the errors of measured runs (docs/results/servers.md) that nothing was fitted to; of a metric:
 
 1. The error of a run is e = log(measured / simulated). A server has one vote, which its runs share.
 2. The class of a run is card, attention backend, kind of model and load; without the load where fewer than ``LEAST_RUNS`` runs,

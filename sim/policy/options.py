@@ -180,7 +180,7 @@ class Options:
         return {}
 
 
-#: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (``experiments.reproduce.servers``).
+#: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (docs/results/servers.md).
 OUTSIDE_MS = 7.0
 #: The same at the chat endpoint: the least of 47 to 60 ms, measured on servers of others.
 CHAT_OUTSIDE_MS = 47.0

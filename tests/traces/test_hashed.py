@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fragmeter.experiments.reproduce.prefix_cache import prefix_trace
 from fragmeter.sim.types.errors import TraceError
 from fragmeter.traces import read_hashed
 from hashed_files import MOONCAKE, SIZED, put
+from tools.prefix_cache import prefix_trace
 
 
 class TestTheReader:

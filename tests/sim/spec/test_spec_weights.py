@@ -15,7 +15,7 @@ from fragmeter.sim.spec import Deployment, gpu, model, stage_bytes, streamed_byt
 from fragmeter.sim.spec.deployment import ExpertRanks
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.spec.startup.loading import loaded_bytes
-from fragmeter.sim.spec.weights import touched
+from fragmeter.sim.spec.weights import num_params, touched
 from fragmeter.sim.types.errors import SettingError
 
 # Parameters of the checkpoints (safetensors metadata on huggingface.co), and active ones as the model cards
@@ -55,7 +55,7 @@ def spec_of(tmp_path):
 @pytest.mark.parametrize(("name", "params", "active_billions"), [(name, *rest) for name, rest in PUBLISHED.items()])
 def test_parameters_are_the_published_ones(name, params, active_billions):
     assert model(name).num_params == params
-    assert model(name).active_params / 1e9 == pytest.approx(active_billions, rel=5e-3)
+    assert num_params(model(name), used=True) / 1e9 == pytest.approx(active_billions, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_gpt_oss_has_its_published_sizes(spec_of, config, billions, active_billi
     rest = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880}
     spec = spec_of(**config, **rest, num_experts_per_tok=4, vocab_size=201_088, sliding_window=128)
     assert spec.num_params / 1e9 == pytest.approx(billions, abs=5e-3)
-    assert (spec.active_params - spec.head_params()) / 1e9 == pytest.approx(active_billions, abs=5e-3)
+    assert (num_params(spec, used=True) - spec.head_params()) / 1e9 == pytest.approx(active_billions, abs=5e-3)
 
 
 def test_starcoder_and_deepseek_v2_lite_have_their_published_sizes(spec_of, tmp_path):
@@ -123,7 +123,7 @@ def test_experts_stand_where_the_config_puts_them(spec_of):
         spec = spec_of(**moe, **changes)
         assert spec.experts.layers == layers
         assert spec.num_params - dense == len(layers) * (8 * one + router - 3 * 256 * 512)
-        assert spec.num_params - spec.active_params == len(layers) * 6 * one
+        assert spec.num_params - num_params(spec, used=True) == len(layers) * 6 * one
     assert spec_of(**moe, mlp_only_layers=[0, 1]).experts is None
 
 
@@ -268,7 +268,7 @@ class TestStreamed:
         spec = model("qwen3-30b-a3b")
         vectors = 48 * (2 * 2048 + 2 * 128) + 2048
         assert streamed_bytes(spec, 0) == streamed_bytes(spec) - 2 * 48 * 8 * 3 * 2048 * 768
-        assert streamed_bytes(spec) == 2 * (spec.active_params - 151_936 * 2048 - vectors)
+        assert streamed_bytes(spec) == 2 * (num_params(spec, used=True) - 151_936 * 2048 - vectors)
 
     def test_many_tokens_read_all(self):
         spec = model("mixtral-8x7b")
