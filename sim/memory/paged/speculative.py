@@ -1,16 +1,23 @@
-"""Paged memory under speculative decoding: slots for drafts, and for the drafter's look-ahead.
+"""Paged memory of sequences that do not grow in lockstep: steps verify drafts, or several batches are in flight.
 
 A step computes the next token of a decoding sequence and verifies its drafts; the first of them that is wrong, and all after it, are
-rejected. The sequence gains one token and those accepted, so sequences no longer grow in lockstep, and blocks are held one by one:
+rejected. The sequence gains one token and those accepted, and blocks are held one by one:
 
     before the step   c tokens have KV
     reserved          c + 1 + drafts + look-ahead      at most max_model_len
     after the step    c + 1 + accepted                 rejected slots are written again
 
 A block that a step reserves stays in the table. A full block can be found from the step on that computes its last known token; with
-EAGLE and MTP also the token after it must be known, which its name covers. Where steps are scheduled ahead, a step reserves as if
-all drafts of the step before it were accepted, and knows none of the tokens that that step generates; windows and states release
-blocks for what was computed before it. States have a block for each draft besides (``group_tables``).
+EAGLE and MTP also the token after it must be known, which its name covers.
+
+A decision that is taken while batches are in flight counts what they compute as computed, all drafts included, and knows none of their
+tokens (``Progress``): windows and states release blocks behind what is processed. States have a block for each draft besides
+(``group_tables``).
+
+    batch            1       2       3               prompt of 8 in chunks of 4, two stages
+    scheduled        0-3     4-7     8
+    in flight        0       4       0               batch 3 is decided when 1 and 2 are over
+    processed        0       0       8
 
 Source: vLLM 0.33, vllm/v1/core/sched/scheduler.py and async_scheduler.py, vllm/v1/core/kv_cache_manager.py (``allocate_slots``),
 vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
