@@ -135,7 +135,8 @@ def _server(settings: Settings, caches: bool, grouped: bool) -> Server:
     shape, card, ranks = model(settings.model), gpu(settings.gpu), settings.tensor_parallel_size
     deployment, most = deployment_of(settings, shape, card), _max_model_len(settings, shape)
     layout = _layout(settings, shape, deployment, most, caches, grouped)
-    require_context_parallel(shape, ranks, deployment.decode_context_parallel)
+    one_group = not settings.policy_options.groups_layers
+    require_context_parallel(shape, ranks, deployment.decode_context_parallel, one_group)
     return Server(
         model=shape,
         gpu=card,

@@ -632,7 +632,7 @@ class VllmV1Options(VllmServeOptions):
             }
         if self.decode_context_parallel_size > 1:
             others["decode_context_parallel_size"] = {
-                "a drafter with layers": self.speculative is not None and self.speculative.has_layers,
+                "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
         if offloads:

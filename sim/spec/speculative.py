@@ -98,17 +98,17 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A draft model with layers of several kinds, or beside compressed attention, whose number format it does not have; or a
+            NotSimulated: A draft model with layers of several kinds; other than MTP beside compressed attention, whose number format they lack; or a
                 target with an indexer beside states, of which blocks of several sizes are packed.
         """
         if target.indexer and target.state_layers:
             raise _uncounted(target, "an indexer beside states")
         if not self.has_layers:
             return None
+        if target.compressed and self.method != "mtp":
+            raise _uncounted(target, "vectors in a number format of their own", "draft models and EAGLE")
         if self.method != "draft_model":
             return one_layer(target, with_experts=self.method == "mtp")
-        if target.compressed:
-            raise _uncounted(target, "vectors in a number format of their own", "draft models")
         assert self.model is not None
         drafter = model_of(self.model)
         _require_one_kind(drafter)

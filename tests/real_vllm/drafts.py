@@ -13,8 +13,8 @@ from .shapes import Layer
 from .workloads import KINDS, OPTIONS, Case, with_options
 
 METHODS = ("ngram", "eagle", "draft_model")
-#: Those of DeepSeek V4, whose number format a draft model does not have.
-COMPRESSED = [("compressed", method) for method in METHODS if method != "draft_model"]
+#: Those of DeepSeek V4, whose number format the drafters of others do not have.
+COMPRESSED = [("compressed", "ngram"), ("compressed", "mtp")]
 #: Kinds of workloads that steps with drafts of every method serve.
 DRAFTED = tuple(kind for kind in KINDS if kind not in ("rings", "compressed"))
 #: Kinds over several KV groups.
@@ -73,6 +73,6 @@ def beside_drafts(layers: tuple[Layer, ...], method: str, drafts: int) -> tuple[
             (channels, inputs), *others = layer.state_shapes
             layer = replace(layer, state_shapes=((channels, inputs + drafts), *others))
         kept.append(layer)
-    # EAGLE's is like a layer of the target; a draft model has its own.
+    # EAGLE's and MTP's is like a layer of the target; a draft model has its own.
     full = next((layer for layer in layers if layer.kind in ("full", "window")), Layer())
-    return (*kept, *({"ngram": (), "eagle": (full,)}.get(method, (Layer(),))))
+    return (*kept, *({"ngram": (), "eagle": (full,), "mtp": (full,)}.get(method, (Layer(),))))

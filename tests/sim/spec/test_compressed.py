@@ -149,7 +149,7 @@ def test_what_the_kernels_do_not_run_is_refused():
         ({"disable_hybrid_kv_cache_manager": True}, "vLLM cannot keep the windows"),
         (
             {"speculative_config": OF_A_MODEL},
-            "vectors in a number format of their own, beside which draft models are not simulated",
+            "vectors in a number format of their own, beside which draft models and EAGLE are not simulated",
         ),
     ],
 )
