@@ -31,6 +31,7 @@ from ..runs.run import Run
 from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
 from ..types.once import once
+from ..types.sums import distinct
 from ..types.ticks import PER_SECOND
 from .belady import Spans, most_kept
 from .cache_worth import CacheWorth, cache_worth
@@ -202,7 +203,7 @@ def _touches(names: CachedNames) -> _Touches:
     found = first + np.clip(blocks[event] - (deep - deep[before[of_range]]), 0, stop - first)
     # Names that no later look-up asks for change nothing. Who asks for a place of a chain asks for those before it.
     place, next_look_up = names.place_of(name[named]), np.maximum.accumulate(np.where(kind == LOOKED_UP, name + 1, 0))
-    asked = names.last[place] >= next_look_up[named]
+    asked = names.last(place) >= next_look_up[named]
     named, place = named[asked], place[asked]
     parts = (
         _Touches(first, found, event, np.ones_like(event), np.ones_like(event, dtype=bool)),
@@ -243,7 +244,7 @@ def _spans(touches: _Touches, measured: np.ndarray) -> tuple[Spans, int]:
 
 def _sorted_touches(touches: _Touches) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """The touches of each segment in the order of time, and the names that they are of; some segments a yield, by rising number."""
-    edges = np.unique(np.concatenate([touches.start, touches.stop]))
+    edges = distinct(np.concatenate([touches.start, touches.stop]))
     first, stop = np.searchsorted(edges, touches.start), np.searchsorted(edges, touches.stop)
     num_touches = np.cumsum(np.bincount(first, minlength=len(edges)) - np.bincount(stop, minlength=len(edges)))
     part = np.cumsum(num_touches) // _SORTED

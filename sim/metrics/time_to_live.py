@@ -77,10 +77,9 @@ def _cut(worth: CacheWorth, ticks: int, since: np.ndarray, until: np.ndarray, hi
 
 def _stays(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """First and last tick of each logged stay that has ended, and its blocks if a hit in the settings' window ended it; int64."""
-    log, stays, window = worth.run.log, worth.names.stays, worth.run.window
-    since, until = ticks_of(log, stays["since"]), ticks_of(log, stays["until"])
-    hit = (stays["hit"] > 0) & (until >= window.start_ticks) & (until < window.end_ticks)
-    return since, until, np.where(hit, stays["blocks"], 0)
+    (since, until), window = worth.stay_ticks, worth.run.window
+    measured = (until >= window.start_ticks) & (until < window.end_ticks)
+    return since, until, np.where(measured, worth.hits, 0)
 
 
 def _unlogged(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
