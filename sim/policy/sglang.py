@@ -66,7 +66,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: no overlap schedule")
+    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: windows kept every token")
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
