@@ -17,7 +17,8 @@ from fragmeter.sim import Workload
 from fragmeter.sim.memory import RadixMemory
 from fragmeter.sim.memory.paged import radix_memory
 from fragmeter.sim.memory.prefix import WindowTree
-from fragmeter.sim.policy.sglang import PrefillBatch, SGLang
+from fragmeter.sim.policy.sglang import SGLang
+from fragmeter.sim.policy.sglang_prefill import PrefillBatch
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.state import State
 
