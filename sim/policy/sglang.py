@@ -8,8 +8,10 @@ from itertools import islice
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.radix_memory import EVICTION_INTERVAL, RadixMemory, RadixTransaction, Windows
+from ..memory.paged.radix_holdings import Windows
+from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
+from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (

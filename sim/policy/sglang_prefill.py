@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..memory.paged.radix_memory import RETRACT_STEPS, RadixTransaction
+from ..memory.paged.radix_transaction import RETRACT_STEPS, RadixTransaction
 from ..types.sequence import Sequence
 from .server import Limits
 

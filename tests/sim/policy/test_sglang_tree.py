@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.memory import RadixMemory
-from fragmeter.sim.memory.paged.radix_memory import Holding
+from fragmeter.sim.memory.paged.radix_holdings import Holding
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.policy import sglang, sglang_prefill
