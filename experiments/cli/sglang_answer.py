@@ -15,7 +15,7 @@ from ...sim.spec import gpu
 from ...sim.spec.gpu import GIB, GpuSpec
 from ..runs.output import Report
 from ..sglang_server.line import SGLangLine, release_of_flags
-from .start_answer import simulate_command
+from .start_answer import print_lists, simulate_command
 
 
 def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Report) -> None:
@@ -45,13 +45,8 @@ def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Rep
     report.console.print(_table(replica, card))
     command = simulate_command(found)
     report.line(f"As a simulation: {command}")
-    for label, flags in (
-        ("Refused, too", line.refused[1:]),
-        ("Not simulated", line.not_simulated),
-        ("Of no effect here", line.ignored),
-    ):
-        if flags:
-            report.line(f"{label}: {', '.join(flags)}")
+    lists = {"Refused, too": line.refused[1:], "Not simulated": line.not_simulated, "Of no effect here": line.ignored}
+    print_lists(report, lists)
     report.data(_data(line, found, replica, command))
 
 

@@ -616,15 +616,15 @@ class VllmV1Options(VllmServeOptions):
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
     ) -> dict[str, dict[str, bool]]:
-        both = {
-            "pipeline parallelism": replica.pipeline_parallel_size > 1,
-            "requests that share memory": grouped,
-        }
+        both = {"requests that share memory": grouped}
         drafts, offloads = self.speculative_config is not None, self.kv_offloading_size > 0
         of_a_server = {"constants of a server": replica.server is not None}
         others: dict[str, dict[str, bool]] = {}
         if drafts:
             others["speculative_config"] = {
+                "pipeline parallelism without asynchronous scheduling": (
+                    replica.pipeline_parallel_size > 1 and not self.schedules_ahead
+                ),
                 **both,
                 "--cost paper": replica.cost == "paper",
                 "an allocator": replica.allocator is not None,
@@ -632,7 +632,7 @@ class VllmV1Options(VllmServeOptions):
             }
         if self.decode_context_parallel_size > 1:
             others["decode_context_parallel_size"] = {
-                "a drafter with layers": self.speculative is not None and self.speculative.has_layers,
+                "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
         if offloads:

@@ -135,7 +135,7 @@ class RadixTransaction:
     def enter(self, sequence: Sequence) -> None:
         """Set ``computed_tokens`` of a sequence to its locked prefix."""
         sequence.computed_tokens = found = self._found.computed
-        self.memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
+        self.memory.log.look_up(sequence.index, sequence.start_tokens, found)
 
     def unlock(self, sequence: Sequence) -> None:
         """Undo ``lock``."""
