@@ -299,6 +299,9 @@ class Engine:
             seen = max(seen, batch.over_ticks)
         if seen > now and not self._is_over():
             return seen, self._pause(now, seen - now, None)
+        if self.source.next_ticks <= now:
+            # It came after what the last decision knew.
+            return now, (0, None)
         return seen, actions[3](now)
 
     def _has_requests(self) -> bool:
