@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
+from ..memory.paged.radix_holdings import Windows
+from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
+from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
@@ -28,6 +30,7 @@ from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
 from .server import Limits, Pool, Server
+from .sglang_prefill import NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.
 MOST_SORTED = 128
@@ -35,14 +38,8 @@ MOST_SORTED = 128
 REFRESH_INTERVAL = 32
 #: A request that finds at most so many tokens in the tree, and as many in another waiting request, is put off.
 IN_BATCH_TOKENS = 32
-#: ``--max-prefill-tokens`` of SGLang.
-MAX_PREFILL_TOKENS = 16_384
-#: Slots that remain for each sequence when one of them ends.
-IGNORE_EOS_RESERVE = 1
 #: In place of what was found: behind all others.
 PUT_OFF = -1
-#: An output counts no longer than this when room is asked for it.
-CLIP_MAX_NEW_TOKENS = 4096
 
 Queue = Collection[Sequence]
 
@@ -66,7 +63,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: no overlap schedule")
+    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: windows kept every token")
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
@@ -132,12 +129,33 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             tensor_parallel=server.tensor_parallel,
             deployment=server.deployment,
         )
-        found = num_slots(launch, options.mem_fraction_static)
+        share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
+        found = num_slots(launch, options.mem_fraction_static, share)
         if found < 1:
             fraction = options.mem_fraction_static or fraction_of(launch)
             remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
             raise SettingError("mem_fraction_static", fraction, remedy)
         return found // size, size
+
+    @classmethod
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+        """See ``Policy``.
+
+        Raises:
+            SettingError: A request alone may need more windows. SGLang starts with fewer, down to one window and a page
+                (``validate_swa_pool_size``), and aborts such a request or never admits it, which is not simulated.
+        """
+        assert isinstance(options, SGLangOptions)
+        window, ratio = options.window_of(server.model), options.swa_full_tokens_ratio
+        if window is None:
+            return None
+        blocks = int(num_blocks * block_size * ratio) // block_size
+        # The window of its prefix, which it locks; its own; that of another node on the way; and what it has left since.
+        least = 3 * window + 2 * EVICTION_INTERVAL + 4 * block_size
+        if least > blocks * block_size:
+            remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
+            raise SettingError("swa_full_tokens_ratio", ratio, remedy)
+        return window, blocks
 
     @classmethod
     def step_limits(
@@ -148,7 +166,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def memory(self, pool: Pool) -> RadixMemory:
         kind = SlotRadixMemory if pool.ids else RadixMemory
-        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, self.schedules_ahead)
+        windows, ahead = None, self.schedules_ahead
+        if pool.windows:
+            in_flight = self.limits.max_num_batched_tokens if ahead else 0
+            windows = Windows(*pool.windows, in_flight)
+        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows)
         self._longest = found.max_output_tokens
         return found
 
@@ -223,6 +245,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             return False
         if _running(state) >= self.limits.max_num_seqs:
             self._full_at = transaction.departures
+        elif transaction.windows:
+            # A batch without a seat left is looked at no more, one without room is.
+            self._full_at = None
         return self._full_at is not None
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
@@ -314,13 +339,16 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self, state: State, transaction: RadixTransaction, queue: Queue, preempted: tuple[Sequence, ...]
     ) -> StepPlan:
         """Running sequences decode; some are retracted if the slots run out."""
-        if transaction.room < transaction.begun():
+        if not transaction.can_decode():
             if not state.finished.keys() <= set(preempted):
                 # What these give back is free after this decision, which waits for it.
                 return StepPlan(
                     preempted=preempted, valid_until_horizon=False, prefill_only=True, order=_order(state, queue)
                 )
-            return self._retract(state, transaction, queue, preempted)
+            plan = self._retract(state, transaction, queue, preempted)
+            self._slide(state, transaction)
+            return plan
+        self._slide(state, transaction)
         if not state.waiting and not preempted:
             return CARRY_ON
         return StepPlan(
@@ -363,8 +391,19 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             order=(*queue, *retracted),
         )
 
+    def _slide(self, state: State, transaction: RadixTransaction) -> None:
+        """Windows that sequences which decode have left are free, before the step takes its slots; from their second decode on."""
+        if transaction.windows is None:
+            return
+        generated = self._generated(state, transaction)
+        for each in transaction.memory.decoding:
+            if state.decode_step - each.start_step > 1:
+                transaction.slide(each, each.prompt_tokens + generated[each] - 1)
+
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""
+        if memory.windows is not None:
+            return 1
         return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
@@ -394,182 +433,3 @@ def _follows(string: tuple[Run, ...], others: RadixTree) -> bool:
 def _order(state: State, queue: Queue) -> tuple[Sequence, ...]:
     """The queue for a plan, which names it where it is another one."""
     return () if queue is state.waiting else tuple(queue)
-
-
-class PrefillBatch:
-    """A step that prefills, while it is put together: SGLang's ``PrefillAdder``.
-
-    Attributes:
-        reserved: Slots kept for the outputs of each running sequence: a share of them, which is a float as in SGLang.
-        preempted: Running sequences that were preempted for it.
-        running: Sequences that run beside it.
-        lacked: Tokens that the sequence which was looked at last has to compute.
-        admitted: Sequences that end their prefill in it.
-        chunks: Sequences that continue their prefill after it, with the tokens that they compute in it.
-        tokens: Tokens that it computes.
-        is_full: Whether ``max_num_seqs`` is reached or the room ran out.
-    """
-
-    def __init__(
-        self, transaction: RadixTransaction, limits: Limits, generated: Mapping[Sequence, int], ratio: float
-    ) -> None:
-        self._generated, self._ratio, self._transaction = generated, ratio, transaction
-        self.reserved = {each: self._to_reserve(each) for each in generated}
-        self.preempted: list[Sequence] = []
-        self.running, self.lacked = len(generated), 0
-        self._ends: list[tuple[float, int]] | None = None
-        self.admitted: list[Sequence] = []
-        self.chunks: list[tuple[Sequence, int]] = []
-        self.tokens = 0
-        self.is_full = False
-        self._page, self._chunk_left = transaction.memory.block_size, limits.max_num_batched_tokens
-        self._input_left = MAX_PREFILL_TOKENS
-        # Sequences of the step, in the order in which they joined it.
-        self._order: list[Sequence] = []
-        # Slots that are spoken for, in whole pages and one more of each sequence; and without the outputs to come.
-        self._taken = sum(self.reserved.values())
-        self._taken_now = 0
-
-    def __len__(self) -> int:
-        return len(self.admitted) + len(self.chunks)
-
-    def _to_reserve(self, sequence: Sequence) -> float:
-        left = self._transaction.max_output_tokens(sequence) - self._generated[sequence]
-        return min(left, CLIP_MAX_NEW_TOKENS) * (1.0 if sequence.ignores_eos else self._ratio)
-
-    def room_for_output(self, sequence: Sequence) -> float:
-        """Slots that the whole output of a sequence takes beyond the room."""
-        return min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS) - self._room
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Free what a running sequence has, and what is kept for it."""
-        self._taken -= self.reserved.pop(sequence)
-        self.running -= 1
-        self._transaction.retract(sequence, self.running)
-
-    def continue_prefill(self, sequence: Sequence) -> None:
-        """The next chunk of a prefill: as much as the room has, or a whole one if there is none."""
-        left = min(self._chunk_left, int(self._room))
-        own = sequence.start_tokens - sequence.computed_tokens
-        self._compute(sequence, own, min(own, left if left > 0 else self._chunk_left))
-
-    def add(self, sequence: Sequence) -> bool:
-        """Admit a sequence if it fits, and whether another one may follow."""
-        transaction = self._transaction
-        self.lacked = own = sequence.start_tokens - transaction.look_up(sequence)
-        if sequence.ignores_eos and not transaction.keeps:
-            if not self._fits_to_its_end(sequence, self._paged(own) + self._page):
-                self.is_full = True
-                return False
-            transaction.lock(sequence)
-            return self._admit(sequence, own, min(own, self._chunk_left))
-        to_come = max(0, transaction.max_output_tokens(sequence) - sequence.generated_tokens)
-        transaction.lock(sequence)
-        # What it locks can be evicted no more.
-        lacks_room = own + min(to_come, CLIP_MAX_NEW_TOKENS) + self._page >= self._room
-        self.is_full = self.is_full or lacks_room
-        tokens = own if self._paged(own) <= self._chunk_left else self._chunk_left // self._page * self._page
-        if lacks_room or not tokens:
-            transaction.unlock(sequence)
-            return False
-        return self._admit(sequence, own, tokens)
-
-    def _paged(self, tokens: int) -> int:
-        """Slots of the pages that so many tokens take."""
-        return -(-tokens // self._page) * self._page
-
-    def _admit(self, sequence: Sequence, own: int, tokens: int) -> bool:
-        self._transaction.enter(sequence)
-        self._compute(sequence, own, tokens)
-        self.is_full = self.is_full or not self._has_room
-        return self._has_room and not self.is_spent
-
-    def _fits_to_its_end(self, sequence: Sequence, own: int) -> bool:
-        """Without a tree: whether slots are left at the end of each sequence, the ends in the order of tokens to come.
-
-        Those that run and that were admitted before are collected when the first sequence asks, as SGLang does.
-        """
-        left_now = self._transaction.room - self._taken_now
-        if own > min(left_now, self._room):
-            return False
-        mine = self._end(sequence, sequence.generated_tokens)
-        if self._ends is None:
-            counted = [(each, self._generated[each]) for each in self.reserved]
-            counted += [(each, each.generated_tokens) for each in self._order]
-            ends = [mine, *(self._end(each, generated) for each, generated in counted)]
-            self._ends = sorted((end for end in ends if end[0] > 0), key=lambda end: end[0])
-        elif mine[0] > 0:
-            # Its place in SGLang: before the last one where it ends after all.
-            later = (place for place, end in enumerate(self._ends) if mine[0] <= end[0])
-            self._ends.insert(next(later, max(0, len(self._ends) - 1)), mine)
-        freed, remaining = 0, left_now - own
-        for place, (left, occupied) in enumerate(self._ends):
-            running = len(self._ends) - place
-            if remaining + freed - left * running <= IGNORE_EOS_RESERVE * running:
-                return False
-            freed += occupied
-        return True
-
-    def _end(self, sequence: Sequence, generated: int) -> tuple[float, int]:
-        """Tokens that a sequence is expected to generate yet, and those that it has."""
-        ratio = 1.0 if sequence.ignores_eos else self._ratio
-        left = self._transaction.max_output_tokens(sequence) * ratio - generated
-        return left, sequence.prompt_tokens + generated
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether chunk or input are used up while there is room."""
-        return self._has_room and (self._chunk_left <= 0 or self._input_left <= 0)
-
-    @property
-    def _has_room(self) -> bool:
-        return self._room > 0 and self._transaction.room > self._taken_now
-
-    @property
-    def _room(self) -> float:
-        return self._transaction.room - self._taken
-
-    def _compute(self, sequence: Sequence, own: int, tokens: int) -> None:
-        """So many of the tokens that it lacks; with all of them, its output to come is spoken for."""
-        self._order.append(sequence)
-        self.tokens += tokens
-        paged = self._paged(tokens)
-        self._chunk_left -= paged
-        self._input_left -= paged
-        self._taken_now += paged + self._page
-        self._taken += paged + self._page
-        if tokens < own:
-            self.chunks.append((sequence, tokens))
-        else:
-            self.admitted.append(sequence)
-            self._taken += min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS)
-
-
-class NewTokenRatio:
-    """The share of the outputs to come that is reserved: a float, which every decode lowers until it is reset or estimated
-    anew."""
-
-    FIRST = 0.7
-    LEAST = FIRST * 0.14
-    #: From the first to the least in 600 steps.
-    DECAY = (FIRST - LEAST) / 600
-
-    def __init__(self) -> None:
-        self._ratio, self._since = self.FIRST, 0
-
-    def at(self, decode_step: int) -> float:
-        """The ratio before ``decode_step``; subtracted step by step, as floats round."""
-        while self._since < decode_step and self._ratio != self.LEAST:
-            self._ratio = max(self._ratio - self.DECAY, self.LEAST)
-            self._since += 1
-        self._since = max(self._since, decode_step)
-        return self._ratio
-
-    def reset(self, decode_step: int) -> None:
-        """Begin anew."""
-        self._ratio, self._since = self.FIRST, decode_step
-
-    def estimate(self, generated: int, running: int, declared: int, decode_step: int) -> None:
-        """Set the estimate by what the sequences left by a retraction in ``decode_step`` need."""
-        estimate = (generated + RETRACT_STEPS * running) / (declared + 1)
-        self._ratio, self._since = min(1.0, estimate), decode_step + 1

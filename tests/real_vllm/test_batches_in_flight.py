@@ -18,7 +18,7 @@ from tools.live.step_log import Difference, Served, first_difference
 from . import offloading, ours, server, speculation
 from .batches import staged
 from .drafts import METHODS, drawn
-from .workloads import KINDS, OPTIONS, Case, number, story
+from .workloads import KINDS, OPTIONS, Case, number_of_workloads, story
 
 #: Kinds of workloads over layers that keep every token, and over several KV groups.
 _PLAIN = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
@@ -34,7 +34,7 @@ _stages = pytest.mark.parametrize("stages", [2, 4])
 
 def _firsts(usual: int) -> pytest.MarkDecorator:
     """The first and last seeds of each test, of as many workloads as ``WORKLOADS`` says, or as usual."""
-    most = number(usual)
+    most = number_of_workloads(usual)
     batches = [range(first, min(first + _SEEDS_A_TEST, most)) for first in range(0, most, _SEEDS_A_TEST)]
     return pytest.mark.parametrize("seeds", batches, ids=lambda seeds: str(seeds.start))
 

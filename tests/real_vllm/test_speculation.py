@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fragmeter.sim.memory.accounting.kv_groups import PageGroups
+from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.paged.speculative import Progress, SpeculativeMemory
 from fragmeter.sim.spec.speculative import SpeculativeConfig
 from fragmeter.sim.types.errors import SimulationFault
@@ -14,13 +15,13 @@ from fragmeter.sim.types.state import State
 from tools.live.step_log import first_difference
 
 from . import ours, speculation
-from .drafts import DRAFTED, HYBRIDS, METHODS, drawn
+from .drafts import COMPRESSED, DRAFTED, HYBRIDS, METHODS, drawn
 from .server import Stuck
-from .workloads import Case, number
+from .workloads import Case, number_of_workloads
 
 #: Kinds of workloads over one KV group, and workloads of each and of a method; of each kind over several, and under each option.
 _KINDS = tuple(kind for kind in DRAFTED if kind not in HYBRIDS)
-_SEEDS, _MANY, _SEEDS_A_TEST = number(6), number(200), 10
+_SEEDS, _MANY, _SEEDS_A_TEST = number_of_workloads(6), number_of_workloads(200), 10
 _OPTIONS = ("priorities", "intervals", "long_prefills", "combined")
 _modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
@@ -65,12 +66,8 @@ def test_every_step_over_several_kv_groups_is_that_of_the_real_scheduler(
 
 
 @_modes
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    # Of EAGLE beside blocks of several sizes vLLM also publishes the hash within the last block of a prompt, for a step.
-    [("block_sizes", "ngram"), ("block_sizes", "draft_model"), ("compressed", "ngram")],
-)
-def test_every_step_over_blocks_of_several_sizes_is_that_of_the_real_scheduler(
+@pytest.mark.parametrize(("kind", "method"), COMPRESSED)
+def test_every_step_over_compressed_caches_is_that_of_the_real_scheduler(
     kind: str, method: str, asynchronous: bool, record_property
 ):
     cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
@@ -91,7 +88,7 @@ def test_every_step_under_an_option_is_that_of_the_real_scheduler(
 
 
 def _differing(method: str, kind: str, asynchronous: bool) -> int:
-    cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
+    cases = [drawn(kind, seed, method) for seed in range(6)]
     real = [speculation.serve(case, asynchronous)[0] for case in cases]
     return sum(
         first_difference(each, ours.serve(case, asynchronous)) is not None
@@ -107,6 +104,11 @@ def test_a_drafter_that_does_not_look_ahead_is_noticed(monkeypatch):
 def test_hashes_that_do_not_look_ahead_are_noticed(monkeypatch):
     monkeypatch.setattr(SpeculativeConfig, "hash_lookahead_tokens", 0)
     assert _differing("eagle", "prefixes", asynchronous=False) > 3
+
+
+def test_a_prompts_last_block_without_a_hash_is_noticed(monkeypatch):
+    monkeypatch.setattr(GroupCache, "_publish_tail", lambda *given: None)
+    assert _differing("eagle", "block_sizes", asynchronous=False)
 
 
 def test_drafts_that_are_known_too_early_are_noticed(monkeypatch):

@@ -16,7 +16,7 @@ from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 from .shapes import Layer, compressed_layers
 
 
-def number(usual: int) -> int:
+def number_of_workloads(usual: int) -> int:
     """Workloads of a kind that a test compares: as the variable ``WORKLOADS`` says, for a longer run."""
     return int(os.environ.get("WORKLOADS", usual))
 

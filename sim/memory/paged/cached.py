@@ -317,7 +317,7 @@ class CachedMemory(PagedMemory):
             self.contents.on_looked_up(hashes is not None, len(found), self.pool.num_free)
         # Its admission later subtracts the blocks of all its tokens from ``free``.
         self.free += self.pool.num_shared - shared
-        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, len(found) * self.block_size))
+        self.cache_log.look_up(sequence.index, sequence.start_tokens, len(found) * self.block_size)
 
     def hold(self, sequence: Sequence, tokens: int) -> None:
         """Extend a table to ``tokens`` and cache its full blocks."""

@@ -283,8 +283,8 @@ class HostTierMemory(PagedMemory, ABC):
                 if not seeker.needed:
                     blocks = tier.prefix(names)
                 else:
-                    first = seeker.needed_before(min(most, stop * size))
-                    blocks = tier.window(names, seeker.needed, first)
+                    first = seeker.needed_before(min(most, (stop - dropped) * size))
+                    blocks = tier.window(names, seeker.needed + dropped, first + dropped)
                 waits = waits or blocks is None
                 if blocks is not None:
                     most = min(most, (start + blocks - dropped) * size)
@@ -327,7 +327,7 @@ class HostTierMemory(PagedMemory, ABC):
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
         tables.take(sequence, tokens, known, loads=True)
-        tables.take_for_drafts(sequence)
+        tables.take_after_load(sequence, tokens)
         self._hold_load(sequence, tokens, known)
         self.tier.on_looked_up(sequence, known, tokens - known)
         self.tier.load(sequence, tokens, blocks, until)
@@ -465,9 +465,12 @@ class HostTierMemory(PagedMemory, ABC):
         if aligned is None or aligned % size:
             return True
         needed = -(-(seeker.window_tokens - 1) // size)
-        boundaries = sequence.prompt_tokens - 1, self.cache.junction(sequence) * self.block_size
+        junction = self.cache.junction(sequence) * self.block_size
+        boundaries = (sequence.prompt_tokens - 1, junction) if junction else (sequence.prompt_tokens - 1,)
         ends = (boundary // aligned * aligned // size for boundary in boundaries)
-        return any(end - needed <= at < end for end in ends)
+        # Look-ups drop a block of the drafter's group, which is the one after an end.
+        more = self.groups.drops_block and seeker.place == self.groups.drafter
+        return any(end - needed <= at < end + more for end in ends)
 
     def _finish(self, sequence: Sequence) -> None:
         """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""

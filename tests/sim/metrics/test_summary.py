@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import serve
+from expanded import expand
 from fragmeter.experiments.paper.sharing import closed_form_pct
 from fragmeter.sim import settings, simulate, summary
 from fragmeter.sim.metrics import result
@@ -185,9 +186,7 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_leaps_expand_to_the_steps(policy):
     work = Workload("some", np.arange(40) * 10**11, np.arange(40) % 7 * 30 + 1, np.arange(40) % 11 * 9 + 1)
-    tables = [
-        result.expand(result.steps_table(simulate(settings(policy=policy, leap=leap), work))) for leap in (True, False)
-    ]
+    tables = [expand(result.steps_table(simulate(settings(policy=policy, leap=leap), work))) for leap in (True, False)]
     assert tables[0].equals(tables[1])
 
 
