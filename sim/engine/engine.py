@@ -299,11 +299,16 @@ class Engine:
             seen = max(seen, batch.over_ticks)
         if seen > now and not self._is_over():
             return seen, self._pause(now, seen - now, None)
+        if self.source.next_ticks <= now:
+            # It came after what the last decision knew.
+            return now, (0, None)
         return seen, actions[3](now)
 
     def _has_requests(self) -> bool:
-        """Whether any request has not finished, as far as the next decision knows."""
-        return bool(self._unfinished() or self.state.running or self.state.finished)
+        """Whether any request has not finished, as far as the next decision knows, or has blocks to offer to the host."""
+        state, transfers = self.state, self._transfers
+        offers = transfers is not None and transfers.has_finished
+        return bool(self._unfinished() or state.running or state.finished or offers)
 
     def _pause(self, now: int, ticks: int, leap: Leap | None) -> tuple[int, Leap | None]:
         """Ticks that pass while nothing can be scheduled, and the ledger's columns for them."""

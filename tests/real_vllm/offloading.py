@@ -19,8 +19,9 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from fragmeter.sim import simulate
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.real_vllm.core import vllm_config
-from fragmeter.sim.spec import model
-from fragmeter.sim.spec.pool import block_bytes
+from fragmeter.sim.spec import Deployment, model
+from fragmeter.sim.spec import stages as deployment_stages
+from fragmeter.sim.spec.pool import _stage_page_bytes, block_bytes
 from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.types.optional import not_none
 from tools.live.step_log import Served, Step, StepLog
@@ -209,11 +210,17 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
 
 def _host_bytes(case: Case) -> int:
     """Bytes of a block on the host, of all workers; of the real ones each has such layers."""
-    chosen = ours.settings_of(case, enable_prefix_caching=True)
+    chosen = ours.settings_of(case, True, enable_prefix_caching=True)
     replica, ranks = build(chosen), chosen.tensor_parallel_size
     size = replica.block_size // chosen.value("decode_context_parallel_size")
-    stages = chosen.pipeline_parallel_size
-    own = replica.page_bytes or block_bytes(model(chosen.model), ranks, size, pipeline_parallel=stages)
+    shape, stages = model(chosen.model), chosen.pipeline_parallel_size
+    if replica.layout is None:
+        own = block_bytes(shape, ranks, size, pipeline_parallel=stages)
+    else:
+        # Of the first stage, without the layers of a drafter.
+        deployment = Deployment(pipeline_parallel=stages)
+        first = deployment_stages(shape.num_layers, stages)[0]
+        own = _stage_page_bytes(shape, replica.layout, ranks, size, deployment, first)
     drafts = chosen.policy_options.speculative
     if drafts is not None and not replica.page_bytes and stages == 1:
         own += (

@@ -205,6 +205,11 @@ class HostTier:
             self._fence(job, job.block_ids)
         self._finished.append(offer)
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether finished sequences offer blocks with the next decision."""
+        return bool(self._finished)
+
     def is_settled(self) -> bool:
         """Whether steps without admissions, finishes and preemptions begin no store, and take no block that is still stored."""
         return not (self.offering or self._unsubmitted or self._fenced or self._finished)
