@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from heapq import heappop, heappush
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,54 @@ from fragmeter.experiments.runs.output import Report, track
 from fragmeter.reports.page.table import Table
 from fragmeter.sim.memory.prefix import HashChain
 from fragmeter.sim.metrics.belady import Spans, most_kept
-from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.errors import TraceError, UserError
 from fragmeter.sim.types.optional import not_none
-from fragmeter.traces import HashedTrace, read_hashed
+from fragmeter.traces import Reading, Trace, read_with_content
+from fragmeter.traces.types.pairs import frozen_column
 
 POLICIES = ("fifo", "lru", "optimal")
 INFINITE = "infinite"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HashedTrace:
+    """A trace and the blocks of its prompts, concatenated over requests; int64, read-only.
+
+    Attributes:
+        trace: Arrivals and lengths.
+        offsets: [n + 1]; request i has the blocks from ``offsets[i]`` up to ``offsets[i + 1]``.
+        hash_ids: [blocks].
+        block_tokens: [blocks], at least 1. The sum over a request equals its prompt length, or is at most
+            that if the file states the sizes.
+    """
+
+    trace: Trace
+    offsets: np.ndarray
+    hash_ids: np.ndarray
+    block_tokens: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("offsets", "hash_ids", "block_tokens"):
+            object.__setattr__(self, name, frozen_column(getattr(self, name)))
+
+    def __len__(self) -> int:
+        return len(self.trace)
+
+
+def read_hashed(path: str | PathLike[str], block_size: int | None = None) -> HashedTrace:
+    """The trace in ``path`` with its blocks.
+
+    Args:
+        path: A file with ``hash_ids``.
+        block_size: Tokens of a full block, for files without ``block_tokens``; None infers them.
+
+    Raises:
+        TraceError: As ``read``; or the file has no blocks, or blocks that do not fit their prompt.
+    """
+    trace = read_with_content(path, Reading(timed_trace_chunk_hash_size=block_size))
+    if trace.content is None or not len(trace.content.ids):
+        raise TraceError(path, None, None, None, "has no hash_ids; give JSON lines with a list of block ids a request")
+    return HashedTrace(trace, trace.content.offsets, trace.content.ids, trace.content.tokens)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def reproduce(
         figure: Figure or table of the paper; waste (every policy on one trace); or all of these. Not part of all:
             waste-today (today's models under three allocators, and published figures of their waste).
         trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
-            drawn from a summary in the package. Of waste-today a trace with
-            hash_ids or sessions: its first 3,000 requests show what cached blocks are worth.
+            drawn from a summary in the package. Of waste-today a trace with hash_ids or sessions: its first 3,000 requests show
+            what cached blocks are worth.
         alpaca_trace: The paper's length pairs of Alpaca, for Figs 11, 12d to f, 13b, 14, 15 and 18b. By default lengths are drawn.
         seeds: Number of seeds, from 0, for the mean. By default 1 with a trace, as in the paper; else the figure's own
             number, mostly 10.
@@ -55,8 +55,8 @@ def reproduce(
             settings, lengths and code are not repeated.
         view: Division of the KV pool in the printed waste table: the paper's four categories, or slots, what becomes of each
             slot. The page has both.
-        markdown: Markdown file with the values and findings of each figure; - for standard output. Of
-            waste-today a page that has places for its tables gets these alone.
+        markdown: Markdown file with the values and findings of each figure; - for standard output. Of waste-today a page that has
+            places for its tables gets these alone.
     """
     report = Report(json, markdown=markdown)
     require_apart({"out": out, "json": json, "markdown": markdown}, named_files(trace=trace, alpaca_trace=alpaca_trace))

@@ -99,6 +99,7 @@ def build(
         grouped=grouped,
         dialogue=dialogue,
         seed=settings.seed,
+        windows=kind.window_pool(server, options, num_blocks, size),
     )
     memory = _memory(settings, scheduler, pool, server.layout)
     found = checked_cost(step_cost or _cost(settings, server, size, scheduler, memory.placement is None))
@@ -364,8 +365,8 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
         return found
     drafter, drafts_cost = speculative.drafter(shape), None
     if drafter is not None:
-        # The host's time is that of the target's step, and a server's constants are those of the whole.
-        own = replace(deployment, quantization=speculative.quantization(drafter, deployment))
+        # The host's time is that of the target's step, and a server's constants are those of the whole; the last stage has the drafter.
+        own = replace(deployment, pipeline_parallel=1, quantization=speculative.quantization(drafter, deployment))
         covered = name if name == "roofline" else default_cost(drafter, card, own.quantization)
         drafts_cost = cost(covered, drafter, card, ranks, size, scale, own, None, True)
     return SpeculativeCost(found, drafts_cost, speculative.num_speculative_tokens)

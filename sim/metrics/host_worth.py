@@ -53,7 +53,7 @@ class _HostContents:
 
 @once
 def host_slot_ticks(run: Run) -> dict[str, int] | None:
-    """Slots of the host of each worth, integrated over the run; None without a host tier, or where no contents are logged.
+    """Slots of the host of each worth, integrated over the settings' window; None without a host tier, or where no contents are logged.
 
     They add up to the blocks of ``HostTier.levels``, over time.
     """
@@ -67,6 +67,7 @@ def host_slot_ticks(run: Run) -> dict[str, int] | None:
     late = np.zeros(len(hit), dtype=np.int64)
     late[~hit] = asked_again(names, {name: column[~hit] for name, column in stays.items()})
     since, until = np.append(stays["since"], kept["since"]), np.append(stays["until"], np.full(len(kept["since"]), end))
+    since, until = (np.clip(each, run.window.start_ticks, run.window.end_ticks) for each in (since, until))
     duplicate = _held_ticks(run, gpu, np.append(stays["name"], kept["name"]), since, until)
     alone = until - since - duplicate
     which = {

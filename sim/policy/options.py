@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from ..memory.accounting.kv_groups import RING
-from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
+from ..spec import Deployment, HybridLayout, ModelSpec, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
 from ..spec.deployment import Sampling
 from ..spec.gpu import GIB
@@ -30,6 +30,7 @@ from ..spec.kernels import NAMED_EXPERTS, named_experts
 from ..spec.pool import offloaded_blocks
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
+from ..spec.startup.sglang import window_of
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import SettingError
 from ..types.ticks import PER_MS
@@ -615,15 +616,15 @@ class VllmV1Options(VllmServeOptions):
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
     ) -> dict[str, dict[str, bool]]:
-        both = {
-            "pipeline parallelism": replica.pipeline_parallel_size > 1,
-            "requests that share memory": grouped,
-        }
+        both = {"requests that share memory": grouped}
         drafts, offloads = self.speculative_config is not None, self.kv_offloading_size > 0
         of_a_server = {"constants of a server": replica.server is not None}
         others: dict[str, dict[str, bool]] = {}
         if drafts:
             others["speculative_config"] = {
+                "pipeline parallelism without asynchronous scheduling": (
+                    replica.pipeline_parallel_size > 1 and not self.schedules_ahead
+                ),
                 **both,
                 "--cost paper": replica.cost == "paper",
                 "an allocator": replica.allocator is not None,
@@ -817,12 +818,33 @@ class SGLangOptions(Options):
         Tried(0.9),
     ] = None
 
+    swa_full_tokens_ratio: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Slots in the pool of layers with a window for each slot of the others, in models where SGLang gives windows a pool.",
+        ),
+        Tried(0.5),
+    ] = 0.8
+    disable_hybrid_swa_memory: Annotated[
+        bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
+    ] = False
+
     @property
     def schedules_ahead(self) -> bool:
         return not self.disable_overlap_schedule
 
+    def window_of(self, shape: ModelSpec) -> int | None:
+        """The window of layers with a pool of their own, see ``spec.startup.sglang``; None without such a pool."""
+        return None if self.disable_hybrid_swa_memory else window_of(shape)
+
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
-        """See ``Options``; without priorities, and what they decide without the switch."""
+        """See ``Options``; windows without a pool, priorities, and what these decide without the switch."""
+        if name in ("swa_full_tokens_ratio", "disable_hybrid_swa_memory") and window_of(model(replica.model)) is None:
+            return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
+        if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
+            return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
         if name == "enable_priority_scheduling" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         by_priority = ("schedule_low_priority_values_first", "disable_priority_preemption")

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 
 from fragmeter.experiments.paper.rows import as_finding
 from fragmeter.sim.memory.prefix import RadixTree
-from fragmeter.traces import HashedTrace, Trace, read_hashed
+from fragmeter.traces import Trace
 from hashed_files import MOONCAKE, SIZED, put
 from tools import prefix_cache
 from tools.prefix_cache import (
     INFINITE,
     POLICIES,
+    HashedTrace,
     compare_prefix_caches,
     hit_tokens,
     oracle,
     prefix_trace,
+    read_hashed,
 )
 
 real_traces = pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")

@@ -6,7 +6,6 @@ orders them: stores begin with the step after the one that asks, a step waits fo
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,24 +40,6 @@ class Copies:
     host_blocks: int
     load_ticks: int
     store_ticks: int
-
-
-class _Clock(server.Clock):
-    """As ``Clock`` for steps that wait before they compute."""
-
-    def __init__(self, step_ticks: int) -> None:
-        super().__init__(step_ticks)
-        self._durations: deque[int] = deque()
-
-    def reserve(self, runs: bool, wait: int = 0) -> int:
-        start = max(self.now, self._free_at)
-        if runs or wait:
-            self._durations.append(wait + runs * self._step_ticks)
-            self._free_at = start + self._durations[-1]
-        return start
-
-    def pass_step(self) -> None:
-        self.now += self._durations.popleft()
 
 
 class _Result(server.Result):
@@ -99,7 +80,7 @@ class OffloadingRecorder(server.Recorder):
 
     def _run(self, output: SchedulerOutput) -> Any:
         meta, clock = output.kv_connector_metadata, self.clock
-        now = max(clock.now, clock._free_at)
+        now = clock.free_at
         asked = {job: len(each.src_spec.block_ids) for job, each in meta.store_jobs.items()}
         flushed = meta.jobs_to_flush or set()
         for job, blocks in (*self._unsubmitted.items(), *((job, asked[job]) for job in asked if job in flushed)):
@@ -190,7 +171,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         return build(output)
 
     connector._build_connector_meta = in_order
-    clock, recorder = _Clock(case.step_ticks), engine.model_executor
+    clock, recorder = server.clock_of(engine, case.step_ticks), engine.model_executor
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, requests, finished, arrived, idle = case.workload.arrival_ticks.tolist(), [], [], 0, 0
@@ -215,7 +196,8 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
                 finished += [
                     (clock.now, int(one.request_id)) for one in answer.outputs if one.finish_reason is not None
                 ]
-            idle = idle + 1 if recorder.idle and clock.now == before else 0
+            runs = any(future._runs for future, *_ in engine.batch_queue or ())
+            idle = idle + 1 if recorder.idle and not runs and clock.now == before else 0
             if idle > server.MOST_IDLE:
                 raise server.Stuck(case.name)
             if idle and events:
@@ -230,15 +212,16 @@ def _host_bytes(case: Case) -> int:
     chosen = ours.settings_of(case, enable_prefix_caching=True)
     replica, ranks = build(chosen), chosen.tensor_parallel_size
     size = replica.block_size // chosen.value("decode_context_parallel_size")
-    own = replica.page_bytes or block_bytes(model(chosen.model), ranks, size)
+    stages = chosen.pipeline_parallel_size
+    own = replica.page_bytes or block_bytes(model(chosen.model), ranks, size, pipeline_parallel=stages)
     drafts = chosen.policy_options.speculative
-    if drafts is not None and not replica.page_bytes:
+    if drafts is not None and not replica.page_bytes and stages == 1:
         own += (
             block_bytes(not_none(drafts.drafter(model(chosen.model))), 1, replica.block_size)
             if drafts.has_layers
             else 0
         )
-    workers = max(ranks, case.parallel.get("tensor_parallel_size", 1))
+    workers = stages * max(ranks, case.parallel.get("tensor_parallel_size", 1))
     return -(-own * workers // _PAGE) * _PAGE
 
 
@@ -255,11 +238,11 @@ class _Cost(ours.ConstantCost):
         return self.copies.load_ticks * blocks
 
 
-def serve_ours(case: Case, copies: Copies, asynchronous: bool = False) -> Served:
-    """What our engine does with a case."""
+def serve_ours(case: Case, copies: Copies, asynchronous: bool = False, **others: Any) -> Served:
+    """What our engine does with a case, with ``others`` of the settings."""
     log = StepLog()
     gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
-    chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib)
+    chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib, **others)
     run = simulate(chosen, case.workload, _Cost(case.step_ticks, copies=copies), observers=[log])
     return log.served(run)
 

@@ -39,7 +39,7 @@ class Case:
         layers: What the model keeps.
         step_ticks: Duration of every step.
         options: Options of the scheduler, by the names of vLLM's command line.
-        parallel: Options of vLLM's ``ParallelConfig``; ours are in ``options``.
+        parallel: Options of vLLM's ``ParallelConfig``; ours are in ``options``, but for pipeline stages, each with ``layers``.
     """
 
     name: str

@@ -15,7 +15,7 @@ import numpy as np
 from fragmeter.experiments.paper.figures import fig14
 from fragmeter.experiments.paper.paper import ALPACA_SET, FIG15, Source
 from fragmeter.experiments.paper.rate_sweep.panels import ORACLE, VLLM
-from fragmeter.experiments.paper.rate_sweep.rate_sweep import Search, crossing_of, stretched
+from fragmeter.experiments.paper.rate_sweep.rate_sweep import Search, crossing_of
 from fragmeter.experiments.paper.settings import paper_settings
 from fragmeter.experiments.paper.sharing import SAVED, SharingCase, measure
 from fragmeter.experiments.runs.crossing import Crossing
@@ -29,6 +29,11 @@ from .claim import Code, Judged, Part, Values
 from .runs import Trial, few
 from .throughput import ROUNDED
 from .waste import EARLIER
+
+
+def stretched(found: Crossing, stretch: float) -> float:
+    """The crossing of the same load if all steps take ``stretch`` times as long, with the curve taken as a power law."""
+    return found.at * stretch ** -(1 + found.exponent)
 
 
 def wrong_rows(plan: Plan, skipped_copy: int | None = None) -> int:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fragmeter.experiments.measured.constants import Deviation, fitted_constants, fitted_to, served
-from fragmeter.experiments.measured.intervals import COVERAGE, SHARE, coverage
+from fragmeter.experiments.measured.intervals import SHARE
 from fragmeter.experiments.measured.replay import BenchmarkOfRequests
 from fragmeter.experiments.paper.comparison import Payload
 from fragmeter.experiments.runs.near_saturation import LoadClass, ServedLoad, times_of
@@ -51,6 +51,7 @@ from .board import (
     classes_of,
     worsened,
 )
+from .coverage import COVERAGE, coverage
 from .loads import LOADS
 
 FIGURE = "servers"

@@ -337,7 +337,7 @@ class GroupCache:
         self._published[sequence] = [found.blocks * self._size // size for size in self._block_sizes]
         if self.log.contents is not None:
             self.log.contents.on_looked_up(True, found.blocks, self.pool.num_free)
-        self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
+        self.log.look_up(sequence.index, sequence.start_tokens, found.blocks * self._size)
 
     def publish(
         self, sequence: Sequence, tables: tuple[Table, ...], tokens: int, hashed_tokens: int | None = None

@@ -11,10 +11,10 @@ from fragmeter.experiments.paper.figures import fig14
 from fragmeter.experiments.paper.fit import CONTEXT_STEP_SCALE
 from fragmeter.experiments.paper.paper import SERIES, SYNTHETIC_SET, Source
 from fragmeter.experiments.paper.rate_sweep.panels import Panel
-from fragmeter.experiments.paper.rate_sweep.rate_sweep import find_rate, per_step_pct, stretched
+from fragmeter.experiments.paper.rate_sweep.rate_sweep import find_rate, per_step_pct
 from fragmeter.experiments.runs.crossing import crossing
 from tools.claims.runs import Trial
-from tools.claims.sharing import beam_rates, beam_searches
+from tools.claims.sharing import beam_rates, beam_searches, stretched
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fragmeter.sim.types.errors import TraceError
-from fragmeter.traces import read_hashed
 from hashed_files import MOONCAKE, SIZED, put
-from tools.prefix_cache import prefix_trace
+from tools.prefix_cache import prefix_trace, read_hashed
 
 
 class TestTheReader:

@@ -8,9 +8,10 @@ import gpu_cases
 
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
-from fragmeter.gpu.check import compile_gate, cpp_face
+from fragmeter.gpu.check import cpp_face, parts
 from fragmeter.gpu.ops import prefill, source
 from fragmeter.sim.types.errors import KernelFault, MissingExtra
+from tools.kernels import compile_gate
 
 #: A thread of a block of 128 has all of its 255 registers up to here, and two such blocks fit a multiprocessor.
 MOST_REGISTERS = 255
@@ -130,7 +131,7 @@ def test_a_source_that_does_not_compile_names_its_line():
 
 
 def test_without_the_headers_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compile_gate, "find_spec", lambda name: None)
+    monkeypatch.setattr(parts, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"^compiling kernels needs NVRTC: pip install -e '\.\[kernels\]'"):
         compile_gate.compiled(SOME, "sm_80")
 

@@ -1,27 +1,23 @@
 """The compile gate: compile every kernel instance for every architecture, without a GPU. No instance may spill registers.
 
-``python -m fragmeter.gpu.check.compile_gate`` prints the table. It needs CuPy and NVIDIA's compiler and headers (extra
+``python -m tools.kernels.compile_gate`` prints the table. It needs CuPy and NVIDIA's compiler and headers (extra
 ``kernels``), and no driver. Where torch and nvcc are installed (extra ``nvcc``), nvcc compiles the C++ face as well.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import product
-from pathlib import Path
-from types import ModuleType
 
-from ...sim.types.errors import KernelFault, MissingExtra, install
-from ..devices import program
-from ..ops import source
-from ..ops.source import Kernel
-from . import cpp_face
+from fragmeter.gpu.check import cpp_face
+from fragmeter.gpu.check.modules import every_kernel
+from fragmeter.gpu.check.parts import toolkit
+from fragmeter.gpu.devices import program
+from fragmeter.gpu.ops.source import Kernel
+from fragmeter.sim.types.errors import KernelFault, MissingExtra
 
 #: Shared memory of a multiprocessor, by architecture: A100; RTX 30 and A10; RTX 40 and L40S; H100 and H200; B200; RTX 50. The
 #: numbers are those of "Technical Specifications per Compute Capability" in NVIDIA's programming guide.
@@ -59,27 +55,6 @@ class Compiled:
     registers: int
     spill_bytes: int
     shared_bytes: int
-
-
-def every_kernel(shared_bytes: int) -> Iterator[Kernel]:
-    """All instances that the modules of this package can launch on a device with ``shared_bytes`` on a multiprocessor."""
-    for dtype in source.SCALARS:
-        for head_dim in source.HEAD_DIMS:
-            for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
-                yield source.decode_attention(dtype, head_dim, tile, slots)
-            yield source.prefill_attention(dtype, head_dim)
-            yield source.merge_prefill(dtype, head_dim)
-        yield source.reshape_and_cache_fp8(dtype)
-    for dtype, head_dim in product(source.FP8_QUERIES, source.FP8_HEAD_DIMS):
-        for tile, slots in product(source.GROUP_TILES[dtype], source.SLOT_RULES):
-            yield source.decode_attention(dtype, head_dim, tile, slots, fp8=True)
-        yield source.prefill_attention(dtype, head_dim, fp8=True)
-    for dtype in source.LATENT_DTYPES:
-        for block in source.latent_blocks(shared_bytes):
-            yield source.latent_attention(dtype, block)
-        yield source.merge_latent(dtype)
-    for name in ("reshape_and_cache", "copy_blocks"):
-        yield source.plain(name)
 
 
 def compiled(kernels: Iterable[Kernel], architecture: str) -> list[Compiled]:
@@ -123,23 +98,6 @@ def _compiled(expression: str, architecture: str, entry: re.Match[str]) -> Compi
     shared = re.search(r"(\d+) bytes smem", entry["rest"])
     spills = int(entry["stores"]) + int(entry["loads"])
     return Compiled(expression, architecture, int(entry["registers"]), spills, int(shared[1]) if shared else 0)
-
-
-def toolkit() -> tuple[ModuleType, Path]:
-    """NVRTC, and the folder of the CUDA headers.
-
-    Raises:
-        MissingExtra: One of them is not installed.
-    """
-    try:
-        nvrtc = importlib.import_module("cupy").cuda.nvrtc
-        spec = find_spec("nvidia.cu13")
-        folders = (Path(folder, "include") for folder in (spec and spec.submodule_search_locations) or ())
-        include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
-        nvrtc.getVersion()
-    except (ImportError, AttributeError, RuntimeError, StopIteration) as error:
-        raise MissingExtra(f"compiling kernels needs NVRTC: {install('kernels')}") from error
-    return nvrtc, include
 
 
 def main() -> int:
