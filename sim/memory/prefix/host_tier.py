@@ -93,6 +93,8 @@ class HostTier:
         self._free_from = [0, 0]
         self._clock: Callable[[], int] = _not_connected
         self._level = self._submitted = 0
+        # When a decision that computed nothing evicted blocks from the host, for which some sequence may have waited.
+        self._evicted_ticks = NEVER
         # Submitted jobs by their end; stores that the next step submits; loads of the decision.
         self._running: list[tuple[int, int, _Job]] = []
         self._unsubmitted: list[_Job] = []
@@ -116,8 +118,8 @@ class HostTier:
 
     @property
     def next_ticks(self) -> int:
-        """When the next copy ends, or ``NEVER``."""
-        return self._running[0][0] if self._running else NEVER
+        """When the next copy ends or a decision can be another one, or ``NEVER``."""
+        return min(self._evicted_ticks, self._running[0][0] if self._running else NEVER)
 
     @property
     def loaded_tokens(self) -> int:
@@ -126,6 +128,7 @@ class HostTier:
 
     def complete(self, until: int) -> None:
         """Note the copies that have ended by ``until``."""
+        self._evicted_ticks = NEVER
         while self.next_ticks <= until:
             job = heappop(self._running)[2]
             if not job.is_store:
@@ -234,7 +237,7 @@ class HostTier:
         Returns:
             Ticks that the step waits for stores.
         """
-        now = self._clock()
+        now, evicted = self._clock(), self.cache.evicted_blocks
         for job in self._unsubmitted:
             self._submit(job, now)
         self._unsubmitted = []
@@ -258,6 +261,8 @@ class HostTier:
             for job in self._unsubmitted:
                 self._submit(job, now)
             self._unsubmitted = []
+            if self.cache.evicted_blocks > evicted:
+                self._evicted_ticks = now + wait
         self._record(now, wait)
         return wait
 
