@@ -142,39 +142,32 @@ def host_blocks(
     return blocks
 
 
-def offloaded_blocks(
+def offloaded_bytes(
     model: ModelSpec,
     num_gpus: int,
     block_size: int,
-    host_bytes: int,
+    chunk_blocks: int,
     deployment: Deployment = Deployment(),
     hybrid: HybridLayout | None = None,
     drafter_bytes: int = 0,
 ) -> int:
-    """Blocks of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
+    """Bytes of a chunk of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
 
-    A block has the bytes of all tensor-parallel ranks, and begins on a page of the host. Of latent attention all ranks have
+    It has the bytes of all tensor-parallel ranks, and begins on a page of the host. Of latent attention all ranks have
     the same bytes, which are kept once, unless they divide the tokens.
 
     Args:
         block_size: Tokens of a block on a rank.
-        host_bytes: Over all ranks.
+        chunk_blocks: Blocks of a chunk.
         hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
         drafter_bytes: Of a block on each rank, what the layers of a drafter keep; KV groups have these layers.
-
-    Raises:
-        SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
     own = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) + drafter_bytes
     if hybrid is not None:
         own = page_bytes(model, hybrid, num_gpus, block_size, deployment)
     alike = model.has_vectors and deployment.decode_context_parallel == 1
-    whole = own * (1 if alike else num_gpus)
-    blocks = host_bytes // (-(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES)
-    if blocks > MOST_HOST_BLOCKS:
-        remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"
-        raise SettingError("kv_offloading_size", host_bytes / GIB, remedy)
-    return blocks
+    whole = chunk_blocks * own * (1 if alike else num_gpus)
+    return -(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES
 
 
 def _rotary_bytes(model: ModelSpec, layers: range) -> int:

@@ -24,7 +24,7 @@ from fragmeter.sim.memory.prefix.host_cache import HostCache
 from fragmeter.sim.memory.prefix.host_tier import HostTier
 from fragmeter.sim.metrics.cache_bounds import cache_bounds
 from fragmeter.sim.metrics.cache_worth import cache_worth
-from fragmeter.sim.metrics.host_worth import host_slot_ticks
+from fragmeter.sim.metrics.tier_worth import tier_slot_ticks
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.workload import Workload
@@ -260,7 +260,7 @@ def test_every_slot_of_the_host_has_the_worth_that_looking_ahead_gives(kind):
     seen = Counter()
     for seed in range(5):
         run, lines = told(kind, seed)
-        found = host_slot_ticks(run)
+        found = tier_slot_ticks(run)[0]
         if found is None:
             continue
         spans, expected = on_gpu(run, lines), dict.fromkeys(HOST_WORTHS, 0)
@@ -289,7 +289,7 @@ def test_the_worths_add_up_on_the_gpu_in_every_row_and_on_the_host_over_time(kin
             levels = tier.levels.columns()
             until = np.append(levels["ticks"][1:], run.log.end_ticks)
             blocks = int((levels["used_blocks"] * (until - levels["ticks"])).sum())
-            assert sum(host_slot_ticks(run).values()) == blocks * run.replica.block_size
+            assert sum(tier_slot_ticks(run)[0].values()) == blocks * run.replica.block_size
 
 
 def longest(seen: set[int], names: list[int], tokens: int, groups: PageGroups, size: int) -> int:
