@@ -47,12 +47,12 @@ def _tiers(run: Run, tier: HostTier, first: np.ndarray) -> dict[str, dict[str, A
     """The tiers behind the host, by vLLM's labels.
 
     Args:
-        first: Whether each look-up is the first of its request.
+        first: The rows of the look-ups that are the first of their requests.
     """
     found = {}
     columns = tier.behind_hits.columns()
     for place, (label, link) in enumerate(zip(tier.labels, tier.behind, strict=True)):
-        hits = columns["hit_tokens"][(columns["tier"] == place) & first[columns["look_up"]]]
+        hits = columns["hit_tokens"][(columns["tier"] == place) & np.isin(columns["look_up"], first)]
         levels, copies = link.store.levels.columns(), link.copies.columns()
         writes, ticks = copies["is_store"] == 1, copies["end_ticks"] - copies["start_ticks"]
         until = np.append(levels["ticks"][1:], run.log.end_ticks)

@@ -114,7 +114,9 @@ class OffloadSpec:
         if self.chunk_tokens is None:
             return self.blocks_per_chunk
         if self.chunk_tokens % block_size:
-            raise SettingError(f"{_FIELD}.block_size", self.chunk_tokens, f"must be whole blocks of {block_size} tokens")
+            raise SettingError(
+                f"{_FIELD}.block_size", self.chunk_tokens, f"must be whole blocks of {block_size} tokens"
+            )
         return self.chunk_tokens // block_size
 
 

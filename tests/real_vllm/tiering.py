@@ -113,7 +113,9 @@ class TimedTier(SecondaryTierManager):
         return [end for end, _, _ in self.jobs] + answered * [self.clock.now]
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        found = self.directory.has(key, self.clock.now) if self.look_ups is None else self.look_ups.lookup(key, req_context)
+        found = (
+            self.directory.has(key, self.clock.now) if self.look_ups is None else self.look_ups.lookup(key, req_context)
+        )
         return {None: LookupResult.RETRY, True: LookupResult.HIT, False: LookupResult.MISS}[found]
 
     def _end(self, blocks: int, writes: bool) -> int:
@@ -125,7 +127,9 @@ class TimedTier(SecondaryTierManager):
         files, end = self.directory.files, self.clock.now
         missing = []
         # A set: its order differs from process to process.
-        for key in sorted(job.keys, key=lambda key: (get_offload_group_idx(key), job.req_context.get_offload_key_position(key))):
+        for key in sorted(
+            job.keys, key=lambda key: (get_offload_group_idx(key), job.req_context.get_offload_key_position(key))
+        ):
             if key in files:
                 files[key].used = self.directory.use()
             else:

@@ -188,7 +188,9 @@ class HostTierMemory(PagedMemory, ABC):
         groups, block_size = self.groups, self.block_size
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
         self._hashed, self._chunk_blocks = groups.hash_block_size(block_size), host.chunk_blocks
-        links = [Link(spec, host.store(place, groups.number), host.chunk_bytes) for place, spec in enumerate(host.tiers)]
+        links = [
+            Link(spec, host.store(place, groups.number), host.chunk_bytes) for place, spec in enumerate(host.tiers)
+        ]
         self.tier = self.transfers = HostTier(host.num_chunks, self._hashed, groups.number, links, host.chunk_blocks)
         assert self.cache is not None
         if (contents := self.cache.log.contents) is not None:
@@ -428,7 +430,7 @@ class HostTierMemory(PagedMemory, ABC):
         offers = []
         for sequence, _, name, at, block in sorted(states, key=lambda state: (turns[state[0]], state[1])):
             if (at + 1) * self.block_size <= sequence.prompt_tokens:
-                offers.append(Offer(sequence, self.tier.offered(sequence), [(name, at, (block,))], {block}))
+                offers.append(Offer(sequence, self.tier.offered(sequence), [(name, at, [block])], {block}))
         return offers
 
     def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
@@ -454,7 +456,7 @@ class HostTierMemory(PagedMemory, ABC):
         # Blocks with generated tokens are not offered (``offload_prompt_only``, the default).
         tokens, offered = min(cache.computed(sequence), sequence.prompt_tokens), self.tier.offered(sequence)
         until = tuple(max(before, tokens // size) for before, size in zip(offered, self._sizes, strict=True))
-        blocks: list[tuple[int, int, tuple[int, ...]]] = []
+        blocks: list[tuple[int, int, list[int]]] = []
         passing: set[int] = set()
         if until == offered:
             return Offer(sequence, offered, blocks)
@@ -467,7 +469,7 @@ class HostTierMemory(PagedMemory, ABC):
                 continue
             each = self._chunk_blocks
             for at, name in enumerate(self._names(sequence, seeker, offered[place], until[place]), offered[place]):
-                ids = tuple(block for block in table[at * each : (at + 1) * each] if block is not None)
+                ids = [block for block in table[at * each : (at + 1) * each] if block is not None]
                 if ids and (not window_tokens or self._can_be_found(sequence, seeker, at)):
                     blocks.append((name, self._place(size, at), ids))
                     if window_tokens:

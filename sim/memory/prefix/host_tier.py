@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Values
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from enum import Enum
 from functools import partial
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class Offer(NamedTuple):
 
     sequence: Sequence
     until: tuple[int, ...]
-    blocks: list[tuple[int, int, tuple[int, ...]]]
+    blocks: list[tuple[int, int, list[int]]]
     passing: AbstractSet[int] = frozenset()
 
 
@@ -434,7 +434,9 @@ class HostTier:
         self._until(job.end_ticks, partial(self._end_copy, job))
         self.transfers.append((job.sequence.index, now, start, job.end_ticks, job.blocks, job.is_store))
 
-    def on_looked_up(self, sequence: Sequence, known: int, found: int, behind: Mapping[int, int] = MappingProxyType({})) -> None:
+    def on_looked_up(
+        self, sequence: Sequence, known: int, found: int, behind: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
         """A sequence enters, or begins to load.
 
         Args:

@@ -94,7 +94,8 @@ class Store:
     def _make_room(self, blocks: int, now: int) -> int:
         """Evict until ``blocks`` places are free, or nothing more can be evicted. Returns the free places."""
         assert self.num_blocks is not None
-        missing, gone = blocks - (self.num_blocks - len(self._ready)), list[int]()
+        missing = blocks - (self.num_blocks - len(self._ready))
+        gone: list[int] = []
         for name, ready in self._ready.items():
             if len(gone) >= missing:
                 break
@@ -106,9 +107,7 @@ class Store:
         self._note(now, evicted=gone)
         return self.num_blocks - len(self._ready)
 
-    def _note(
-        self, now: int, freed: Sequence[int] = (), read: Sequence[int] = (), evicted: Sequence[int] = ()
-    ) -> None:
+    def _note(self, now: int, freed: Sequence[int] = (), read: Sequence[int] = (), evicted: Sequence[int] = ()) -> None:
         if freed or evicted:
             self.levels.append((now, len(self._ready)))
             self.most_used_blocks = max(self.most_used_blocks, len(self._ready))
@@ -194,15 +193,12 @@ class Link:
         """The look-ups since the last call: when they are answered, and what answers them; None without any."""
         if not self._new:
             return None
-        names, self._new = self._new, []
-        until = now + self.spec.latency_ticks
+        found, self._new = {name: self.store.has(name, now) for name in self._new}, []
 
         def answer() -> None:
-            for name in names:
-                if name in self._answers:
-                    self._answers[name] = self.store.has(name, until)
+            self._answers.update({name: here for name, here in found.items() if name in self._answers})
 
-        return until, answer
+        return now + self.spec.latency_ticks, answer
 
     def forget(self, request: int) -> None:
         """A request has finished."""

@@ -604,14 +604,14 @@ def test_sequences_that_finish_in_one_step_are_used_in_the_order_of_the_running_
     tier = HostTier(num_blocks=2, block_size=1)
     tier.connect(lambda: 0, lambda blocks: 0, lambda blocks: 0)
     two = [Sequence(index, 1, 1, 1) for index in range(2)]
-    tier.end_decision((), [Offer(each, 1, [(10 + each.index, 0, (each.index,))]) for each in two], set(), False)
+    tier.end_decision((), [Offer(each, 1, [(10 + each.index, 0, [each.index])]) for each in two], set(), False)
     tier.end_decision((), (), set(), False)
     tier.complete(0)
     for each in (two[first], two[1 - first]):
         tier.finish(Offer(each, 1, []))
     tier.end_decision((), (), set(), False)
     third = Sequence(2, 1, 1, 1)
-    tier.end_decision((), [Offer(third, 1, [(12, 0, (2,))])], set(), False)
+    tier.end_decision((), [Offer(third, 1, [(12, 0, [2])])], set(), False)
     assert [tier.cache.has(name) for name in (10, 11, 12)] == [False, True, True]
 
 
