@@ -16,13 +16,14 @@ test test-all test-vllm test-sglang test-llama-cpp: export PYTHONDONTWRITEBYTECO
 # Workers take all cores: threads of libraries would wait for each other.
 test test-all test-vllm test-sglang test-llama-cpp: export OMP_NUM_THREADS = 1
 
-.PHONY: help check format reproduce claims waste-today servers test test-all test-vllm test-sglang test-llama-cpp follow follow-vllm follow-sglang test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check artifact benchmark docs screenshots clean
+.PHONY: help check format reproduce claims waste-today servers startups test test-all test-vllm test-sglang test-llama-cpp follow follow-vllm follow-sglang test-lowest server-check api-server-time sanitize smoke smoke-lowest release-check artifact benchmark docs screenshots clean
 
 help:
 	@echo "make reproduce    rerun the paper's figures, write out/reproduction/reproduction.html (minutes; resumable)"
 	@echo "make claims       test the claims about paged attention, write docs/results/claims.md"
 	@echo "make waste-today  divide the memory of today's models, write docs/results/waste-today.md"
 	@echo "make check        lint, formatting and types; make format repairs the formatting"
+	@echo "make startups     answer the start-ups of public logs, write docs/results/startups.md"
 	@echo "make servers      simulate published runs of real servers, write docs/results/servers.md; RUNS=FOLDER has their requests"
 	@echo "make test         install what the tests need and run them (under 8 minutes on two cores)"
 	@echo "make test-all     run the slow tests too"
@@ -74,15 +75,19 @@ reproduce: $(VENV)/.core
 	$(BIN)/fragmeter reproduce all --out out/reproduction
 
 claims: $(VENV)/.core
-	$(BIN)/fragmeter reproduce claims --out out/claims --markdown docs/results/claims.md
+	$(BIN)/python -m tools.claims --markdown docs/results/claims.md
 
 waste-today: $(VENV)/.core
 	$(BIN)/fragmeter reproduce waste-today $(if $(TRACE),--trace $(TRACE)) --out out/waste-today --markdown docs/results/waste-today.md
 
+startups: $(VENV)/.core
+	$(BIN)/python -m tools.startups --markdown docs/results/startups.md
+	$(BIN)/python docs/facts.py
+
 servers: $(VENV)/.core
 	mkdir -p out
-	$(BIN)/fragmeter reproduce servers $(if $(RUNS),--runs $(RUNS)) --markdown docs/results/servers.md --json out/servers.json
-	$(BIN)/python docs/server_errors.py out/servers.json
+	$(BIN)/python -m tools.servers $(if $(RUNS),--runs $(RUNS)) --markdown docs/results/servers.md --json out/servers.json
+	$(BIN)/python -m tools.servers.errors out/servers.json
 	$(BIN)/python docs/facts.py
 
 test: $(VENV)/.test

@@ -316,7 +316,7 @@ def main() -> None:
             counts.setdefault(kind, Counter())[first] += 1
             promised = ""
             if said["advised"]:
-                (low, high), real = said["changes"][0]["interval"], effect(found, said["advised"])
+                (low, high), real = said["changes"][0]["prediction_interval"], effect(found, said["advised"])
                 within.append(low <= real <= high)
                 promised = f" promised {-high:+.0%} to {-low:+.0%}, is {-real:+.0%};"
             print(

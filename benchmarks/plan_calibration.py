@@ -6,7 +6,7 @@
 A case is a measured run (``experiments/measured/facts/server_errors.json``, without those that something was fitted to) with an
 objective of TPOT: ``FACTORS`` times the measured mean. The answer is the weight of the five step times of a plan (``chance``) with which
 the simulated mean meets the objective; the outcome is whether the measured one does. The interval that gives the step times is found
-without the errors of the run's server, as in ``intervals.judged``; a class without one has that of all other servers, as in a plan.
+without the errors of the run's server, as in ``tools.servers.coverage``; a class without one has that of all other servers, as in a plan.
 
 Only step times are judged: the runs have one draw, one replica and a pool that is known. TPOT is taken as proportional to the step time,
 and the outcome is of the mean, not of the share of requests. A server has one vote, which its runs share.

@@ -38,7 +38,7 @@ POLICIES = (
 FIGURES = (
     "table1", "fig1", "fig3", "fig11", "fig19a", "waste", "fig2", "fig12a", "fig12b", "fig12c", "fig12d", "fig12e", "fig12f",
     "fig13a", "fig13b", "fig14a", "fig14b", "fig14c", "fig14d", "fig14e", "fig14f", "fig15", "fig16", "fig17", "fig18b",
-    "fig19b", "anyscale", "claims",
+    "fig19b",
 )  # fmt: skip
 SAMPLES = Path(__file__).resolve().parent.parent / "tests" / "data" / "traces"
 LOAD = ("--num-prompts", "150", "--request-rate", "12")
@@ -128,7 +128,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 #: Figures that draw nothing, and take no seeds.
-SEEDLESS = ("table1", "fig1", "fig3", "fig19a", "anyscale")
+SEEDLESS = ("table1", "fig1", "fig3", "fig19a")
 
 
 def run(folder: Path, all_seeds: bool, only: str) -> int:

@@ -138,7 +138,7 @@ def _pinned(folder: str, package: str) -> str:
 
 
 _STARTUPS, _SERVERS, _FIGURES = (
-    "fragmeter reproduce startups --markdown docs/results/startups.md",
+    "make startups",
     "make servers",
     "make docs",
 )

@@ -30,12 +30,7 @@ from fragmeter.sim.workload.workload import Workload
 
 PAGE = Path(__file__).with_name("policies.md")
 BEGIN, END = "<!-- pairs: python docs/pairs.py --write -->", "<!-- end of the pairs -->"
-_DRAFTS = {
-    "method": "ngram",
-    "num_speculative_tokens": 2,
-    "rejection_sample_method": "synthetic",
-    "synthetic_acceptance_length": 2,
-}
+_DRAFTS = {"num_speculative_tokens": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}
 #: Models by what their layers keep; a pair of two of them would be another model.
 MODELS = {
     "windows": {"model": "gpt-oss-120b", "tensor_parallel_size": 16},
@@ -47,7 +42,10 @@ MODELS = {
 }
 #: Settings that ask for each feature, or none where the workload or the cluster does.
 FEATURES: dict[str, dict[str, Any]] = MODELS | {
-    "drafts": {"speculative_config": json.dumps(_DRAFTS)},
+    **{
+        name: {"speculative_config": json.dumps({"method": method, **_DRAFTS})}
+        for name, method in {"n-grams": "ngram", "EAGLE": "eagle", "MTP": "mtp"}.items()
+    },
     "offloading": {"kv_offloading_size": 64},
     "priority": {"scheduling_policy": "priority"},
     "interval": {"prefill_schedule_interval": 3},
@@ -56,15 +54,22 @@ FEATURES: dict[str, dict[str, Any]] = MODELS | {
     "data parallel": {"data_parallel_size": 2},
     "pipeline": {"pipeline_parallel_size": 2},
     "context parallel": {"decode_context_parallel_size": 2},
+    # A multiple of the blocks of all models. Without one of them it needs windows.
+    "retention": {"prefix_cache_retention_interval": 11520, **MODELS["windows"]},
 }
+#: Methods of drafts, of which a run has one.
+_METHODS = ("n-grams", "EAGLE", "MTP")
 #: A model whose layers all keep every token, with experts, which engines share, and with query heads of a KV head that ranks divide.
 _PLAIN = {"model": "qwen3-30b-a3b", "tensor_parallel_size": 8}
 
 
 #: The release whose start-up is asked.
 _RELEASE = "0.33"
-#: What vLLM says of pairs that are no flags of one line, but of a connector, ``NixlConnector``.
-_OF_CONNECTORS = {
+_UNUSED = "prefix_cache_retention_interval is set but this model has no sliding-window or Mamba layers"
+#: What vLLM says of pairs that are no flags of one line, but of a connector, ``NixlConnector``; and where its start is not computed.
+_IN_VLLM = {
+    ("indexer", "retention"): _UNUSED,
+    ("latent vectors", "retention"): _UNUSED,
     (
         "n",
         "disaggregation",
@@ -102,9 +107,10 @@ class Pair(NamedTuple):
 def pair_of(one: str, other: str) -> Pair:
     """Serve four requests with two features."""
     given = {**_PLAIN, "enable_prefix_caching": True, "max_model_len": 4096}
-    for feature in sorted({one, other}, key=[*FEATURES].index):
+    # A model comes first of the features and decides.
+    for feature in sorted({one, other}, key=[*FEATURES].index, reverse=True):
         given |= FEATURES[feature]
-    in_vllm = _OF_CONNECTORS.get((one, other)) or _start(given)
+    in_vllm = _IN_VLLM.get((one, other)) or _start(given)
     return Pair(one, other, "n" in (one, other), _refusal({one, other}, given), in_vllm)
 
 
@@ -143,7 +149,7 @@ def _start(given: dict[str, Any]) -> str | None:
 def pairs() -> Iterator[Pair]:
     """All pairs, in the order of the features."""
     for one, other in combinations_with_replacement(FEATURES, 2):
-        if one == other or other not in MODELS:
+        if one == other or not (other in MODELS or {one, other} <= {*_METHODS}):
             yield pair_of(one, other)
 
 
@@ -152,7 +158,9 @@ def tables(found: Sequence[Pair]) -> str:
     cells = {(pair.one, pair.other): pair.cell for pair in found}
     columns = [name for name in FEATURES if name not in MODELS]
     head = ["", "alone", *columns]
-    rows = [[one, cells[one, one], *(cells.get((one, other)) for other in columns)] for one in FEATURES]
+    rows: list[list[str | None]] = [
+        [one, cells[one, one], *(cells.get((one, other)) for other in columns)] for one in FEATURES
+    ]
     for row in rows:
         if row[0] in columns:
             # Alone it is in the second column.

@@ -43,7 +43,7 @@ _LONGEST = [
     "package/test_docs.py", "experiments/cli/test_declared_bounds.py", "sim/engine/test_leaps.py", "real_vllm/test_recorded.py",
     "reports/test_story_player.py", "reports/test_browser.py", "sim/engine/test_core.py", "experiments/cli/test_reproduce.py",
     "reports/test_run.py", "sim/config/test_unread_settings.py", "experiments/cli/test_machine_states.py", "package/test_distributions.py",
-    "experiments/capacity/test_plan_command.py", "experiments/capacity/test_fitting.py", "gpu/test_compile_gate.py",
+    "experiments/capacity/test_plan_command.py", "experiments/capacity/test_fitting.py", "of_tools/kernels/test_compile_gate.py",
 ]  # fmt: skip
 
 

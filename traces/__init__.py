@@ -9,11 +9,9 @@ from .catalogue import catalogue, download
 from .parsing.reading import Reading
 from .readers.measured import Measured, MeasuredSummary, measured
 from .readers.readers import (
-    HashedTrace,
     holds_load,
     is_frame,
     read,
-    read_hashed,
     read_with_content,
     trace_of_frame,
 )
@@ -27,7 +25,6 @@ from .types.trace import Trace, check_fits, require_count
 from .writers import check_target, write
 
 __all__ = [
-    "HashedTrace",
     "LengthPairs",
     "Load",
     "Measured",
@@ -50,7 +47,6 @@ __all__ = [
     "paper_workload",
     "poisson",
     "read",
-    "read_hashed",
     "read_load",
     "read_with_content",
     "require_count",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -14,18 +14,8 @@ from .fleet import Fleet
 from .load import Load
 from .max_rate import MaxRate
 from .prices import HOUR_S, MILLION, Prices
-from .sensitivity import PRICE, Influence
 from .split import prefilling
 from .trials import MOST_REPLICAS
-
-
-@dataclass(frozen=True)
-class Verified:
-    """Other seeds, with so many replicas, at a multiple of the wanted or recommended rate: the share that meets the goal."""
-
-    replicas: int
-    factor: float
-    share: float
 
 
 @dataclass(frozen=True)
@@ -40,8 +30,6 @@ class Answer:
         known_rates: ``known_rate`` by seed, of the fleet or of one replica, requests/s; None if they are its highest rates.
         prefill_replicas: Replicas of the fleet that only prefill; None if every replica does both.
         detail: Results at the wanted or the recommended rate; None if no fleet or no rate meets the goal.
-        verified: Results of other seeds.
-        influences: The inputs that the bill of the recommendation depends on most, largest first; empty unless asked for.
         least_replicas: The fewest replicas that may serve the wanted rate, without a run (``least``); None without a wanted rate. If they
             are more than a plan simulates, ``error`` says so.
         equal: Names of the other candidates with the same settings and the same fleet for the wanted rate.
@@ -56,8 +44,6 @@ class Answer:
     known_rates: tuple[float, ...] | None = None
     prefill_replicas: int | None = None
     detail: dict[str, Any] | None = None
-    verified: tuple[Verified, ...] = ()
-    influences: tuple[Influence, ...] = ()
     least_replicas: int | None = None
     equal: tuple[str, ...] = ()
     share: float | None = None
@@ -197,13 +183,6 @@ def bill(answer: Answer, load: Load, prices: Prices, wanted: float | None, spare
         full = answer.per_hour(answer.replicas, prices) / (HOUR_S / MILLION * answer.fleet_rate * tokens["total"])
     gpus, spares = answer.gpus_of(replicas), beside * answer.candidate.num_gpus
     return Bill(replicas, gpus, fewest, per_hour, lowest, per_million, full, spares)
-
-
-def without_price(answer: Answer, prices: Prices) -> Answer:
-    """The answer without the influence of the price, where GPUs are counted."""
-    if not prices.missing:
-        return answer
-    return replace(answer, influences=tuple(each for each in answer.influences if each.name != PRICE))
 
 
 def ranked(

@@ -9,8 +9,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-
 from ...reports.data.answer import KeyNumber, counted, duration
 from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
@@ -32,16 +30,13 @@ from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
 from .manifest import FILES
 from .prices import GPU_HOURS
-from .sensitivity import CHANGE
 from .text import (
-    billed,
     headroom_text,
     hourly_text,
     percent_text,
     purchase,
     range_text,
     rate_text,
-    sure_headroom_text,
     tokens_text,
 )
 
@@ -85,7 +80,7 @@ def write_plan(
         slots = "Means over time at the recommended rate, in percent of the pool: {}."
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
-            Section("The recommendation", "\n\n".join(document["details"]), figures=_sensitivity(ranks[0][0])),
+            Section("The recommendation", "\n\n".join(document["details"])),
             *([] if what_if is None else [_sliders(what_if)]),
             *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
             Section("Price and speed", figures=drawn),
@@ -174,7 +169,7 @@ def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill
         sure = percent_text(fleet.chance.chance)
         numbers.append(KeyNumber("Probability that it is enough", sure, f"headroom {headroom_text(answer)}"))
     else:
-        numbers.append(KeyNumber("Headroom", sure_headroom_text(answer)))
+        numbers.append(KeyNumber("Headroom", headroom_text(answer)))
     for name in ("ttft", "tpot"):
         bound = f"at most {limits[name]:,g} ms" if name in limits else "no objective"
         if "loads" in document["goal"]:
@@ -298,16 +293,6 @@ def _costs(ranks: Sequence[tuple[Answer, Bill]], currency: str) -> tuple[list[di
     return rows, unit
 
 
-def _sensitivity(answer: Answer) -> list[go.Figure]:
-    if not answer.influences:
-        return []
-    rows = [
-        {"input": each.label, "higher_pct": each.higher.percent, "lower_pct": each.lower.percent}
-        for each in answer.influences
-    ]
-    return [figures.tornado(rows, billed(answer), CHANGE)]
-
-
 def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     """The points of the Pareto figure: the price of a token at the recommended rate, divided by the point's share of it.
 
@@ -338,7 +323,7 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
         **(
             {"Requests/s a replica": rate_text(answer)}
             if answer.wanted is None
-            else {"Headroom": sure_headroom_text(answer)}
+            else {"Headroom": headroom_text(answer)}
         ),
         "Meet objectives, %": f"{100 * at['attained']:.1f}",
         METRICS["p90_ttft_ms"].heading: METRICS["p90_ttft_ms"].text(at["p90_ttft_ms"]),

@@ -39,7 +39,6 @@ from .text import (
     headline,
     pair_lines,
     served_at_rate,
-    verified_text,
     why_loses,
     why_none,
 )
@@ -98,15 +97,12 @@ class Plan:
             report.line(line)
         for line in self._closed_lines() + self._pair_lines():
             report.line(line)
-        verified = [verified_text(answer, self._aims.verify_seeds) for answer, _ in self._ranks if answer.verified]
-        for line in verified:
-            report.line(line)
         if self._day is not None:
             report.print_line()
             report.console.print(day_table(self._day))
             for line in day_lines(self._day, currency):
                 report.print_line(line)
-        document = self._document([*about, *verified], explained)
+        document = self._document(about, explained)
         for line in document.get("again", ()):
             report.line(line)
         assumptions = [f"Requests: {self._load.source()}.", *self._assumptions()]
@@ -353,8 +349,4 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     if answer.known_rates is not None:
         data["known_rates"] = [_finite(each) for each in answer.known_rates]
     data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
-    if answer.verified:
-        data["verified"] = [asdict(each) for each in answer.verified]
-    if answer.influences:
-        data["sensitivity"] = [asdict(each) for each in answer.influences]
     return data

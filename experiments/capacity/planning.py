@@ -13,9 +13,7 @@
     2. follow    every candidate that meets the goal, with every other seed and one replica
        other seeds   the rate that they take
     4. detail    results of each candidate at the wanted or the recommended rate, and its limit
-    5. verify    on request, other seeds: the fleet, and one replica fewer; or the recommended rate, and 1.15 times it
     what if      for the page: rates of the first candidates with other lengths and objectives (``what_if``)
-    6. sensitivity   on request, of the recommendation to all inputs (``sensitivity``)
 
 The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
 plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
@@ -42,12 +40,11 @@ from ..runs.parallel import Workers
 from ..runs.points import Store
 from ..runs.slo_check import Goal, SloCheck
 from ..runs.sweeping import Outcome
-from .answer import Answer, Verified
+from .answer import Answer
 from .candidates import DECODE, Candidate
 from .chance import NUM_DRAWS, Chance, ChanceSearch, Uncertainty
-from .confidence import NUM_SEEDS, Decision, Kind
+from .confidence import Decision, Kind
 from .day import Day, DayPlan, replicas_for, sizes_below
-from .detail import BEYOND
 from .fleet import (
     Fleet,
     FleetSearch,
@@ -62,7 +59,6 @@ from .max_rate import ALONE, Ahead, Limits, MaxRate, SeedRate
 from .max_rate import rate as rate_of_power
 from .pairs import Offer, Side, may_be_side
 from .prices import Prices
-from .sensitivity import changes, influences
 from .split import AUTO, divided, fewest_replicas
 from .stages import rate_of
 from .trials import MOST_REPLICAS, Results, Trial
@@ -622,45 +618,6 @@ class Planner:
             for service, outcome in found.items()
         }
 
-    def verified(self, answers: Sequence[Answer], count: int) -> list[Answer]:
-        """The answers with the shares of ``count`` other seeds that meet the goal."""
-        first = max(self._seeds) + 1 + NUM_SEEDS
-        return [replace(each, verified=self._others(each, range(first, first + count))) for each in answers]
-
-    def _others(self, answer: Answer, seeds: Sequence[int]) -> tuple[Verified, ...]:
-        if not answer.rate:
-            return ()
-        if answer.fleet is None:
-            return tuple(self._share(answer, 1, factor, answer.rate * factor, seeds) for factor in (1.0, BEYOND))
-        fewest = fewest_replicas(answer.candidate.prefill_replicas)
-        smaller = answer.replicas - answer.candidate.engines
-        sizes = [size for size in (answer.replicas, smaller) if size >= fewest]
-        return tuple(self._share(answer, size, 1.0, not_none(self.wanted), seeds) for size in sizes)
-
-    def influenced(self, answer: Answer) -> Answer:
-        """The answer with the inputs that its bill depends on most; the same answer if every rate meets the goal, with one
-        seed or all."""
-        job, fleet = self._sensitivity_job(answer), answer.fleet
-        if job is None or answer.candidate.decode is not None:
-            return answer
-        rates = self._rates({change: job.with_more(change) for change in changes(self._goal)}, "sensitivity")
-        if fleet is None:
-            unchanged, margin, replicas = rate_of(self._run("headroom", {0: job})[0]), 1.0, None
-        else:
-            unchanged, margin, replicas = fleet.rates[0], fleet.sure_rate / not_none(self.wanted), answer.replicas
-        return replace(answer, influences=influences(rates, unchanged, margin, replicas, answer.candidate.engines))
-
-    def _sensitivity_job(self, answer: Answer) -> Job | None:
-        """The search of the highest rate of the answer's fleet with the first seed; None if every rate meets the goal, with one
-        seed or all."""
-        fleet, saturated = answer.fleet, answer.rates.saturated
-        if not answer.rate or answer.fleet_rate == inf or (fleet is not None and fleet.rates[0] == inf):
-            return None
-        wanted = answer.rate if fleet is None else not_none(self.wanted)
-        cluster = self._cluster(service_of(answer.candidate), answer.replicas)
-        most = None if saturated is None else saturated * answer.replicas
-        return Job(not_none(answer.candidate.settings), self._seeds[0], (cluster, wanted, most))
-
     def changed(self, answers: Sequence[Answer], lengths: Sequence[Lengths]) -> list[Rates]:
         """The rates of a replica of each answer with other lengths and objectives; none of a fleet divided into prefill and decode."""
         jobs = {}
@@ -719,21 +676,6 @@ class Planner:
             for known in self._known({service: jobs}).values():
                 takes[size], short = min(takes[size], *known), True
         return takes, short
-
-    def _rates(self, jobs: Mapping[_Name, Job], stage: str = "headroom") -> dict[_Name, float]:
-        """The highest rates of fleets, requests/s."""
-        return {name: rate_of(outcome) for name, outcome in self._run(stage, jobs).items()}
-
-    def _share(self, answer: Answer, replicas: int, factor: float, rate: float, seeds: Sequence[int]) -> Verified:
-        service = service_of(answer.candidate)
-        chosen, cluster = service.settings, self._cluster(service, replicas)
-        saturated = answer.rates.saturated
-        if not cluster.disaggregated and saturated is not None and rate > replicas * saturated:
-            return Verified(replicas, factor, 0.0)
-        outcomes = self._run("fleets", {seed: Job(chosen, seed, (cluster, rate)) for seed in seeds})
-        return Verified(
-            replicas, factor, sum(not_none(each.summary)["meets"] for each in outcomes.values()) / len(seeds)
-        )
 
 
 def service_of(candidate: Candidate) -> Service:

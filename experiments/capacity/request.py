@@ -38,13 +38,9 @@ class Aims:
             nothing about others.
         confidence: Probability with which the fleet for a wanted rate is to be enough, over draws of the load and over what step times
             and the KV cache may be by the measured servers (chance).
-        verify_seeds: Other draws: the share that meets the goal with the fleet and with a replica fewer, or without a
-            wanted rate at the recommended rate and at 1.15 times it.
         prices: JSON or TOML file with per_gpu_hour, a price for each GPU. By default examples, with sources. If a GPU has none,
             candidates are ranked by GPUs, and costs are GPU-hours.
         explain: Print why each of the other candidates is not recommended.
-        sensitivity: Find the effect of step times and of each objective on the recommendation's bill, by simulations with values that
-            are 10 % lower and higher, and that of the price and the wanted rate.
         cost: Step time of all candidates, as for simulate. By default the GPU's profile where it covers the
             candidate, else the roofline.
         startup_seconds: With --rate-curve: seconds from the order of a replica until it takes requests. By default 120, an
@@ -62,11 +58,9 @@ class Aims:
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.9
     seeds: Seeds | None = None
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    verify_seeds: Annotated[int, Field(ge=0, le=100_000)] = 0
     spare: Annotated[int, Field(ge=0, le=1000)] = 0
     prices: Path | None = None
     explain: Annotated[bool, Parameter(negative="")] = False
-    sensitivity: Annotated[bool, Parameter(negative="")] = False
     startup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     cost: str | None = None
     measured: Path | None = None

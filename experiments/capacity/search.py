@@ -20,7 +20,7 @@ from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.start import shape_of, started
-from .answer import ranked, without_price
+from .answer import ranked
 from .candidates import CHECKPOINT, Candidate, Choices, candidates
 from .day import Day
 from .fleet import DEFAULT_FLEET_SEEDS
@@ -124,11 +124,6 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         for contest in planner.contests:
             report.print_line(say.interrupted(contest))
         raise
-    if aims.verify_seeds:
-        answers = planner.verified(answers, aims.verify_seeds)
-    if aims.sensitivity and (ranks := ranked(answers, load, priced, wanted, aims.spare)):
-        best = ranks[0][0]
-        answers = [without_price(planner.influenced(each), priced) if each is best else each for each in answers]
     plan_of_day = None
     if day is not None and (ranks := ranked(answers, load, priced, wanted)):
         best, bill = ranks[0]

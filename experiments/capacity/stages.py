@@ -21,7 +21,6 @@ from .detail import detail
 from .fleet import apart, check_fleet, highest_rate, known_rate, meets_case, scaled, takes_rate
 from .load import Load
 from .max_rate import follow, go_ahead, limits
-from .sensitivity import changed_rate
 from .split import best_share
 from .steady import Steady
 from .what_if import changed_rates
@@ -29,8 +28,7 @@ from .what_if import changed_rates
 
 def _fleet(chosen: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, Any]:
     drawn = load.draw(seed, cluster.size)
-    found = check_fleet(chosen, drawn.at(rate), cluster, goal)
-    return {Kind.SHARE: found.attained, "meets": found.meets}
+    return {Kind.SHARE: check_fleet(chosen, drawn.at(rate), cluster, goal).attained}
 
 
 def _takes(*arguments: Any) -> dict[str, Any]:
@@ -47,10 +45,6 @@ def _headroom(*arguments: Any) -> dict[str, Any]:
 
 def _known_rate(chosen: Settings, load: Load, goal: Goal, seed: int, *more: Any) -> dict[str, Any]:
     return _rate_data(known_rate(chosen, load, seed, *more))
-
-
-def _sensitivity(*arguments: Any) -> dict[str, Any]:
-    return _rate_data(changed_rate(*arguments))
 
 
 def _rate_data(rate: float) -> dict[str, Any]:
@@ -91,7 +85,6 @@ _STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     "cases": _case,
     "known": _known_rate,
     "detail": detail,
-    "sensitivity": _sensitivity,
     "day": served_day,
     "what if": changed_rates,
     "full load": full_load,

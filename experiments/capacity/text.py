@@ -19,13 +19,12 @@ from .answer import Answer, Bill
 from .cache_text import cache_text
 from .candidates import Candidate
 from .chance import Chance, Uncertainty
-from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS
+from .confidence import CONFIDENCE, CONTENT
 from .detail import BEYOND
 from .fleet import Fleet
 from .measurement import main_cause
 from .pairs import serve_lines, side_text
 from .prices import GPU_HOURS
-from .sensitivity import CHANGE, Effect, Influence
 from .uncertainty import uncertainty
 
 CAUSES = {
@@ -121,14 +120,6 @@ def headroom_text(answer: Answer) -> str:
 TOO_FEW = "too few requests to fill a replica: raise --num-prompts"
 #: After a price that bursts alone show.
 _BOUND = f"a lower bound, because its runs are bursts ({TOO_FEW})"
-
-
-def sure_headroom_text(answer: Answer) -> str:
-    """The headroom with confidence where it is known, else that of the first seeds."""
-    sure = answer.sure_rate
-    if sure is None or sure == inf:
-        return headroom_text(answer)
-    return f"{sure / not_none(answer.wanted) - 1:+.0%}"
 
 
 def _headroom_part(answer: Answer) -> str:
@@ -305,7 +296,6 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
         limit_text(answer),
         *cache_text(answer, bill, currency),
         *_neighbour(ranks, wanted, currency),
-        *_sensitivity_text(answer),
     ]
 
 
@@ -487,34 +477,6 @@ def _more_money(price: float, what: str = "money") -> str:
     return f"the same {what}" if share == "0.0%" else f"{share} more {what}"
 
 
-def _sensitivity_text(answer: Answer) -> list[str]:
-    """The inputs by their effect on the bill, largest first."""
-    if not answer.influences:
-        return []
-    effects = "; ".join(_influence_text(each, answer) for each in answer.influences)
-    return [
-        f"What matters most, by the change of the {billed(answer)}, for inputs that are {CHANGE:.0%} lower and higher: {effects}."
-    ]
-
-
-def _influence_text(influence: Influence, answer: Answer) -> str:
-    return f"{influence.label} {_effect_text(influence.lower, answer)} to {_effect_text(influence.higher, answer)}"
-
-
-def billed(answer: Answer) -> str:
-    """The cost that a sensitivity is of."""
-    return "bill, as if replicas were divisible" if answer.fleet else "price of a token"
-
-
-def _effect_text(effect: Effect, answer: Answer) -> str:
-    """The change of the bill, and the replicas where their number changes."""
-    if effect.percent is None:
-        return "no rate meets the goal"
-    replicas = effect.replicas
-    changed = "" if replicas in (None, answer.replicas) else f" ({replicas_text(not_none(replicas))})"
-    return f"{effect.percent:+.0f}%{changed}"
-
-
 def limit_text(answer: Answer) -> str:
     """The limit that prevents a higher rate."""
     at, limit = answer.at_rate, answer.at_rate["limit"]
@@ -589,7 +551,7 @@ def _rate_cell(answer: Answer) -> str:
     if answer.fleet_rate == inf:
         return "every"
     if answer.wanted is not None:
-        return sure_headroom_text(answer)
+        return headroom_text(answer)
     return f"{'<' * answer.is_burst}{answer.full_rate:,.3g}"
 
 
@@ -660,17 +622,3 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
 
 def _gpus(bill: Bill) -> str:
     return f"{bill.gpus:,} GPU{'s' if bill.gpus > 1 else ''}"
-
-
-def verified_text(answer: Answer, count: int) -> str:
-    """One line: the results of the verification seeds."""
-    if answer.every_rate_meets:
-        return f"{answer.candidate.name}: of {count} other seeds {answer.verified[0].share:.1%} meet the goal at every rate"
-    if answer.fleet is not None:
-        shares = " and ".join(f"{each.share:.1%} with {replicas_text(each.replicas)}" for each in answer.verified)
-        few = f": fewer than {CONTENT:.0%}; begin with more than {NUM_SEEDS} seeds (--seeds)" * (
-            answer.verified[0].share < CONTENT
-        )
-        return f"{answer.candidate.name}: of {count} other seeds {shares} meet the goal{few}"
-    shares = " and ".join(f"{each.share:.1%} at {each.factor:g} times" for each in answer.verified)
-    return f"{answer.candidate.name}: of {count} other seeds {shares} {answer.rate:.3g} requests/s meet the goal"

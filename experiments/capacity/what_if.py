@@ -5,7 +5,8 @@
     relative    the factor on the wanted rate, times that rate with nothing changed over that with the change
     margin      the rate that the plan's fleet takes for sure, over the wanted one; where the fleet has a probability, step times are the
                 decisive ones, as for the smaller fleets of a day
-    replicas    those of the plan, changed by ``sensitivity.effect_of``
+    replicas    with a change for the worse no fewer than those of the plan, and as many as serve the wanted rate if the margin is
+                proportional to their number; with one for the better as many as before times the relative rate, rounded up
 
 With nothing changed they are the plan's own. Lengths change one at a time, which takes five searches a candidate. More of a length is not
 always worse: of fewer output tokens one prefill delays a larger share, so a tail of TPOT may rise as answers become shorter.
@@ -28,10 +29,10 @@ from ...sim import Settings, simulate
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, SloCheck, check_run, compiled_cost, saturated_rate
 from .answer import Answer, Bill
+from .fleet import first_fleet
 from .load import Drawn, Load
 from .max_rate import MOST, STEP, highest, rate
 from .prices import GPU_HOURS, Prices
-from .sensitivity import effect_of
 from .uncertainty import uncertainty
 
 #: Factors on the wanted rate, on the objectives, and on a mean length.
@@ -195,6 +196,13 @@ def _replicas(answer: Answer, margin: float, factor: float, relative: float) -> 
     """Those of a state, from the factor on the wanted rate and the relative rate of its changes."""
     if relative < 0:
         return int(relative)
-    times = factor * relative
-    effect = effect_of(factor, times, margin, answer.replicas, answer.candidate.engines, worse=times > 1)
-    return not_none(effect.replicas)
+    return changed_replicas(answer.replicas, answer.candidate.engines, factor * relative, margin)
+
+
+def changed_replicas(replicas: int, engines: int, times: float, margin: float) -> int:
+    """Replicas of a fleet that has to take so many times the rate, in multiples of the engines that share experts.
+
+    A search may find a rate some per mil higher with a change for the worse, or lower with one for the better: neither turns it round.
+    """
+    needed = engines * first_fleet(replicas * times, engines * margin if times > 1 else engines)
+    return max(replicas, needed) if times > 1 else min(replicas, needed)

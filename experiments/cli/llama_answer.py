@@ -15,7 +15,7 @@ from ..llama_server.line import LlamaLine, build_of_flags
 from ..llama_server.memory import PAD, LlamaServer, llama_server
 from ..runs.output import Report
 from ..vllm_serve.checks import gib
-from .start_answer import simulate_command
+from .start_answer import print_lists, simulate_command
 
 
 def print_llama(line: LlamaLine, gpu_name: str, model: str | None, report: Report) -> None:
@@ -57,14 +57,8 @@ def print_llama(line: LlamaLine, gpu_name: str, model: str | None, report: Repor
     report.print_line()
     report.console.print(_table(server))
     command = _simulate(server, report)
-    refused = line.refused[1:]
-    for label, flags in (
-        ("Refused, too", refused),
-        ("Not counted", line.uncounted),
-        ("Of no effect here", line.ignored),
-    ):
-        if flags:
-            report.line(f"{label}: {', '.join(flags)}")
+    lists = {"Refused, too": line.refused[1:], "Not counted": line.uncounted, "Of no effect here": line.ignored}
+    print_lists(report, lists)
     report.data(_data(server, kind, command))
 
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ...reports.page.table import Table
 from ...sim.config.settings import Settings, settings
 from ...sim.config.unread import only_read
 from ...sim.engine.replica import build
+from ...sim.memory import RadixMemory
 from ...sim.policy.sglang import SGLang
 from ...sim.runs.replica import Replica
 from ...sim.spec import gpu
-from ...sim.spec import model as model_spec
 from ...sim.spec.gpu import GIB, GpuSpec
 from ..runs.output import Report
 from ..sglang_server.line import SGLangLine, release_of_flags
-from .start_answer import simulate_command
-
-_WITHOUT_WINDOWS = "--disable-hybrid-swa-memory"
-#: ``is_hybrid_swa_model`` of SGLang's ``configs/model_config.py``.
-_WINDOWS = (
-    "pools of windows (SGLang has them for gpt-oss, Llama 4, Gemma 4, MiMo V2 and others; the answer is that of"
-    f" {_WITHOUT_WINDOWS})"
-)
+from .start_answer import print_lists, simulate_command
 
 
 def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Report) -> None:
@@ -33,9 +25,6 @@ def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Rep
         SettingError: A value is invalid, or the model is not known or leaves no slots.
     """
     found, replica = _built(line, gpu_name, model)
-    windows = any(span.kind in ("sliding", "chunked") for span in model_spec(found.model).spans)
-    if windows and _WITHOUT_WINDOWS not in line.ignored:
-        line = replace(line, not_simulated=[*line.not_simulated, _WINDOWS])
     ranks = found.tensor_parallel_size * found.pipeline_parallel_size
     card = gpu(found.gpu)
     where = f"{found.model} on {ranks} x {card.name}"
@@ -56,13 +45,8 @@ def print_sglang(line: SGLangLine, gpu_name: str, model: str | None, report: Rep
     report.console.print(_table(replica, card))
     command = simulate_command(found)
     report.line(f"As a simulation: {command}")
-    for label, flags in (
-        ("Refused, too", line.refused[1:]),
-        ("Not simulated", line.not_simulated),
-        ("Of no effect here", line.ignored),
-    ):
-        if flags:
-            report.line(f"{label}: {', '.join(flags)}")
+    lists = {"Refused, too": line.refused[1:], "Not simulated": line.not_simulated, "Of no effect here": line.ignored}
+    print_lists(report, lists)
     report.data(_data(line, found, replica, command))
 
 
@@ -82,9 +66,12 @@ def _built(line: SGLangLine, gpu_name: str, model: str | None) -> tuple[Settings
 
 
 def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
-    limits = replica.policy.limits
+    limits, memory = replica.policy.limits, replica.memory
+    windows = memory.windows if isinstance(memory, RadixMemory) else None
+    of_windows = {"window_slots": ("swa_max_total_num_tokens", windows.pages * replica.block_size)} if windows else {}
     return {
-        "slots": ("max_total_num_tokens", replica.memory.capacity_slots),
+        "slots": ("max_total_num_tokens", memory.capacity_slots),
+        **of_windows,
         "page_size": ("page_size", replica.block_size),
         "max_running_requests": ("max_running_requests", limits.max_num_seqs),
         "chunked_prefill_size": ("chunked_prefill_size", limits.max_num_batched_tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -329,11 +330,17 @@ def _remedy_text(answer: Started, remedy: Remedy) -> str:
 
 
 def print_flags(answer: Started, report: Report) -> None:
+    """Print the flags that the answer does not follow."""
     line = answer.line
-    for label, flags in (
-        (f"Not in vLLM {text_of_release(line.version or releases()[-1])}, which refuses it", line.of_other_releases),
-        ("Not simulated", line.not_simulated),
-        ("Of no effect here", line.ignored),
-    ):
+    refuses = f"Not in vLLM {text_of_release(line.version or releases()[-1])}, which refuses it"
+    print_lists(
+        report,
+        {refuses: line.of_other_releases, "Not simulated": line.not_simulated, "Of no effect here": line.ignored},
+    )
+
+
+def print_lists(report: Report, lists: Mapping[str, Sequence[str]]) -> None:
+    """Print a line for each list of flags that is not empty."""
+    for label, flags in lists.items():
         if flags:
             report.line(f"{label}: {', '.join(flags)}")

@@ -26,7 +26,6 @@ from ...traces import (
     download,
     draw,
     fit,
-    read,
     read_load,
     read_with_content,
     write,
@@ -220,7 +219,7 @@ def synth(
 ) -> None:
     """Fit a trace by a small file that can be shared: distributions of the load, and none of its requests.
 
-    simulate --trace and traces sample draw from it. Shared prefixes are not kept.
+    simulate --trace and traces sample draw from it.
 
     Args:
         file: Trace file; docs/traces.md lists the formats.
@@ -228,7 +227,7 @@ def synth(
     """
     report = Report(json, out=out)
     require_apart({"out": out, "json": json}, named_files(file=file, reading=reading))
-    trace = read(file, reading)
+    trace = read_with_content(file, reading)
     say_start(trace, file)
     load = fit(trace)
     write_load(load, out)
@@ -251,6 +250,7 @@ def _in_short(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{field.removesuffix('_tokens')} {statistic}", f"{found[field][statistic]:,.1f}"
     for name, label in (("request_rate", "requests/s"), ("gap_cv", "CV of the gaps")):
         yield label, "-" if found[name] is None else f"{found[name]:,.3f}"
+    yield "tokens seen before", "-" if found["reuse"] is None else f"{found['reuse']['share']:.1%}"
 
 
 @traces.command

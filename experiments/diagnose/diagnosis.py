@@ -67,13 +67,36 @@ class Gain:
 
     Attributes:
         value: Relative decrease of the latency index, or increase of the share of requests that meet their objectives.
-        interval: Confidence interval; None for a single seed.
+        interval: Confidence interval of the mean over all draws, by which a change is advised; None for a single seed.
         chance: Probability that the mean over all draws is a gain; None for a single seed.
+        prediction: Prediction interval of one more draw with the same requests before and after, which is what a server shows
+            where its load is sent once; None for a single seed.
     """
 
     value: float
     interval: tuple[float, float] | None
     chance: float | None = None
+    prediction: tuple[float, float] | None = None
+
+    @classmethod
+    def over(cls, saved: Sequence[float], shares: bool) -> Gain:
+        """The effect that paired differences of costs show.
+
+        Args:
+            saved: The cost as served less that with the change, one a draw.
+            shares: Costs are shares of the requests, else logarithms of the index.
+        """
+        mean, draws = fmean(saved), len(saved)
+        if draws == 1:
+            return cls(_gained(mean, shares), None)
+        deviation, t = stdev(saved), student_t(CONFIDENCE, draws - 1)
+        error = deviation / sqrt(draws)
+        chance = below(mean / error, draws - 1) if error else (1 + (mean > 0) - (mean < 0)) / 2
+        interval, prediction = (
+            (_gained(mean - t * half, shares), _gained(mean + t * half, shares))
+            for half in (error, deviation * sqrt(1 + 1 / draws))
+        )
+        return cls(_gained(mean, shares), interval, chance, prediction)
 
     @property
     def helps(self) -> bool:
@@ -329,17 +352,7 @@ class Diagnoser:
     def _gain(self, base: Server, other: Server, share: float = 1.0) -> Gain:
         """The paired difference of the objective; ``other`` may serve a share of the requests."""
         saved = [self._cost(base, seed) - self._cost(other, seed, share) for seed in self._seeds]
-        mean, interval, chance = fmean(saved), None, None
-        if len(saved) > 1:
-            error = stdev(saved) / sqrt(len(saved))
-            half = student_t(CONFIDENCE, len(saved) - 1) * error
-            interval = self._of_cost(mean - half), self._of_cost(mean + half)
-            chance = below(mean / error, len(saved) - 1) if error else (1 + (mean > 0) - (mean < 0)) / 2
-        return Gain(self._of_cost(mean), interval, chance)
-
-    def _of_cost(self, saved: float) -> float:
-        """A difference of costs as a share: of the index (costs are its logarithms), or of the requests."""
-        return saved if self._goal is not None else -expm1(-saved)
+        return Gain.over(saved, self._goal is not None)
 
     def _simulate(self, servers: Iterable[Server], seeds: Sequence[int], share: float = 1.0) -> None:
         """Run what has not been run yet."""
@@ -351,6 +364,10 @@ class Diagnoser:
         found = as_they_finish(observe, jobs, len(missing), self._workers)
         for (place, _), observation in track(found, "Simulating", len(missing)):
             self._runs[missing[place]] = observation
+
+
+def _gained(saved: float, shares: bool) -> float:
+    return saved if shares else -expm1(-saved)
 
 
 def is_full(case: Case) -> bool:

@@ -214,7 +214,7 @@ def _advice(advised: Remedy, goal: Goal | None) -> str:
 
 
 def _gain_text(gain: Gain, goal: Goal | None) -> str:
-    low, high = gain.interval or (gain.value, gain.value)
+    low, high = gain.prediction or (gain.value, gain.value)
     if goal is not None:
         if not gain.is_known:
             return "the change of the requests that meet the objectives is not known"
@@ -289,7 +289,7 @@ def _effect(gain: Gain, goal: Goal | None) -> str:
     if not gain.is_known:
         return "not known"
     sign = 1 if goal else -1
-    low, high = sorted(round(100 * sign * end) for end in gain.interval or (gain.value, gain.value))
+    low, high = sorted(round(100 * sign * end) for end in gain.prediction or (gain.value, gain.value))
     # Without a negative zero.
     return f"{sign * gain.value + 0.0:+.0%} ({low:+} to {high:+})"
 
@@ -397,7 +397,7 @@ def _basis(found: Diagnosis) -> Iterator[str]:
     case = found.case
     several = len(found.seeds) > 1
     draws = f"{len(found.seeds)} draws" if several else "one draw"
-    sure = f"intervals are of {CONFIDENCE:.0%} confidence" if several else "nothing is known of other draws"
+    sure = f"intervals hold {CONFIDENCE:.0%} of other draws" if several else "nothing is known of other draws"
     yield (
         f"Load: {case.load.origin}; {draws} of {case.load.num_prompts:,} requests, the same for every change; {sure}. The latency index is the geometric mean of p90 TTFT, p99 ITL and mean E2EL."
     )
@@ -478,6 +478,7 @@ def _remedy_data(remedy: Remedy) -> dict[str, Any]:
         "symptoms": [each.symptom for each in remedy.suspects],
         "gain": remedy.gain.value,
         "interval": remedy.gain.interval,
+        "prediction_interval": remedy.gain.prediction,
         "chance": remedy.gain.chance,
         "helps": remedy.gain.helps,
         "lossless": remedy.lossless,
@@ -492,6 +493,7 @@ def _relief_data(relief: Relief) -> dict[str, Any]:
         "costs": relief.measure.costs,
         "gain": relief.gain.value,
         "interval": relief.gain.interval,
+        "prediction_interval": relief.gain.prediction,
         "chance": relief.gain.chance,
         "helps": relief.gain.helps,
         "seen": asdict(relief.seen),

@@ -1,6 +1,6 @@
 """Intervals of a simulated latency or throughput that hold the measured one of 9 of 10 servers of its class.
 
-Their source is the errors of measured runs (``experiments.reproduce.board``) that nothing was fitted to; of a metric:
+Their source is the errors of measured runs (docs/results/servers.md) that nothing was fitted to; of a metric:
 
 1. The error of a run is e = log(measured / simulated). A server has one vote, which its runs share.
 2. The class of a run is card, attention backend, kind of model and load; without the load where fewer than ``LEAST_RUNS`` runs,
@@ -13,7 +13,7 @@ Their source is the errors of measured runs (``experiments.reproduce.board``) th
 7. q is calibrated: a server is left out, c, s and t of its class are found from the others, and its score is abs(e - c) / (s t).
 8. q is the smallest score that ``SHARE`` of n + 1 servers reach, with the new server counted as one that does not.
 9. So no error narrows an interval that is judged on it: coverage of a server is that of intervals found without its errors,
-   in 7 as in ``coverage``, where the calibration, too, is repeated for each server.
+   in 7 as in ``tools.servers.coverage``, where the calibration, too, is repeated for each server.
 10. TTFT of a run in which requests wait, and throughput in overload, are of classes of their own: queueing multiplies the errors of
     step times. Below overload throughput is the rate at which requests arrive, and has no interval.
 """
@@ -39,8 +39,6 @@ SHARE = 0.9
 LEAST_RUNS = 5
 #: Servers as which a wider class counts.
 PRIOR_SERVERS = 3
-#: Coverage over all runs, each judged by intervals found without its server, that is neither too low nor too high.
-COVERAGE = (0.80, 0.97)
 #: Places of the wider classes in ``Levels``.
 _WIDER = (2, 3)
 #: Spread of a class of which every error is the same.
@@ -55,15 +53,6 @@ class Interval(NamedTuple):
 
     low: float
     high: float
-
-    @property
-    def half_width(self) -> float:
-        """Half of its width, as a share of the simulated value."""
-        return (self.high - self.low) / 2
-
-    def score(self, value: float) -> float:
-        """The interval score (Winkler): its width, and 2 / (1 - ``SHARE``) times the distance by which it misses a value."""
-        return self.high - self.low + 2 / (1 - SHARE) * max(self.low - value, value - self.high, 0.0)
 
     def holds(self, value: float) -> bool:
         """Whether a value lies in it."""
@@ -212,84 +201,3 @@ def _reached(values: Sequence[float] | np.ndarray, votes: Sequence[float] | np.n
     # Thirds and sevenths of a vote add up to a whole one but for rounding.
     place = int(np.searchsorted(np.cumsum(np.asarray(votes)[order]), most - 1e-9))
     return float(np.asarray(values)[order][place]) if place < len(order) else inf
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A run and the interval found without the errors of its server.
-
-    Attributes:
-        name: Its class in words.
-        measured: Measured over simulated.
-        interval: Of its class.
-        box: Lowest and highest measured over simulated value of the other servers of its class, or of the next wider one with others.
-    """
-
-    run: RunError
-    name: str
-    measured: float
-    interval: Interval
-    box: Interval
-
-
-def judged(errors: Sequence[RunError]) -> list[Judged]:
-    """Every run that has an interval, beside that interval as found without its server."""
-    every = Calibrated(errors)
-    found = []
-    for server in sorted({each.server for each in errors if every.depth(each.levels) is not None}):
-        without = Calibrated(errors, server)
-        for each in (each for each in errors if each.server == server):
-            depth, interval = without.depth(each.levels), without.interval(each.levels)
-            if depth is not None and interval is not None:
-                name, measured = class_text(each.levels, depth), exp(each.error)
-                found.append(Judged(each, name, measured, interval, _box(errors, each, depth)))
-    return found
-
-
-def _box(errors: Sequence[RunError], run: RunError, depth: int) -> Interval:
-    others = [each for each in errors if each.server != run.server]
-    classes = (
-        [exp(each.error) for each in others if each.levels[place] == run.levels[place]]
-        for place in range(depth, len(run.levels))
-    )
-    past = next(filter(None, classes))
-    return Interval(min(past), max(past))
-
-
-def coverage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How good the intervals are, by metric and class, each class after the whole metric (``class`` null).
-
-    ``coverage`` is a share of the runs; ``half_width`` is the median of intervals found without the server, ``interval_score`` and
-    ``box_score`` are means; ``low`` and ``high`` are of the interval from all runs. A metric without intervals is left out.
-
-    Args:
-        rows: As ``run_errors`` takes them.
-    """
-    every, found = list(rows), []
-    for metric in METRICS:
-        errors = run_errors(every, metric)
-        runs, whole = judged(errors), Calibrated(errors)
-        if not runs:
-            continue
-        measures = _measures(runs)
-        inside = COVERAGE[0] <= measures["coverage"] <= COVERAGE[1]
-        better = measures["interval_score"] < measures["box_score"]
-        outcome = "pass" if inside and better else "fail"
-        found.append({"metric": metric, "class": None, **measures, "outcome": outcome})
-        for name in sorted({each.name for each in runs}):
-            own = [each for each in runs if each.name == name]
-            interval = whole.interval(own[0].run.levels)
-            ends = {} if interval is None else interval._asdict()
-            found.append({"metric": metric, "class": name, **_measures(own), **ends})
-    return found
-
-
-def _measures(runs: Sequence[Judged]) -> dict[str, Any]:
-    return {
-        "runs": len(runs),
-        "servers": len({each.run.server for each in runs}),
-        "coverage": float(np.mean([each.interval.holds(each.measured) for each in runs])),
-        "half_width": float(np.median([each.interval.half_width for each in runs])),
-        "interval_score": float(np.mean([each.interval.score(each.measured) for each in runs])),
-        "box_score": float(np.mean([each.box.score(each.measured) for each in runs])),
-    }

@@ -1,8 +1,8 @@
 """The measured servers that are of a simulation's class, and the intervals that they give (``intervals``).
 
-``facts/server_errors.json`` has the errors of runs of real servers (``experiments.reproduce.servers``), simulated with the shipped
+``facts/server_errors.json`` has the errors of runs of real servers (docs/results/servers.md), simulated with the shipped
 defaults, with the source of each; ``make servers`` writes it. ``facts/data_sheet_errors.json`` has those of the same runs, simulated
-from the data sheets of their cards; ``docs/server_errors.py --data-sheets`` writes it.
+from the data sheets of their cards; ``python -m tools.servers.errors --data-sheets`` writes it.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _facts(name: str) -> Sequence[Row]:
 
 @cache
 def stored_rows() -> Sequence[Row]:
-    """The measured runs, as ``experiments.reproduce.board.BoardRow`` has them, with the settings that tell servers of a class apart."""
+    """The measured runs, as ``tools.servers.board.BoardRow`` has them, with the settings that tell servers of a class apart."""
     return _facts("server_errors.json")
 
 

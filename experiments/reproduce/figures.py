@@ -12,16 +12,10 @@ from types import ModuleType
 
 from ...reports.figures import figures
 from ...reports.page.page import Section
-from ..claims.claims import SEEDS as CLAIMS_SEEDS
-from ..claims.claims import compare_claims
-from ..claims.table import markdown_parts as claims_parts
-from ..claims.table import print_claims, show_claims
 from ..paper.bench import Bench
 from ..paper.block_sizes.block_sizes import fig18b, fig19b
 from ..paper.comparison import Payload
 from ..paper.figures import fig12, fig14
-from ..paper.figures.anyscale import SEEDS as ANYSCALE_SEEDS
-from ..paper.figures.anyscale import compare_anyscale
 from ..paper.figures.fig1 import fig1
 from ..paper.figures.fig2 import fig2
 from ..paper.figures.fig3 import fig3
@@ -36,7 +30,6 @@ from ..paper.figures.table1 import table1
 from ..paper.figures.waste import waste_table
 from ..paper.fit import fit
 from ..paper.paper import DEFAULT_SEEDS
-from ..runs.kept import Kept
 from ..runs.output import Report
 from ..today.tables import markdown_parts as waste_today_parts
 from ..today.waste_today import print_waste_today, show_waste_today, waste_today
@@ -60,15 +53,13 @@ class Figure:
         alpaca: Whether it serves the pairs of ``--alpaca-trace``.
         serves_record: Whether it serves the requests of ``--trace`` with the contents of their prompts.
         in_all: Whether ``all`` includes it.
-        in_parts: Whether ``make`` also takes a store for parts of its document, so that an interrupted figure
-            continues.
         seconds: Approximate time on one core; figures with long times start first. None takes next to nothing.
         shares: Figures with the same value share runs; one process makes them one after another.
         page: Title and first sentence of its page, if it is not of the paper.
         parts: The parts of its page in Markdown, which has places for them, in place of the document of ``reproduce.markdown``.
     """
 
-    make: Callable[..., Payload]
+    make: Callable[[Bench], Payload]
     show: Show | None = None
     print: Callable[[Payload, Report], None] = print_figure
     seeds: int | None = DEFAULT_SEEDS
@@ -76,15 +67,10 @@ class Figure:
     alpaca: bool = False
     serves_record: bool = False
     in_all: bool = True
-    in_parts: bool = False
     seconds: int | None = None
     shares: str | None = None
     page: tuple[str, str] | None = None
     parts: Callable[[Payload], Mapping[str, str]] | None = None
-
-    def document(self, bench: Bench, parts: Kept) -> Payload:
-        """The document, made on a bench; stored parts of a document are not made again."""
-        return self.make(bench, parts) if self.in_parts else self.make(bench)
 
 
 def _fixed(make: Callable[[], Payload], show: Show) -> Figure:
@@ -164,17 +150,6 @@ FIGURES: dict[str, Figure] = {
         seconds=6,
         shares="block sizes",
     ),
-    "anyscale": Figure(
-        lambda bench: compare_anyscale(bench.source.seeds),
-        sections.shown("Anyscale's workload: continuous batching against static", figures.curves),
-        seeds=ANYSCALE_SEEDS,
-        traced=False,
-        in_all=False,
-        page=(
-            "Anyscale's workload, rerun",
-            "Throughput of static and continuous batching by output cap, published beside simulated; no GPU was used.",
-        ),
-    ),
     "waste-today": Figure(
         waste_today,
         show_waste_today,
@@ -189,19 +164,5 @@ FIGURES: dict[str, Figure] = {
             "Today's models on today's cards under three allocators, and published figures of their waste; no GPU was used.",
         ),
         parts=waste_today_parts,
-    ),
-    "claims": Figure(
-        lambda bench, parts: compare_claims(bench.source.seeds, parts),
-        show_claims,
-        print_claims,
-        seeds=CLAIMS_SEEDS,
-        traced=False,
-        in_all=False,
-        in_parts=True,
-        page=(
-            "Claims about paged attention",
-            "Claims of texts and of other systems, tested by simulation; no GPU was used.",
-        ),
-        parts=claims_parts,
     ),
 }

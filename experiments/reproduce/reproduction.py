@@ -32,10 +32,7 @@ from ..runs.output import Count, Report, no_bars
 from ..runs.parallel import Workers, as_they_finish, at_most
 from .figures import FIGURES, Figure
 from .markdown import document as in_markdown
-from .prefix_cache import FIGURE as PREFIX_CACHE
 from .scorecard import first_section, name_of, paper_order
-from .servers import FIGURE as SERVERS
-from .startups import FIGURE as STARTUPS
 from .text import print_summary, summary_rows
 
 Document = tuple[str, Payload]
@@ -138,7 +135,7 @@ def _rerun(name: str, benches: Benches, kept: Kept) -> Rerun:
 
 
 def _made(rerun: Rerun) -> Document:
-    document = FIGURES[rerun.name].document(rerun.bench, rerun.kept.within(rerun.name))
+    document = FIGURES[rerun.name].make(rerun.bench)
     return rerun.name, rerun.kept.keep(rerun.name, rerun.follows_from, document)
 
 
@@ -225,9 +222,8 @@ def folder_of(out: str | PathLike[str] | None) -> OutputFolder | None:
     Raises:
         UserError: The folder holds other files, or cannot be written.
     """
-    documents = (f"{name}.json" for name in (*FIGURES, PREFIX_CACHE, SERVERS, STARTUPS))
-    parts = (f"{name}/*.json" for name, figure in FIGURES.items() if figure.in_parts)
-    return None if out is None else OutputFolder(out, FolderKind("reproduction", (PAGE, *documents, *parts)))
+    documents = (f"{name}.json" for name in FIGURES)
+    return None if out is None else OutputFolder(out, FolderKind("reproduction", (PAGE, *documents)))
 
 
 def reproduce(

@@ -83,18 +83,6 @@ def compared(title: str, payload: Payload) -> Section:
     )
 
 
-def fig2(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars; folded, a table of them at other scales of the step time, and the pool over time."""
-    sensitivity = payload["sensitivity"]
-    [section] = shown("Fig 2: use of the KV pool", figures.fig2)(payload, bench)
-    texts = [
-        f"One number is fitted, the scale s of the step time. The table shows the bars at other scales: {sensitivity['workload']}."
-    ]
-    over_time, ledgers = _ledgers(payload, bench)
-    details = _BETWEEN.join((section.details, *texts, over_time))
-    return [replace(section, details=details, folded_rows=_by_parameter(sensitivity["rows"]), folded_figures=ledgers)]
-
-
 def fig3(payload: Payload, _: Bench) -> list[Section]:
     """Three requests in one pool, slot by slot: in chunks, and beside them in blocks."""
     groups = {name: parts for pool in payload["pools"] for name, parts in _holdings(pool).items()}
@@ -131,22 +119,31 @@ def _listed(requests: Iterable[str]) -> str:
     return ", ".join(name.removeprefix("Request ") for name in requests)
 
 
-def fig13a(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars, and a table of them at other scales of the step time."""
-    sensitivity = payload["sensitivity"]
-    text = f"The table shows the same at other scales of the step time: {sensitivity['workload']}."
-    [section] = shown("Fig 13a: mean batch", figures.fig13a)(payload, bench)
-    rows = _by_parameter(sensitivity["rows"])
-    return [replace(section, details=_BETWEEN.join((section.details, text)), folded_rows=rows)]
+def varied(title: str, picture: Callable[[Payload], go.Figure], of: str) -> Callable[[Payload, Bench], list[Section]]:
+    """One section with a picture; folded, a table of the values at other settings of a parameter, which ``of`` says."""
+
+    def show(payload: Payload, bench: Bench) -> list[Section]:
+        sensitivity, [section] = payload["sensitivity"], shown(title, picture)(payload, bench)
+        details = _BETWEEN.join((section.details, f"{of}: {sensitivity['workload']}."))
+        return [replace(section, details=details, folded_rows=_by_parameter(sensitivity["rows"]))]
+
+    return show
 
 
-def fig15(payload: Payload, bench: Bench) -> list[Section]:
-    """The bars; folded, a table of the beams' values at other survivals."""
-    sensitivity = payload["sensitivity"]
-    text = f"The survival q is fitted, on two beams. The table shows the values at others: {sensitivity['workload']}."
-    [section] = shown("Fig 15: memory saved by sharing", figures.fig15)(payload, bench)
-    rows = _by_parameter(sensitivity["rows"])
-    return [replace(section, details=_BETWEEN.join((section.details, text)), folded_rows=rows)]
+def fig2(payload: Payload, bench: Bench) -> list[Section]:
+    """The bars; folded, a table of them at other scales of the step time, and the pool over time."""
+    text = "One number is fitted, the scale s of the step time. The table shows the bars at other scales"
+    [section] = varied("Fig 2: use of the KV pool", figures.fig2, text)(payload, bench)
+    over_time, ledgers = _ledgers(payload, bench)
+    return [replace(section, details=_BETWEEN.join((section.details, over_time)), folded_figures=ledgers)]
+
+
+fig13a = varied("Fig 13a: mean batch", figures.fig13a, "The table shows the same at other scales of the step time")
+fig15 = varied(
+    "Fig 15: memory saved by sharing",
+    figures.fig15,
+    "The survival q is fitted, on two beams. The table shows the values at others",
+)
 
 
 def waste(payload: Payload, bench: Bench) -> list[Section]:

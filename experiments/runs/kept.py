@@ -110,9 +110,5 @@ class Kept:
             self._folder.write(self._path(name), as_json(document))
         return document
 
-    def within(self, name: str) -> Kept:
-        """A store in a subfolder of that name, for parts of a document that is made piece by piece."""
-        return Kept(self._folder, f"{name}/")
-
     def _path(self, name: str) -> str:
         return f"{self._within}{name}.json"

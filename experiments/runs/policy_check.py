@@ -24,7 +24,7 @@ from ...sim.workload.dialogue import NO_PARENT, Dialogue
 from ...sim.workload.users import Users
 
 #: Loads that are drawn until one reads an option.
-_MOST_DRAWS = 300
+_MOST_DRAWS = 1000
 #: Largest number that is drawn where a declaration allows more, and smallest share.
 _MOST, _LEAST_SHARE = 64, 1e-3
 

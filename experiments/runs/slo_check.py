@@ -28,7 +28,7 @@ from ...sim.engine.core import CoreEngine
 from ...sim.engine.engine import Engine
 from ...sim.engine.replica import build
 from ...sim.engine.run import run_log_of
-from ...sim.metrics.objectives import NAMES, Objectives
+from ...sim.metrics.objectives import Objectives
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.types.optional import not_none
 from ...sim.types.ticks import PER_SECOND
@@ -55,10 +55,10 @@ class Goal:
     attainment: float = 0.9
     loads: tuple[tuple[str, Objectives], ...] = ()
 
-    def scaled(self, factor: float, names: Sequence[str] = NAMES) -> Goal:
-        """The goal with some of the limits times a factor."""
-        loads = tuple((load, each.scaled(factor, names)) for load, each in self.loads)
-        return replace(self, objectives=self.objectives.scaled(factor, names), loads=loads)
+    def scaled(self, factor: float) -> Goal:
+        """The goal with all limits times a factor."""
+        loads = tuple((load, each.scaled(factor)) for load, each in self.loads)
+        return replace(self, objectives=self.objectives.scaled(factor), loads=loads)
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {each}" for name, each in self.loads) or str(self.objectives)

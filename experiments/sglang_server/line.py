@@ -46,6 +46,8 @@ _READ = {
     "disable_priority_preemption": ("--disable-priority-preemption",),
     "priority_scheduling_preemption_threshold": ("--priority-scheduling-preemption-threshold",),
     "retraction_policy": ("--retraction-policy",),
+    "swa_full_tokens_ratio": ("--swa-full-tokens-ratio",),
+    "disable_hybrid_swa_memory": ("--disable-hybrid-swa-memory",),
 }
 _BY_FLAG = {spelling: name for name, spellings in _READ.items() for spelling in spellings}
 _WHOLE = frozenset(
@@ -65,7 +67,7 @@ _NOT_SIMULATED = {
     "--enable-hierarchical-cache": "a host tier", "--disaggregation-mode": "prefills elsewhere", "--cpu-offload-gb": "weights on the host",
     "--schedule-conservativeness": "another share of outputs", "--max-prefill-tokens": "another input of a prefill",
     "--prefill-max-requests": "a bound on prefills", "--radix-eviction-policy": "another order of eviction", "--enable-lora": "adapters",
-    "--lora-paths": "adapters", "--swa-full-tokens-ratio": "pools of windows", "--attention-backend": "kernels, and the page size that they need",
+    "--lora-paths": "adapters", "--attention-backend": "kernels, and the page size that they need",
     "--dtype": "another number format", "--enable-unified-memory": "one pool of bytes", "--prefill-decode-interval": "decodes between prefills",
     "--max-queued-requests": "rejected requests", "--cuda-graph-max-bs-decode": "another largest graph",
     "--disable-chunked-prefix-cache": "other kernels", "--dcp-size": "caches by ranks", "--attn-cp-size": "caches by ranks",
@@ -183,7 +185,7 @@ def _value(name: str, flag: str, values: list[str]) -> Any:
         if number is None or number < least:
             raise SettingError(flag, text, f"must be a whole number from {least} on to be simulated")
         return number
-    if name == "mem_fraction_static":
+    if name in ("mem_fraction_static", "swa_full_tokens_ratio"):
         try:
             return float(text)
         except ValueError:

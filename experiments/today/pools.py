@@ -176,10 +176,6 @@ class TwoLevelPool:
                 self._large[number].owner = None
                 self._begun.setdefault((None, kind), {})[number] = None
 
-    def used_pages(self, kind: PageKind) -> int:
-        """Small pages of a kind that are in use."""
-        return self._used[kind]
-
     def stranded_bytes(self, kind: PageKind) -> int:
         """Bytes of the free small pages of a kind, which no other kind can take."""
         return self._taken[kind] * self.large_bytes - self._used[kind] * kind.layer_bytes

@@ -342,7 +342,7 @@ def _require_divided(line: ServeLine, shape: ModelSpec) -> None:
     refused = broken_rule(shape, parallel, ranks) or (has_windows(shape) and not line.switch(_ONE_GROUP))
     if ranks == 1 or refused:
         return
-    require_context_parallel(shape, parallel, ranks)
+    require_context_parallel(shape, parallel, ranks, one_group=True)
     if "speculative-config" in line.flags:
         raise NotSimulated(
             f"--{_DIVIDED}", ranks, "is not simulated with --speculative-config", "leave out one of them"

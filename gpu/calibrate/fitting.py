@@ -44,10 +44,6 @@ LEAST_REST = 0.02
 Say = Callable[[str], None]
 
 
-def silent(line: str) -> None:
-    """Says nothing."""
-
-
 class Points(NamedTuple):
     """The points of one operation as arrays.
 
@@ -206,27 +202,6 @@ def is_possible(points: Points, limits: Mapping[str, float] | None) -> np.ndarra
     most_flops = limits.get("flops_per_s", np.inf) * points.us * 1e-6
     most_bytes = limits.get("bytes_per_s", np.inf) * points.us * 1e-6
     return (np.asarray(work.flops) <= most_flops) & (np.asarray(work.bytes) <= most_bytes)
-
-
-def require_rows(path: str, points: Points, limits: Mapping[str, float], sizes: str, card: str) -> None:
-    """Refuse too few points for a fit.
-
-    Args:
-        path: Of their table.
-        sizes: Which rows were selected, in words.
-        card: Where the data sheet is from.
-
-    Raises:
-        UserError: There are too few, or too few that the data sheet allows.
-    """
-    operation, count, least = points.operation, len(points.us), LEAST_POINTS_FOR_RESIDUALS
-    if count < least:
-        raise UserError(f"{path}: has {count} rows of {operation} with {sizes}; measure {least} or more")
-    if count - (faster := int((~is_possible(points, limits)).sum())) < least:
-        remedy = f"latency is in milliseconds; check fp16_tflops and memory_gb_per_s of {card}"
-        raise UserError(
-            f"{path}: {faster} of {count} rows of {operation} are faster than the data sheet allows; {remedy}"
-        )
 
 
 def fit_model(points: Points, limits: Mapping[str, float] | None = None) -> OpModel:

@@ -32,6 +32,14 @@ class Case:
     block_size: int
     max_context_len: int
 
+    def arguments(self) -> dict[str, Any]:
+        """By name."""
+        return dict(vars(self))
+
+    def expected(self, query_lens: Sequence[int] | None = None) -> Any:
+        """As :func:`expected`."""
+        return expected(self, query_lens)
+
 
 class Host:
     """Creates numpy arrays."""

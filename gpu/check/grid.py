@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,11 +28,12 @@ from rich.progress import track
 from ...sim.types.errors import UserError
 from ..devices import devices, program
 from ..ops import cache, contiguous, latent_attention, paged_attention, prefill
+from ..ops.prepared import Prepared
 from ..ops.source import FP8_HEAD_DIMS, FP8_QUERIES, HEAD_DIMS, LATENT_DIM, LATENT_DTYPES, LATENT_KEY_DIM
 from . import parts
-from .cases import TOLERANCE, Case, Host, OnDevice, case, error, expected, library_of, on_host
-from .fp8 import encoded, fp8_case
-from .latent import latent_case
+from .cases import TOLERANCE, Case, Host, OnDevice, case, error, library_of, on_host
+from .fp8 import Fp8Case, encoded, fp8_case
+from .latent import LatentCase, latent_case
 
 Make = Host | OnDevice
 
@@ -80,78 +82,62 @@ class Point:
 
 def decode(point: Point, make: Make) -> float:
     """One new token per sequence, over scattered blocks."""
-    given = case(*point.shape, point.contexts, num_blocks=point.num_blocks, make=make)
-    out = make.full(given.query.shape, np.nan, point.dtype)
-    paged_attention.paged_attention_cuda_forward(out, **vars(given))
-    return error(out, expected(given))
-
-
-def decoded_fp8(point: Point, make: Make) -> float:
-    """One new token per sequence, over scattered blocks of fp8 with scales of each KV head."""
-    given = fp8_case(*point.shape, point.contexts, make=make)
-    out = make.full(given.given.query.shape, np.nan, point.dtype)
-    paged_attention.paged_attention_cuda_forward(out, **given.arguments())
-    return error(out, given.expected())
+    return _attended(paged_attention.prepare, _given(point, make), point, make)
 
 
 def decoded_latent(point: Point, make: Make) -> float:
     """One new token per sequence, over scattered blocks of latent vectors."""
     block_size, blocks = point.block_size, point.num_blocks
     given = latent_case(point.dtype, point.heads[0], block_size, point.contexts, num_blocks=blocks, make=make)
-    out = make.full((*given.given.query.shape[:-1], LATENT_DIM), np.nan, point.dtype)
-    latent_attention.prepare(out, **given.arguments()).launch()
-    return error(out, given.expected())
+    return _attended(latent_attention.prepare, given, point, make)
 
 
 def prefilled(point: Point, make: Make) -> float:
-    """:func:`_new_tokens` of each sequence."""
-    new = _new_tokens(point)
-    given = case(*point.shape, point.contexts, query_lens=new, num_blocks=point.num_blocks, make=make)
-    out = make.full(given.query.shape, np.nan, point.dtype)
-    starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
-    prefill.prepare(out, **vars(given), query_start_loc=starts, max_query_len=max(new)).launch()
-    return error(out, expected(given, new))
-
-
-def prefilled_fp8(point: Point, make: Make) -> float:
-    """The same over blocks of fp8 with scales of each KV head."""
-    new = _new_tokens(point)
-    given = fp8_case(*point.shape, point.contexts, make=make, query_lens=new)
-    out = make.full(given.given.query.shape, np.nan, point.dtype)
-    starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
-    prefill.prepare(out, **given.arguments(), query_start_loc=starts, max_query_len=max(new)).launch()
-    return error(out, given.expected(new))
-
-
-def _new_tokens(point: Point) -> list[int]:
     """At most 64 new tokens per sequence, alternately a whole prompt and the end of a longer context."""
-    return [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
+    new = [min(64, -(-context // (1 + 2 * (turn % 2)))) for turn, context in enumerate(point.contexts)]
+    given = _given(point, make, query_lens=new)
+    starts = make.ints(np.cumsum([0, *new]).astype(np.int32))
+    prepare = partial(prefill.prepare, query_start_loc=starts, max_query_len=max(new))
+    return _attended(prepare, given, point, make, new)
 
 
 def contiguously(point: Point, make: Make) -> float:
     """A contiguous cache: one block per sequence, with room behind its tokens."""
-    given = case(*point.shape[:3], max(point.contexts) + 5, point.contexts, make=make)
-    out = make.full(given.query.shape, np.nan, point.dtype)
-    _attend_contiguously(out, given)
-    return error(out, expected(given))
+    return _attended(_prepare_contiguous, _given(point, make, max(point.contexts) + 5), point, make)
 
 
-def contiguously_fp8(point: Point, make: Make) -> float:
-    """The same in fp8 with scales of each KV head."""
-    given = fp8_case(*point.shape[:3], max(point.contexts) + 5, point.contexts, make=make)
-    out = make.full(given.given.query.shape, np.nan, point.dtype)
-    _attend_contiguously(out, given.given, k_scale=given.k_scale, v_scale=given.v_scale)
-    return error(out, given.expected())
-
-
-def _attend_contiguously(out: Any, given: Case, **scales: Any) -> None:
-    keys, values = (cache.reshape(-1, *cache.shape[2:]) for cache in (given.key_cache, given.value_cache))
-    starts = library_of(out).asarray(given.block_tables[:, 0], dtype=library_of(out).int64) * given.block_size
+def _prepare_contiguous(
+    out: Any, *, key_cache: Any, value_cache: Any, block_tables: Any, block_size: int, **named: Any
+) -> Prepared:
+    caches = {"key_cache": key_cache, "value_cache": value_cache}
+    flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in caches.items()}
+    starts = library_of(out).asarray(block_tables[:, 0], dtype=library_of(out).int64) * block_size
     # An empty sequence has no first slot.
-    starts[given.context_lens == 0] = -1
-    contiguous.prepare(
-        out, given.query, keys, values, starts, given.context_lens, given.max_context_len, **scales
-    ).launch()
+    starts[named["context_lens"] == 0] = -1
+    return contiguous.prepare(out, **flat, **named, slot_starts=starts)
+
+
+def _given(point: Point, make: Make, block_size: int | None = None, **more: Any) -> Case | Fp8Case:
+    """The arguments of attention at a point; over fp8 with scales of each KV head."""
+    shape = (*point.shape[:3], block_size or point.block_size, point.contexts)
+    if point.kernel in FP8:
+        return fp8_case(*shape, make=make, **more)
+    return case(*shape, num_blocks=point.num_blocks, make=make, **more)
+
+
+def _attended(
+    prepare: Callable[..., Prepared],
+    given: Case | Fp8Case | LatentCase,
+    point: Point,
+    make: Make,
+    new: list[int] | None = None,
+) -> float:
+    """The error of attention; ``new`` are the new tokens of each sequence, by default one each."""
+    arguments = given.arguments()
+    width = LATENT_DIM if point.kernel in LATENT else point.head_dim
+    out = make.full((*arguments["query"].shape[:-1], width), np.nan, point.dtype)
+    prepare(out, **arguments).launch()
+    return error(out, given.expected(new))
 
 
 def written(point: Point, make: Make) -> float:
@@ -242,10 +228,10 @@ MOVING: dict[str, Trial] = {
 }
 #: Those of caches of fp8; not all dtypes and head_dims have one.
 FP8: dict[str, Trial] = {
-    "decode_attention_fp8": decoded_fp8,
+    "decode_attention_fp8": decode,
     "reshape_and_cache_fp8": written_fp8,
-    "prefill_attention_fp8": prefilled_fp8,
-    "contiguous_attention_fp8": contiguously_fp8,
+    "prefill_attention_fp8": prefilled,
+    "contiguous_attention_fp8": contiguously,
 }
 #: That of latent vectors, which have one size.
 LATENT: dict[str, Trial] = {"latent_attention": decoded_latent}

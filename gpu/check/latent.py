@@ -25,10 +25,10 @@ class LatentCase:
         named = vars(self.given) | {"kv_cache": self.given.key_cache[:, :, 0], "softmax_scale": self.softmax_scale}
         return {name: value for name, value in named.items() if name not in ("key_cache", "value_cache")}
 
-    def expected(self) -> Any:
+    def expected(self, query_lens: Sequence[int] | None = None) -> Any:
         """As :func:`cases.expected`."""
         values = self.given.key_cache[..., :LATENT_DIM]
-        return expected(replace(self.given, value_cache=values), softmax_scale=self.softmax_scale)
+        return expected(replace(self.given, value_cache=values), query_lens, self.softmax_scale)
 
 
 def latent_case(

@@ -10,7 +10,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from ..devices import program
+from ..ops import source
 from ..ops.cuda_kernels import CudaKernels
 from ..ops.source import Kernel
-from .compile_gate import every_kernel
 
 SCHEMA_VERSION = 1
 #: Maximum number of compiling processes; each has a context on the GPU.
@@ -32,6 +32,27 @@ ATTRIBUTES = {
     "shared_bytes": "shared_size_bytes",
     "most_threads": "max_threads_per_block",
 }
+
+
+def every_kernel(shared_bytes: int) -> Iterator[Kernel]:
+    """All instances that the modules of this package can launch on a device with ``shared_bytes`` on a multiprocessor."""
+    for dtype in source.SCALARS:
+        for head_dim in source.HEAD_DIMS:
+            for tile, slots in itertools.product(source.GROUP_TILES[dtype], source.SLOT_RULES):
+                yield source.decode_attention(dtype, head_dim, tile, slots)
+            yield source.prefill_attention(dtype, head_dim)
+            yield source.merge_prefill(dtype, head_dim)
+        yield source.reshape_and_cache_fp8(dtype)
+    for dtype, head_dim in itertools.product(source.FP8_QUERIES, source.FP8_HEAD_DIMS):
+        for tile, slots in itertools.product(source.GROUP_TILES[dtype], source.SLOT_RULES):
+            yield source.decode_attention(dtype, head_dim, tile, slots, fp8=True)
+        yield source.prefill_attention(dtype, head_dim, fp8=True)
+    for dtype in source.LATENT_DTYPES:
+        for block in source.latent_blocks(shared_bytes):
+            yield source.latent_attention(dtype, block)
+        yield source.merge_latent(dtype)
+    for name in ("reshape_and_cache", "copy_blocks"):
+        yield source.plain(name)
 
 
 def compile_share(device: int, first: int, step: int) -> None:

@@ -6,13 +6,14 @@ import importlib
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...sim.types.errors import MissingExtra, install
 from ..devices.probe import probe
 from ..ops.cpu_kernels import compiler
-from .compile_gate import toolkit
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,23 @@ def cpu_kernels() -> Part:
     except (OSError, subprocess.CalledProcessError) as error:
         return Part(name, False, f"{found}: {error}", "install g++, or name another compiler in CXX")
     return Part(name, True, (said.splitlines() or [found])[0])
+
+
+def toolkit() -> tuple[ModuleType, Path]:
+    """NVRTC, and the folder of the CUDA headers.
+
+    Raises:
+        MissingExtra: One of them is not installed.
+    """
+    try:
+        nvrtc = importlib.import_module("cupy").cuda.nvrtc
+        spec = find_spec("nvidia.cu13")
+        folders = (Path(folder, "include") for folder in (spec and spec.submodule_search_locations) or ())
+        include = next(folder for folder in folders if (folder / "cuda_fp16.h").exists())
+        nvrtc.getVersion()
+    except (ImportError, AttributeError, RuntimeError, StopIteration) as error:
+        raise MissingExtra(f"compiling kernels needs NVRTC: {install('kernels')}") from error
+    return nvrtc, include
 
 
 def compile_gate() -> Part:

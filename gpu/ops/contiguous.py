@@ -6,14 +6,13 @@ rule for a token's slot, so a difference in speed is due to the block table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...sim.types.errors import SettingError
 from . import checks
-from .arrays import Array, empty, on_host, views
+from .arrays import empty, on_host, views
 from .launching import kernels_for
 from .paged_attention import Decode, Slots
 from .prepared import Prepared
@@ -88,33 +87,15 @@ def prepare(
         context_lens=context_lens,
         **given,
     )
-    call = checked(query, out, key_cache, value_cache, slot_starts, context_lens, max_context_len, scales)
-    if check_ids:
-        _check_slots(call)
-    return call.prepared(kernels_for(call.query))
-
-
-def checked(
-    query: Array,
-    out: Array,
-    key_cache: Array,
-    value_cache: Array,
-    slot_starts: Array,
-    context_lens: Array,
-    max_context_len: int,
-    scales: Sequence[Array] = (),
-) -> Decode:
-    """The checked call with the arguments of :func:`forward`; ``scales`` are those of keys and values, or none.
-
-    Raises:
-        SettingError: A shape or dtype does not fit.
-    """
     checks.heads(query, out, key_cache, value_cache, None, scales=scales)
     checks.limit("max_context_len", max_context_len)
     slot_starts.expect((query.shape[0],), "int64")
     context_lens.expect((query.shape[0],), "int32")
     slots = Slots("ContiguousSlots", slot_starts, 1)
-    return Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len, tuple(scales))
+    call = Decode(query, out, key_cache, value_cache, slots, context_lens, max_context_len, tuple(scales))
+    if check_ids:
+        _check_slots(call)
+    return call.prepared(kernels_for(call.query))
 
 
 def _check_slots(call: Decode) -> None:

@@ -15,7 +15,7 @@ from .latency import latency_cdf
 from .ledger import ledger_over_time
 from .measured import simulated_against_measured
 from .memory import hbm, kv_bytes
-from .plan import cost_bars, pareto, tornado
+from .plan import cost_bars, pareto
 from .rates import against_rate, throughput_pareto
 from .server import server_over_time
 from .serving import batch_over_time, throughput_over_time
@@ -54,7 +54,6 @@ __all__ = [
     "slot_grid",
     "throughput_over_time",
     "throughput_pareto",
-    "tornado",
     "waste",
     "waste_cost",
     "with_limit",

@@ -1,4 +1,4 @@
-"""The candidates of a capacity plan: cost, cost against the output speed of a user, and the sensitivity of a bill."""
+"""The candidates of a capacity plan: cost, and cost against the output speed of a user."""
 
 from __future__ import annotations
 
@@ -116,42 +116,3 @@ def _hatching(which: Sequence[bool]) -> dict[str, Any]:
     """A hatching of some bars; the others keep their fill."""
     shape = ["/" if each else "" for each in which]
     return {"pattern": {"shape": shape, "fgcolor": PAPER, "size": 8, "solidity": 0.3, "fillmode": "overlay"}}
-
-
-def tornado(rows: Sequence[Row], of: str, change: float) -> go.Figure:
-    """The effect of each input on a bill: a bar to either side, the widest on top.
-
-    Rows are ``{"input", "lower_pct", "higher_pct"}``: the change of the bill in percent with the input lowered and
-    raised, largest first; None if no rate meets the goal. A row without ``lower_pct`` was not simulated with the lower value.
-
-    Args:
-        of: What changes: the bill, or the price of a token.
-        change: Relative change of the inputs.
-    """
-    keys = ("lower_pct", "higher_pct")
-    notes = [f"Change for inputs that are {change:.0%} lower or higher."]
-    notes += [f"{row['input'].capitalize()}: only higher." for row in rows if "lower_pct" not in row]
-    notes += ["No bar: no rate meets the goal."] * any(row.get(key, 0) is None for row in rows for key in keys)
-    figure = blank(
-        f"Sensitivity of the {of}",
-        " ".join(notes),
-        150 + 30 * len(rows),
-        {
-            "columns": ["Input", f"{change:.0%} lower, %", f"{change:.0%} higher, %"],
-            "rows": [[row["input"], *(row.get(key) for key in keys)] for row in rows],
-        },
-    )
-    names = [row["input"] for row in rows]
-    for key, name, part in (("lower_pct", "lower", "reservation"), ("higher_pct", "higher", "internal")):
-        figure.add_bar(
-            orientation="h",
-            name=f"{change:.0%} {name}",
-            x=[row.get(key) for row in rows],
-            y=names,
-            marker=fill(PARTS[part]),
-            hovertemplate=f"%{{y}} {change:.0%} {name}: %{{x:+.1f}} %<extra></extra>",
-        )
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(title_text=f"change of the {of}, %", zeroline=True, zerolinecolor=INK)
-    figure.update_yaxes(autorange="reversed")
-    return figure

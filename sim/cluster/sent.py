@@ -46,13 +46,11 @@ class Sent:
         self.unshared: list[bool] = []
         self.may_share_prefixes = workload.may_share_prefixes
         self._whole = whole
-        self._has_priorities = workload.priority is not None
 
     def number(self, row: int, sequence: Sequence) -> Sequence:
         """Number the sequence of an arriving request."""
         sequence.index = sequence.order = len(self.rows)
-        if self._has_priorities:
-            sequence.urgency = sequence.urgency[0], sequence.index
+        sequence.urgency = sequence.urgency[0], sequence.index
         self.add(row)
         return sequence
 

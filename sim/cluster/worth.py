@@ -37,14 +37,14 @@ def cluster_cache_summary(run: ClusterRun) -> dict[str, Any] | None:
     found = [cache_summary(part) for part in run.runs]
     parts = [part for part, each in zip(run.runs, found, strict=True) if each is not None]
     if not parts or any(
-        each is None and part.accounts.window().slot_ticks["cached"] for each, part in zip(found, run.runs, strict=True)
+        each is None and part.window.slot_ticks["cached"] for each, part in zip(found, run.runs, strict=True)
     ):
         return None
     ticks: Counter[str] = Counter()
     for part in parts:
         worth = cache_worth(part)
         ticks.update({} if worth is None else worth.slot_ticks())
-    first, pool = parts[0], sum(part.log.capacity_slots * part.log.end_ticks for part in run.runs)
+    first, pool = parts[0], sum(sum(part.window.slot_ticks.values()) for part in run.runs)
     together: dict[str, Any] = shares_of_pool(first, dict(ticks), pool)
     bounds = [each for each in found if each is not None and "asked_blocks" in each]
     if len(bounds) == len(parts):
@@ -57,8 +57,10 @@ def cluster_cache_summary(run: ClusterRun) -> dict[str, Any] | None:
 
 
 def duplicate_slot_ticks(run: ClusterRun) -> int:
-    """Cached slots of copies beyond the first of their contents on all replicas, integrated over the run."""
+    """Cached slots of copies beyond the first of their contents on all replicas, integrated over the settings' window."""
     names, since, until = (np.concatenate(column) for column in zip(*_stays(run), strict=True))
+    start, end = run.runs[0].window.start_ticks, max(part.window.end_ticks for part in run.runs)
+    since, until = (np.clip(each, start, end) for each in (since, until))
     order = np.lexsort((since, names))
     names, since, until = names[order], since[order], until[order]
     before = pd.Series(until).groupby(names).cummax().to_numpy()

@@ -59,7 +59,8 @@ class Settings:
             ``fragmeter validate --against --save-server``, which is refused for another GPU, model, parallelism, release
             or cost.
         step_scale: Factor on the step time; default: 1, and for paper the factor fitted to Fig 13a.
-        window: Start and end of the measurement in simulated seconds; default: the whole run.
+        window: Start and end of the measurement in simulated seconds, of slots, hits of the prefix cache and the worth of what it keeps;
+            what is served before warms the cache. Latencies are of all requests. Default: the whole run.
         leap: Simulate all steps between two decisions as one event. The results are the same bits.
         check_leaps: Serve the requests beside the run a second time, step by step, ask the policy before each step whether its
             decision stays the same, as the leap says, and compare both. Default: the first 200 leaps and one in 20 after them, of a

@@ -92,6 +92,7 @@ static void enter(struct replica *r, int32_t slot, const struct path *path, int6
             .index = r->index[sequence->request],
             .known_tokens = sequence->start_tokens,
             .hit_tokens = known,
+            .moment = at_row(r),
         };
     log_look_up(&c->pool, has_hashes(path), c->num_found);
     hold(r, slot, known + tokens);

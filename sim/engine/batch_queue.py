@@ -16,6 +16,7 @@ The queue holds one batch a stage, and one more where steps are scheduled ahead:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..types.sequence import Sequence
@@ -28,15 +29,13 @@ class Batch:
     Attributes:
         over_ticks: When it has passed the last stage.
         computes: Whether it computes anything.
-        decode_step: The decode step after it.
-        members: Sequences that it computes a token of.
+        scheduled: The sequences that it computes, as their memory notes it.
         ended: Those whose last token it computes.
     """
 
     over_ticks: int
     computes: bool
-    decode_step: int = 0
-    members: tuple[Sequence, ...] = ()
+    scheduled: Mapping[Sequence, object] = field(default_factory=dict)
     ended: list[Sequence] = field(default_factory=list)
 
 
@@ -64,16 +63,20 @@ class BatchQueue:
         """Whether any batch in flight computes anything."""
         return any(batch.computes for batch in self._batches)
 
-    def push(self, now: int, ticks: int = 0, decodes: tuple[Sequence, ...] = ()) -> Batch:
+    def push(self, now: int, ticks: int = 0, decodes: tuple[Sequence, ...] = (), wait: int = 0) -> Batch:
         """Add a batch that may enter the first stage ``now``.
 
         Args:
             ticks: Its time in all stages together; 0 for one that computes nothing.
             decodes: Sequences that decode a token that may still be in flight. It then waits for that.
+            wait: Ticks that it keeps the first stage before, while blocks are copied to the host.
         """
+        if wait:
+            now += wait
+            self._free_at[0] = max(now, self._free_at[0])
         if ticks:
             oldest = self._batches[0] if len(self._batches) == len(self._free_at) else None
-            if oldest is not None and not set(oldest.members).isdisjoint(decodes):
+            if oldest is not None and not oldest.scheduled.keys().isdisjoint(decodes):
                 now = max(now, oldest.over_ticks)
             stages, left = len(self._free_at), 0
             for stage in range(stages):
@@ -87,8 +90,8 @@ class BatchQueue:
         """The oldest batch, where the queue is full."""
         return self._batches.popleft() if len(self._batches) == self._size else None
 
-    def drain(self) -> int:
-        """Forget all batches; returns when the last one is over."""
-        over = max((batch.over_ticks for batch in self._batches), default=0)
+    def drain(self) -> list[Batch]:
+        """All batches, which are in flight no more."""
+        batches = [*self._batches]
         self._batches.clear()
-        return over
+        return batches

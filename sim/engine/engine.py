@@ -211,48 +211,34 @@ class Engine:
     def _serve_batches(self) -> Generator[simpy.Event, Cut, None]:
         """As ``_serve``, with a batch in each pipeline stage (``batch_queue``); every batch is a step of its own."""
         source, state, stages = self.source, self.state, self.policy.stages
-        wake, priority = self._waker(), self.priority
-        carry_out, leap_over, stand_still, rest = self._actions()
+        wake, priority, actions = self._waker(), self.priority, self._actions()
         queue = BatchQueue(stages, stages + self._ahead)
         # When what the next decision knows was known.
         seen = now = int(self.env.now)
         while not self.stopped:
             if source.next_ticks <= seen:
                 source.deliver(seen, state.waiting)
-            plan, first_step, leap, steps = CARRY_ON, None, None, 0
-            batch = known = None
-            if self._has_requests():
-                plan = self._schedule(state, self.memory.transaction(state.decode_step))
-                first_step = None if plan is CARRY_ON else carry_out(plan, now)
-                changes = queue.computes or bool(plan.preempted)
-                decodes = plan.stalls[1] if plan.stalls else ()
-                batch = queue.push(now, first_step[0], decodes) if first_step and first_step[0] else queue.push(seen)
-                batch.members = tuple(state.running)
-                known = queue.pop()
-            if batch is None or not (changes or batch.computes):
-                # Nothing in flight changes the next decision.
-                seen = max(seen, queue.drain())
-                idle = self._pause(now, seen - now, None) if seen > now and not self._is_over() else rest(now)
+            steps, batch, known = 0, None, None
+            call = self._call(queue, now, seen, actions)
+            if call is None:
+                seen, idle = self._drain(queue, now, seen, actions)
                 if not idle:
                     self._check_done()
                     break
                 ticks, leap = idle
                 seen = max(seen, now + ticks)
             else:
+                batch, known, plan, first_step = call
                 if known is not None:
                     seen = max(seen, known.over_ticks)
-                    if self._ahead:
+                    if self._ahead and known.ended:
                         self._settle(known, now, state.decode_step)
+                        known = None
                 ticks = max(seen, queue.free_at, now) - now
-                if state.batch_size and first_step is not None:
-                    steps, _, leap = leap_over(now, (ticks, *first_step[1:3], False, False))
-                elif first_step is not None and (first_step[0] or plan.preempted):
-                    _, leap = stand_still(now, (ticks, *first_step[1:]), plan)
-                    if not self._has_requests() and self._is_over():
-                        # What the last batches compute in vain is no part of the run.
-                        break
-                elif ticks:
-                    _, leap = self._pause(now, ticks, (now, 0, ticks, 0, 0, 0, 0, 0, len(state.waiting)))
+                begun = self._row(now, ticks, plan, first_step, actions)
+                if begun is None:
+                    break
+                steps, leap = begun
             if ticks or leap:
                 alarm = Alarm(self.env)
                 alarm.callbacks = []
@@ -269,15 +255,54 @@ class Engine:
                 flight = batch.over_ticks - now if batch is not None and batch.computes else 0
                 self.ledger.enter((*leap, *self._advance(state, steps), flight))
                 state.decode_step += steps
-                if batch is not None:
-                    batch.decode_step = state.decode_step
-                    if state.calendar and state.calendar[0][0] == state.decode_step:
-                        batch.ended = self._hold_in_flight()
+                if batch is not None and state.calendar and state.calendar[0][0] == state.decode_step:
+                    batch.ended = self._hold_in_flight()
             if known is not None:
-                if not self._ahead:
-                    self._settle(known, now, state.decode_step - 1)
-                self.memory.settle_tokens(known.members, known.decode_step)
+                self._settle(known, now, state.decode_step - 1)
         self.end_ticks = now
+
+    def _call(
+        self, queue: BatchQueue, now: int, seen: int, actions: Actions
+    ) -> tuple[Batch, Batch | None, StepPlan, FirstStep] | None:
+        """Decide a batch: that, the one whose tokens are then waited for, and the plan; None where nothing in flight changes the next decision."""
+        if not self._has_requests():
+            return None
+        state, memory = self.state, self.memory
+        plan = self._schedule(state, memory.transaction(state.decode_step))
+        first_step = None if plan is CARRY_ON else actions[0](plan, now)
+        changes = queue.computes or bool(plan.preempted)
+        decodes = plan.stalls[1] if plan.stalls else ()
+        ticks, _, wait, *_ = first_step or (0, 0, 0)
+        batch = queue.push(now if ticks else seen, ticks - wait, decodes, wait)
+        batch.scheduled = memory.batch
+        known = queue.pop()
+        return (batch, known, plan, first_step) if changes or batch.computes or wait else None
+
+    def _row(
+        self, now: int, ticks: int, plan: StepPlan, first_step: FirstStep, actions: Actions
+    ) -> tuple[int, Leap | None] | None:
+        """Steps and ledger's columns of a row; None where the run is over, and the last batches compute in vain."""
+        _, leap_over, stand_still, _ = actions
+        if self.state.batch_size and first_step is not None:
+            steps, _, leap = leap_over(now, (ticks, *first_step[1:3], False, False))
+            return steps, leap
+        if first_step is not None and (first_step[0] or plan.preempted):
+            _, leap = stand_still(now, (ticks, *first_step[1:]), plan)
+            return None if not self._has_requests() and self._is_over() else (0, leap)
+        if not ticks:
+            return 0, None
+        return 0, self._pause(now, ticks, (now, 0, ticks, 0, 0, 0, 0, 0, len(self.state.waiting)))[1]
+
+    def _drain(
+        self, queue: BatchQueue, now: int, seen: int, actions: Actions
+    ) -> tuple[int, tuple[int, Leap | None] | None]:
+        """When all batches are over, and how long nothing runs then: as ``_rest``."""
+        for batch in queue.drain():
+            self.memory.land(batch.scheduled)
+            seen = max(seen, batch.over_ticks)
+        if seen > now and not self._is_over():
+            return seen, self._pause(now, seen - now, None)
+        return seen, actions[3](now)
 
     def _has_requests(self) -> bool:
         """Whether any request has not finished, as far as the next decision knows."""
@@ -348,6 +373,7 @@ class Engine:
         """
         state = self.state
         if not batch.ended:
+            self.memory.land(batch.scheduled)
             return
         leaving = [each for each in batch.ended if each in state.finished or each in state.overrunning]
         lost = [each for each in batch.ended if each not in leaving]
@@ -357,7 +383,7 @@ class Engine:
         # Between two steps nobody looks.
         for observer in self._observers if decode_step == state.decode_step else ():
             observer.requests_finished(now, batch.ended, vain)
-        self.memory.settle_tokens(batch.ended, batch.decode_step)
+        self.memory.land(batch.scheduled)
         if self.source.hears_of_finishes:
             self._release_and_notify(leaving, decode_step, lost)
         else:

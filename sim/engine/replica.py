@@ -106,6 +106,7 @@ def build(
         grouped=grouped,
         dialogue=dialogue,
         seed=settings.seed,
+        windows=kind.window_pool(server, options, num_blocks, size),
     )
     memory = _memory(settings, scheduler, pool, server.layout)
     found = checked_cost(step_cost or _cost(settings, server, size, scheduler, memory.placement is None))
@@ -141,7 +142,8 @@ def _server(settings: Settings, caches: bool, grouped: bool) -> Server:
     shape, card, ranks = model(settings.model), gpu(settings.gpu), settings.tensor_parallel_size
     deployment, most = deployment_of(settings, shape, card), _max_model_len(settings, shape)
     layout = _layout(settings, shape, deployment, most, caches, grouped)
-    require_context_parallel(shape, ranks, deployment.decode_context_parallel)
+    one_group = not settings.policy_options.groups_layers
+    require_context_parallel(shape, ranks, deployment.decode_context_parallel, one_group)
     return Server(
         model=shape,
         gpu=card,
@@ -264,7 +266,7 @@ def _layout(
     if shape.mixer:
         _require_states(settings, shape)
     elif shape.compressed:
-        _require_compressed(settings, shape, grouped)
+        _require_compressed(settings, shape)
     elif grouped or not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
         return None
     elif not shape.has_page_sizes:
@@ -296,19 +298,13 @@ def _require_states(settings: Settings, shape: ModelSpec) -> None:
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
-def _require_compressed(settings: Settings, shape: ModelSpec, grouped: bool) -> None:
-    """Raise SettingError for a policy, an option or sequences that share blocks, which do not go with compressed attention."""
+def _require_compressed(settings: Settings, shape: ModelSpec) -> None:
+    """Raise SettingError for a policy or an option that does not serve compressed attention."""
     if not settings.kind.serves_block_sizes:
         remedy = f"has compressed attention, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
     if not settings.policy_options.groups_layers:
         raise no_single_group(shape)
-    drafts = settings.policy_options.speculative
-    has_layers = drafts is not None and drafts.has_layers
-    for what, applies in {"speculative_config": has_layers, "n": grouped}.items():
-        if applies:
-            reason = f"is not simulated with the compressed attention of {shape.name}"
-            raise NotSimulated(what, settings.value(what) if what != "n" else "above 1", reason, "leave it out")
 
 
 def _page_groups(
@@ -349,7 +345,8 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
         kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=weights_format(shape, settings.quantization),
         cuda_graphs=not _eager(settings),
-        data_parallel=settings.data_parallel_size,
+        # Engines of a model without experts share nothing.
+        data_parallel=settings.data_parallel_size if shape.experts else 1,
         expert_parallel=settings.enable_expert_parallel,
         vllm_minor=LAST_ORDERED,
     )
@@ -375,8 +372,8 @@ def _cost(settings: Settings, server: Server, size: int, scheduler: AnyPolicy, p
         return found
     drafter, drafts_cost = speculative.drafter(shape), None
     if drafter is not None:
-        # The host's time is that of the target's step, and a server's constants are those of the whole.
-        own = replace(deployment, quantization=speculative.quantization(drafter, deployment))
+        # The host's time is that of the target's step, and a server's constants are those of the whole; the last stage has the drafter.
+        own = replace(deployment, pipeline_parallel=1, quantization=speculative.quantization(drafter, deployment))
         covered = name if name == "roofline" else default_cost(drafter, card, own.quantization)
         drafts_cost = cost(covered, drafter, card, ranks, size, scale, own, None, True)
     return SpeculativeCost(found, drafts_cost, speculative.num_speculative_tokens)

@@ -12,7 +12,7 @@ from .paged.cached import CachedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
 from .paged.paged import PagedMemory
-from .paged.radix_memory import RadixMemory
+from .paged.radix_memory import RadixMemory, Windows
 from .paged.radix_slots import SlotRadixMemory
 from .paged.reserved import ReservedMemory
 from .paged.sharing import SharingMemory
@@ -36,6 +36,7 @@ __all__ = [
     "ReservedMemory",
     "SharingMemory",
     "SlotRadixMemory",
+    "Windows",
     "Transaction",
     "most_prompt_blocks",
 ]

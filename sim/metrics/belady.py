@@ -14,9 +14,12 @@ same end it is left open which go: along a chain of blocks the deeper ones, as w
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+
+from ..types.sums import distinct
 
 
 class Spans(NamedTuple):
@@ -51,33 +54,38 @@ def most_kept(room: np.ndarray, spans: Spans) -> Kept:
         room: Blocks that can be kept from each moment to the next, int64.
     """
     # What is kept changes at both ends of spans: between them only the least room counts.
-    edges = np.unique(np.concatenate([spans.start, spans.end]))
+    edges = distinct(np.concatenate([spans.start, spans.end]))
     if not len(edges):
         return Kept({}, 0)
-    starting: dict[int, list[tuple[int, int]]] = {}
-    for start, end, blocks in zip(*(column.tolist() for column in spans), strict=True):
-        starting.setdefault(start, []).append((end, blocks))
+    least = np.minimum.reduceat(room, edges)
+    wanted = np.zeros(len(edges), dtype=np.int64)
+    np.add.at(wanted, np.searchsorted(edges, spans.start), spans.blocks)
+    np.add.at(wanted, np.searchsorted(edges, spans.end), -spans.blocks)
+    missing = max(0, int((np.cumsum(wanted) - least).max()))
+    order = np.argsort(spans.start, kind="stable")
+    starts, ends, blocks = spans.start[order], spans.end[order].tolist(), spans.blocks[order].tolist()
+    bounds = np.searchsorted(starts, np.append(edges, edges[-1] + 1)).tolist()
     hits: dict[int, int] = {}
-    # Blocks that are kept to each end, those with a span to it, and the ends by the last first.
+    # Blocks that are kept to each end, and the ends by the last first.
     kept: dict[int, int] = {}
-    ending: dict[int, int] = {}
     last: list[int] = []
-    held = wanted = missing = 0
-    for moment, least in zip(edges.tolist(), np.minimum.reduceat(room, edges).tolist(), strict=True):
+    held = 0
+    for moment, most, (first, stop) in zip(edges.tolist(), least.tolist(), pairwise(bounds), strict=True):
         here = kept.pop(moment, 0)
-        held, wanted = held - here, wanted - ending.pop(moment, 0)
         if here:
             hits[moment] = here
-        for end, blocks in starting.get(moment, ()):
-            if end not in kept:
+            held -= here
+        for at in range(first, stop):
+            end = ends[at]
+            if end in kept:
+                kept[end] += blocks[at]
+            else:
+                kept[end] = blocks[at]
                 heappush(last, -end)
-            kept[end] = kept.get(end, 0) + blocks
-            ending[end] = ending.get(end, 0) + blocks
-            held, wanted = held + blocks, wanted + blocks
-        missing = max(missing, wanted - least)
-        while held > least:
+            held += blocks[at]
+        while held > most:
             end = -last[0]
-            gone = min(held - least, kept.get(end, 0))
+            gone = min(held - most, kept.get(end, 0))
             held -= gone
             if gone == kept.get(end, 0):
                 heappop(last)

@@ -31,17 +31,19 @@ from ..runs.run import Run
 from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
 from ..types.once import once
+from ..types.sums import distinct
 from ..types.ticks import PER_SECOND
 from .belady import Spans, most_kept
 from .cache_worth import CacheWorth, cache_worth
 from .cached_names import CachedNames
+from .prefix_cache import is_measured
 from .tier_worth import tier_slot_ticks
 from .time_to_live import shortest
 
 
 @dataclass(frozen=True)
 class CacheBounds:
-    """Hits of the look-ups of a run, in blocks.
+    """Hits of the look-ups in the settings' window, in blocks.
 
     Attributes:
         asked: Blocks that the look-ups ask for.
@@ -80,14 +82,17 @@ def cache_bounds(run: Run) -> CacheBounds | None:
     if worth is None or contents is None or not contents.has_bounds:
         return None
     names, could_hit = worth.names, contents.could_hit()
-    asked = int((names.stop - names.first).sum())
+    counts, measured = np.diff(names.ranges), is_measured(run)
+    asked = int((names.stop - names.first)[np.repeat(measured, counts)].sum())
     if could_hit is not None:
         names, asked = CachedNames(contents, could_hit), asked // contents.num_kv_groups
-    spans, held = _spans(_touches(names))
+    looked_up = np.flatnonzero(names.events["kind"] == LOOKED_UP)
+    looked_up = looked_up[measured[names.events["name"][looked_up]]]
+    spans, held = _spans(_touches(names), np.isin(np.arange(len(names.events["kind"])), looked_up))
     kept = most_kept(names.events["free"], spans)
     return CacheBounds(
         asked=asked,
-        hits=int(names.events["blocks"][names.events["kind"] == LOOKED_UP].sum()),
+        hits=int(names.events["blocks"][looked_up].sum()),
         fixed_schedule=held + sum(kept.hits.values()),
         infinite=held + int(spans.blocks.sum()),
         closing_blocks=run.replica.num_blocks + kept.missing if could_hit is None else None,
@@ -95,19 +100,19 @@ def cache_bounds(run: Run) -> CacheBounds | None:
 
 
 def cache_summary(run: Run) -> dict[str, Any] | None:
-    """The worth of the cached slots over the whole run, and the bounds, for the summary; None as ``cache_worth``.
+    """The worth of the cached slots in the settings' window, and the bounds, for the summary; None as ``cache_worth``.
 
     GB are 1e9 bytes on all GPUs of the replica.
     """
     worth = cache_worth(run)
     if worth is None:
         return None
-    ticks, log = worth.slot_ticks(), run.log
-    pool = log.capacity_slots * log.end_ticks
+    ticks, span = worth.slot_ticks(), run.window.end_ticks - run.window.start_ticks
+    pool = run.log.capacity_slots * span
     found: dict[str, Any] = {**shares_of_pool(run, ticks, pool), **_bounds(run, worth, pool)}
     tiers, tier = tier_slot_ticks(run), run.replica.memory.transfers
     if tiers is not None and tier is not None:
-        whole = tier.chunk_blocks * run.replica.block_size * log.end_ticks
+        whole = tier.chunk_blocks * run.replica.block_size * span
         found["host"] = shares_of_pool(run, tiers[0], tier.cache.num_blocks * whole)
         # Of a tier without end, as if it were as large as it grew.
         sizes = (link.store.num_blocks or link.store.most_used_blocks for link in tier.behind)
@@ -204,7 +209,7 @@ def _touches(names: CachedNames) -> _Touches:
     found = first + np.clip(blocks[event] - (deep - deep[before[of_range]]), 0, stop - first)
     # Names that no later look-up asks for change nothing. Who asks for a place of a chain asks for those before it.
     place, next_look_up = names.place_of(name[named]), np.maximum.accumulate(np.where(kind == LOOKED_UP, name + 1, 0))
-    asked = names.last[place] >= next_look_up[named]
+    asked = names.last(place) >= next_look_up[named]
     named, place = named[asked], place[asked]
     parts = (
         _Touches(first, found, event, np.ones_like(event), np.ones_like(event, dtype=bool)),
@@ -223,11 +228,12 @@ def _touches(names: CachedNames) -> _Touches:
     return _Touches(*(column[some] for column in touches))
 
 
-def _spans(touches: _Touches) -> tuple[Spans, int]:
-    """Spans between two events, and blocks that look-ups find in tables."""
+def _spans(touches: _Touches, measured: np.ndarray) -> tuple[Spans, int]:
+    """Spans from an event to one that is ``measured`` (bool [events]), and blocks that these look-ups find in tables."""
     keys, blocks, held, most = [], [], 0, int(touches.event.max(initial=0)) + 1
     for segment, touch, length in _sorted_touches(touches):
-        tables, asks, event = touches.tables[touch], touches.asks[touch], touches.event[touch]
+        tables, event = touches.tables[touch], touches.event[touch]
+        asks = touches.asks[touch] & measured[event]
         is_first = np.append(True, segment[1:] != segment[:-1])
         after = np.cumsum(tables)
         after -= (after - tables)[is_first][np.cumsum(is_first) - 1]
@@ -244,7 +250,7 @@ def _spans(touches: _Touches) -> tuple[Spans, int]:
 
 def _sorted_touches(touches: _Touches) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """The touches of each segment in the order of time, and the names that they are of; some segments a yield, by rising number."""
-    edges = np.unique(np.concatenate([touches.start, touches.stop]))
+    edges = distinct(np.concatenate([touches.start, touches.stop]))
     first, stop = np.searchsorted(edges, touches.start), np.searchsorted(edges, touches.stop)
     num_touches = np.cumsum(np.bincount(first, minlength=len(edges)) - np.bincount(stop, minlength=len(edges)))
     part = np.cumsum(num_touches) // _SORTED

@@ -21,9 +21,11 @@ import numpy as np
 
 from ..memory.accounting.worths import WORTH_COLUMNS, WORTHS
 from ..runs.integrals import CachedSlots
+from ..runs.moments import ticks_of
 from ..runs.run import Run
 from ..types.errors import SimulationFault
 from ..types.once import once
+from ..types.sums import dot
 from .cached_names import CachedNames
 
 
@@ -34,18 +36,23 @@ class CacheWorth:
     Attributes:
         run: The run.
         names: Its look-ups by name.
-        changes: Of each worth but ``never``, when slots came and went, as ``ledger.CACHE_CHANGE``.
-        evicted_in_vain: The same, of logged stays that are ``never``.
+        late: Blocks of each logged stay that an eviction ends and a later look-up asks for, int64.
     """
 
     run: Run
     names: CachedNames
-    changes: Mapping[str, Mapping[str, np.ndarray]]
-    evicted_in_vain: Mapping[str, np.ndarray]
+    late: np.ndarray
 
     @cached_property
-    def _levels(self) -> dict[str, CachedSlots]:
-        return {name: CachedSlots(self.run.log, columns) for name, columns in self.changes.items()}
+    def hits(self) -> np.ndarray:
+        """Blocks of each logged stay that a hit ends, int64."""
+        return np.where(self.names.stays["hit"] > 0, self.names.stays["blocks"], 0)
+
+    @cached_property
+    def stay_ticks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ticks at which each logged stay begins, and ends, int64."""
+        since, until = (ticks_of(self.run.log, self.names.stays[edge]) for edge in ("since", "until"))
+        return since, until
 
     @cached_property
     def at_rows(self) -> dict[str, np.ndarray]:
@@ -54,18 +61,33 @@ class CacheWorth:
         Raises:
             SimulationFault: The logged stays have more slots than the bucket, or fewer where all contents are shared.
         """
-        found = {name: level.at_rows() for name, level in self._levels.items()}
-        never = CachedSlots(self.run.log).at_rows() - sum(found.values())
-        unlogged = never - CachedSlots(self.run.log, self.evicted_in_vain).at_rows()
+        log, size, kept = self.run.log, self.run.replica.block_size, self.names.kept
+        vain = self.names.stays["blocks"] - self.hits - self.late
+        hits, late, in_vain = (self._changes(size * blocks) for blocks in (self.hits, self.late, vain))
+        undecided = {"moment": kept["since"], "slots": size * kept["blocks"]}
+        changes = {"hit_later": hits, "too_late": late, "undecided": undecided}
+        found = {name: CachedSlots(log, columns).at_rows() for name, columns in changes.items()}
+        never = CachedSlots(log).at_rows() - sum(found.values())
+        unlogged = never - CachedSlots(log, in_vain).at_rows()
         if unlogged.min(initial=0) < 0 or (self.all_shared and unlogged.any()):
             raise SimulationFault("the worth of cached slots does not add up to the cached bucket")
         return {name: found.get(name, never) for name in WORTHS}
 
+    def _changes(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """When slots of the logged stays came and went, as ``ledger.CACHE_CHANGE``."""
+        some, stays = np.flatnonzero(slots), self.names.stays
+        moments = np.concatenate([stays["since"][some], stays["until"][some]])
+        return {"moment": moments, "slots": np.concatenate([slots[some], -slots[some]])}
+
     def slot_ticks(self) -> dict[str, int]:
-        """Slots of each worth, integrated over the whole run; they add up to the bucket."""
-        end = self.run.log.end_ticks
-        found = {name: level.over_time(0, end) for name, level in self._levels.items()}
-        never = CachedSlots(self.run.log).over_time(0, end) - sum(found.values())
+        """Slots of each worth, integrated over the settings' window; they add up to the bucket."""
+        window, kept = self.run.window, self.names.kept
+        since, until = (np.clip(each, window.start_ticks, window.end_ticks) for each in self.stay_ticks)
+        left = window.end_ticks - np.clip(ticks_of(self.run.log, kept["since"]), window.start_ticks, window.end_ticks)
+        blocks = {"hit_later": dot(self.hits, until - since), "too_late": dot(self.late, until - since)}
+        blocks["undecided"] = dot(kept["blocks"], left)
+        found = {name: self.run.replica.block_size * each for name, each in blocks.items()}
+        never = window.slot_ticks["cached"] - sum(found.values())
         return {name: found.get(name, never) for name in WORTHS}
 
     @property
@@ -82,22 +104,10 @@ def cache_worth(run: Run) -> CacheWorth | None:
     if contents is None or all(contents.unshared):
         return None
     names = CachedNames(contents)
-    stays, kept, size = names.stays, names.kept, contents.block_size
-    hits = stays["hit"] > 0
-    late = np.zeros(len(hits), dtype=np.int64)
-    late[~hits] = asked_again(names, {name: column[~hits] for name, column in stays.items()})
-    vain = np.where(hits, 0, stays["blocks"] - late)
-    since, until = stays["since"], stays["until"]
-    return CacheWorth(
-        run,
-        names,
-        {
-            "hit_later": _changes(since, until, size * stays["blocks"] * hits),
-            "too_late": _changes(since, until, size * late),
-            "undecided": {"moment": kept["since"], "slots": size * kept["blocks"]},
-        },
-        _changes(since, until, size * vain),
-    )
+    evicted = np.flatnonzero(names.stays["hit"] == 0)
+    late = np.zeros(len(names.stays["hit"]), dtype=np.int64)
+    late[evicted] = asked_again(names, {name: column[evicted] for name, column in names.stays.items()})
+    return CacheWorth(run, names, late)
 
 
 def asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -110,19 +120,11 @@ def asked_again(names: CachedNames, stays: Mapping[str, np.ndarray]) -> np.ndarr
     some = np.arange(len(first))
     while len(some):
         middle = (low[some] + high[some]) >> 1
-        again = names.last[first[some] + middle] >= look_ups[some]
+        again = names.last(first[some] + middle) >= look_ups[some]
         low[some[again]] = middle[again] + 1
         high[some[~again]] = middle[~again]
         some = some[low[some] < high[some]]
     return low
-
-
-def _changes(since: np.ndarray, until: np.ndarray, slots: np.ndarray) -> dict[str, np.ndarray]:
-    some = np.flatnonzero(slots)
-    return {
-        "moment": np.concatenate([since[some], until[some]]),
-        "slots": np.concatenate([slots[some], -slots[some]]),
-    }
 
 
 def worth_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:

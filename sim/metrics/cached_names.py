@@ -14,6 +14,7 @@ import numpy as np
 
 from ..memory.prefix.chains import PLACE_BITS, Paths
 from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED, TAKEN, Asked, ContentsLog, OneGroup
+from ..types.sums import distinct
 
 
 class Contents(Protocol):
@@ -41,9 +42,7 @@ class CachedNames:
 
     Attributes:
         stays, kept, events: Columns of the log of the contents.
-        size: Number of places.
         first, stop: Places of the ranges that look-ups ask for, int64 [ranges], in the order of the look-ups.
-        last: The last look-up that asks for each place, or -1, int32 [size].
         ranges: The ranges of each look-up lie between two entries, int64 [look-ups + 1]; none of one that asks for nothing.
     """
 
@@ -56,8 +55,9 @@ class CachedNames:
             others = (kind != LOOKED_UP) & (chains % kept.num_kv_groups != only.place)
             self.events = self.events | {"kind": np.where(others, TAKEN, kind)}
         chain, start, stop = self._asked(kept, only)
-        names = np.concatenate([self.stays["name"], self.events["name"][self._named()]])
-        ends = names + np.concatenate([self.stays["blocks"], self.events["blocks"][self._named()]])
+        named = (self.events["kind"] == NAMED) | (self.events["kind"] == RELEASED)
+        names = np.concatenate([self.stays["name"], self.events["name"][named]])
+        ends = names + np.concatenate([self.stays["blocks"], self.events["blocks"][named]])
         places = np.concatenate([(chain << PLACE_BITS) + start, names])
         beyond = np.concatenate([(chain << PLACE_BITS) + stop, ends])
         chains = places >> PLACE_BITS
@@ -69,16 +69,25 @@ class CachedNames:
         np.maximum.at(most, chains, beyond)
         lengths = np.where(least < most, most - least, 0)
         #: Of each chain, from the lowest number on: subtracted from a name it gives the place.
-        self._shift, self.size = least - (np.cumsum(lengths) - lengths), int(lengths.sum())
+        self._shift = least - (np.cumsum(lengths) - lengths)
         self.first = self.place_of((chain << PLACE_BITS) + start)
         self.stop = self.first + stop - start
-        self.last = np.full(self.size, -1, dtype=np.int32)
-        row = np.repeat(np.arange(len(self.ranges) - 1), np.diff(self.ranges))
-        for at, until, number in zip(self.first.tolist(), self.stop.tolist(), row.tolist(), strict=True):
-            self.last[at:until] = number
+        #: Edges of the ranges, ascending; and the last look-up that asks for what lies before the first, between two, and behind the last.
+        self._edges = distinct(np.concatenate([self.first, self.stop]))
+        self._last = np.full(len(self._edges) + 1, -1, dtype=np.int64)
+        # Of equal ranges the last one counts.
+        _, back = np.unique((self.first * (lengths.sum() + 1) + self.stop)[::-1], return_index=True)
+        some = np.sort(len(self.first) - 1 - back)
+        row = np.repeat(np.arange(len(self.ranges) - 1), np.diff(self.ranges))[some]
+        at, until = (np.searchsorted(self._edges, each[some], side="right") for each in (self.first, self.stop))
+        long = until - at > 1
+        for low, high, number in zip(at[long].tolist(), until[long].tolist(), row[long].tolist(), strict=True):
+            self._last[low:high] = number
+        np.maximum.at(self._last, at[~long], row[~long])
 
-    def _named(self) -> np.ndarray:
-        return np.flatnonzero((self.events["kind"] == NAMED) | (self.events["kind"] == RELEASED))
+    def last(self, places: np.ndarray) -> np.ndarray:
+        """The last look-up that asks for each place, or -1, int64."""
+        return self._last[np.searchsorted(self._edges, places, side="right")]
 
     def _asked(self, kept: Contents, only: OneGroup | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chain, and first and last place (exclusive), of what each look-up asks for."""

@@ -35,9 +35,9 @@ class Objectives:
         """The limits that are set, by name."""
         return {name: limit for name in NAMES if (limit := getattr(self, name)) is not None}
 
-    def scaled(self, factor: float, names: Sequence[str] = NAMES) -> Objectives:
-        """These with some of the limits times a factor."""
-        return Objectives(**{name: limit * (factor if name in names else 1) for name, limit in self.limits.items()})
+    def scaled(self, factor: float) -> Objectives:
+        """These with all limits times a factor."""
+        return Objectives(**{name: limit * factor for name, limit in self.limits.items()})
 
     def missed(
         self,

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..memory.accounting.buckets import NOT_HELD
 from ..runs.growth import growth_moments
+from ..runs.moments import ticks_of
 from ..runs.run import Run
 from ..types.ticks import PER_MS, PER_SECOND
 from .prefix_cache import first_look_ups
@@ -165,10 +166,9 @@ def _prefix_cache(run: Run, at: np.ndarray) -> list[_Family]:
     log = run.replica.cache_log
     if log is None:
         return []
-    look_ups, residencies = log.look_up_columns(), run.log.residencies
+    look_ups = log.look_up_columns()
     first = first_look_ups(look_ups["index"])
-    admitted, row = np.unique(residencies["index"], return_index=True)
-    ticks = residencies["start_ticks"][row[np.searchsorted(admitted, look_ups["index"][first])]]
+    ticks = ticks_of(run.log, log.look_up_moments()[first])
     order = np.argsort(ticks, kind="stable")
     return [
         _counter(name, about, {("_total", ""): _cumulative(ticks[order], look_ups[column][first][order], at)})

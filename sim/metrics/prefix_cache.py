@@ -16,6 +16,7 @@ from ..runs.moments import ticks_of
 from ..runs.run import Run
 from ..types.columns import slices
 from ..types.once import once
+from ..types.optional import not_none
 from ..types.sums import dot, total
 from ..types.ticks import PER_MS, PER_SECOND
 
@@ -46,7 +47,7 @@ def prefix_cache(run: Run) -> dict[str, Any] | None:
 
 @once
 def hits_and_evictions(run: Run) -> dict[str, Any] | None:
-    """Look-ups and evictions; None without a prefix cache.
+    """Look-ups of the settings' window, and evictions of the whole run; None without a prefix cache.
 
     As in vLLM a look-up counts when it leads to an admission, with all known tokens of the request; look-ups of
     preempted requests are counted separately. Each of several samples looks up its prompt.
@@ -55,15 +56,27 @@ def hits_and_evictions(run: Run) -> dict[str, Any] | None:
     if log is None:
         return None
     known, hits, first = _look_ups(log)
+    measured = is_measured(run)
+    first = first[measured[first]]
     queried_tokens, hit_tokens = total(known[first]), total(hits[first])
     return {
         "queried_tokens": queried_tokens,
         "hit_tokens": hit_tokens,
         "hit_rate": hit_tokens / queried_tokens if queried_tokens else 0.0,
-        "preempted_queried_tokens": total(known) - queried_tokens,
-        "preempted_hit_tokens": total(hits) - hit_tokens,
+        "preempted_queried_tokens": total(known[measured]) - queried_tokens,
+        "preempted_hit_tokens": total(hits[measured]) - hit_tokens,
         "evicted_blocks": run.replica.memory.evicted_blocks,
     }
+
+
+@once
+def is_measured(run: Run) -> np.ndarray:
+    """Of each look-up whether its step starts in the settings' window, bool."""
+    log = not_none(run.replica.cache_log)
+    if run.settings.window is None:
+        return np.ones(len(log.look_up_columns()["index"]), dtype=bool)
+    ticks = ticks_of(run.log, log.look_up_moments())
+    return (ticks >= run.window.start_ticks) & (ticks < run.window.end_ticks)
 
 
 def cached_tokens(run: Run, log: CacheLog) -> np.ndarray:

@@ -4,7 +4,7 @@
     requests.parquet  a row per request
     residencies.parquet     a row per residency of a sequence on the device, with its end
     preemptions.parquet   a row per preemption of a request
-    steps.parquet     a row per leap; ``expand`` makes a row per step
+    steps.parquet     a row per leap
     memory.parquet    the ledger at the start of every leap, in slots
     gaps.parquet      all inter-token latencies, a row per arithmetic progression (``gaps.Gaps``)
     run.json          all settings, versions, seed and the trace's hash
@@ -206,26 +206,6 @@ def _table_alone(run: Run, name: str) -> Iterator[pd.DataFrame]:
         yield table_of(run, name, slice(0, 0))
     for part in slices(_rows_of(run, name), ROW_GROUP):
         yield table_of(run, name, part)
-
-
-def expand(steps: pd.DataFrame) -> pd.DataFrame:
-    """A steps table with a row per step: start, duration and tokens."""
-    count = steps["iterations"].to_numpy()
-    row = np.repeat(np.arange(len(count)), count)
-    number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    pick = {name: steps[name].to_numpy()[row] for name in _STEP_COLUMNS}
-    later = np.maximum(number - 1, 0)
-    duration = np.where(number == 0, pick["first_ticks"], pick["next_ticks"] + pick["slope_ticks"] * later)
-    into = np.cumsum(duration) - duration
-    first_into = into[np.cumsum(count) - count][row] if len(row) else into
-    return pd.DataFrame(
-        {
-            "start_ticks": pick["start_ticks"] + into - first_into,
-            "ticks": duration,
-            "decodes": np.where(number == 0, pick["decodes"], pick["batch_size"]),
-            "prefill_tokens": np.where(number == 0, pick["prefill_tokens"], 0),
-        }
-    )
 
 
 def check_target(directory: str | Path) -> Claim | None:

@@ -36,8 +36,8 @@ _POPULAR_VIEW = tuple(dict.fromkeys(DECLARED[bucket].popular for bucket in BUCKE
 def summary(run: Run, goal: Objectives | None = None, *, divided: bool = False) -> dict[str, Any]:
     """The metrics of a run.
 
-    Serving metrics are over all requests served; ``waste`` and ``batch`` are over the settings'
-    window. Times are in ms, as in ``vllm bench serve``, except for ``duration`` (s).
+    Serving metrics are over all requests served; ``waste``, ``batch``, ``prefix_cache`` (but its evictions and histograms) and
+    ``cache_worth`` are over the settings' window. Times are in ms, as in ``vllm bench serve``, except for ``duration`` (s).
 
     Args:
         goal: Objectives of every request. With them there are ``goodput``, their limits in ms, and

@@ -62,7 +62,7 @@ class _Spans(NamedTuple):
 
 @once
 def tier_slot_ticks(run: Run) -> list[dict[str, int]] | None:
-    """Slots of each worth, integrated over the run, of the host and of each tier behind it; None without a host, or where no contents are
+    """Slots of each worth, integrated over the settings' window, of the host and of each tier behind it; None without a host, or where no contents are
     logged. A tier that is shared, and those behind it, are left out.
 
     They add up to the blocks of ``HostTier.levels`` and ``Store.levels``, over time.
@@ -89,9 +89,10 @@ def _divided(run: Run, names: CachedNames, faster: _Spans) -> tuple[dict[str, in
     late = np.zeros(len(hit), dtype=np.int64)
     late[~hit] = asked_again(names, {name: column[~hit] for name, column in stays.items()})
     since, until = np.append(stays["since"], kept["since"]), np.append(stays["until"], np.full(len(kept["since"]), end))
-    name = np.append(stays["name"], kept["name"])
-    duplicate = _held_ticks(faster, name, since, until)
-    alone = until - since - duplicate
+    name, window = np.append(stays["name"], kept["name"]), (run.window.start_ticks, run.window.end_ticks)
+    inside = np.clip(since, *window), np.clip(until, *window)
+    duplicate = _held_ticks(faster, name, *inside)
+    alone = inside[1] - inside[0] - duplicate
     which = {
         "hit_later": np.flatnonzero(hit),
         "too_late": np.flatnonzero(late),

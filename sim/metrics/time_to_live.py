@@ -46,14 +46,14 @@ def shortest(worth: CacheWorth, asked_blocks: int) -> TimeToLive:
     Args:
         asked_blocks: Blocks that the look-ups of the run ask for.
     """
-    lasted, hits = _stays(worth)
-    hit = np.flatnonzero(hits)
+    since, until, hits = _stays(worth)
+    lasted, hit = until - since, np.flatnonzero(hits)
     longest = hit[np.argsort(-lasted[hit], kind="stable")]
     lost = np.cumsum(hits[longest])
     # The first stay whose hit may not be lost is kept to its end.
     first = int(np.searchsorted(lost, asked_blocks // _LOSS, side="right"))
     seconds = 0 if first == len(lost) else -(-int(lasted[longest[first]]) // PER_SECOND)
-    return _cut(worth, seconds * PER_SECOND, lasted, hits)
+    return _cut(worth, seconds * PER_SECOND, since, until, hits)
 
 
 def time_to_live(worth: CacheWorth, ticks: int) -> TimeToLive:
@@ -61,29 +61,32 @@ def time_to_live(worth: CacheWorth, ticks: int) -> TimeToLive:
     return _cut(worth, ticks, *_stays(worth))
 
 
-def _cut(worth: CacheWorth, ticks: int, lasted: np.ndarray, hits: np.ndarray) -> TimeToLive:
+def _cut(worth: CacheWorth, ticks: int, since: np.ndarray, until: np.ndarray, hits: np.ndarray) -> TimeToLive:
     """As ``time_to_live``, from ``_stays``."""
-    run, names = worth.run, worth.names
-    kept = run.log.end_ticks - ticks_of(run.log, names.kept["since"])
-    unlogged, slots = _unlogged(worth)
-    freed = dot(names.stays["blocks"], np.maximum(lasted - ticks, 0))
-    freed += dot(names.kept["blocks"], np.maximum(kept - ticks, 0))
-    freed = run.replica.block_size * freed + dot(slots, np.maximum(unlogged - ticks, 0))
-    return TimeToLive(ticks, freed, total(hits[lasted > ticks]))
+    run, names, window = worth.run, worth.names, worth.run.window
+
+    def freed(blocks: np.ndarray, since: np.ndarray, until: np.ndarray) -> int:
+        first = np.maximum(since + ticks, window.start_ticks)
+        return dot(blocks, np.maximum(np.minimum(until, window.end_ticks) - first, 0))
+
+    size, kept = run.replica.block_size, ticks_of(run.log, names.kept["since"])
+    slots = size * freed(names.stays["blocks"], since, until)
+    slots += size * freed(names.kept["blocks"], kept, np.full_like(kept, run.log.end_ticks))
+    return TimeToLive(ticks, slots + freed(*_unlogged(worth)), total(hits[until - since > ticks]))
 
 
-def _stays(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray]:
-    """How long each logged stay lasted that has ended, in ticks, and its blocks if a hit ended it; int64."""
-    log, stays = worth.run.log, worth.names.stays
-    lasted = ticks_of(log, stays["until"]) - ticks_of(log, stays["since"])
-    return lasted, np.where(stays["hit"] > 0, stays["blocks"], 0)
+def _stays(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First and last tick of each logged stay that has ended, and its blocks if a hit in the settings' window ended it; int64."""
+    (since, until), window = worth.stay_ticks, worth.run.window
+    measured = (until >= window.start_ticks) & (until < window.end_ticks)
+    return since, until, np.where(measured, worth.hits, 0)
 
 
-def _unlogged(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray]:
-    """How long contents that are not logged were cached, in ticks, and their slots; int64."""
+def _unlogged(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slots of contents that are not logged, and when they were cached, first and last tick; int64."""
     log, names, nothing = worth.run.log, worth.names, np.zeros(0, dtype=np.int64)
     if worth.all_shared:
-        return nothing, nothing
+        return nothing, nothing, nothing
     size, changes = worth.run.replica.block_size, log.cache_changes
     came = np.concatenate([names.stays["since"], names.kept["since"]])
     slots = size * np.concatenate([names.stays["blocks"], names.kept["blocks"]])
@@ -93,7 +96,7 @@ def _unlogged(worth: CacheWorth) -> tuple[np.ndarray, np.ndarray]:
     left = _over_time(ticks_of(log, changes["moment"]), fewer, ticks_of(log, names.stays["until"]), stays)
     ends = np.union1d(arrived[1], left[1])
     first, last = (times[np.searchsorted(sums, ends)] for times, sums in (arrived, left))
-    return last - first, np.diff(ends, prepend=0)
+    return np.diff(ends, prepend=0), first, last
 
 
 def _over_time(

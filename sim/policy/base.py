@@ -170,6 +170,11 @@ class Policy(Generic[MemoryT, TransactionT]):
         """Most tokens of one sequence that the steps in flight compute: a whole prompt, unless prefills are chunked."""
         return limits.max_model_len
 
+    @classmethod
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+        """See ``Pool.windows``."""
+        return None
+
     def memory(self, pool: Pool) -> Memory:
         """Create the memory of a replica, of the kind ``MemoryT``."""
         raise NotImplementedError

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ..memory.accounting.kv_groups import RING
 from ..memory.prefix.tiers import Offloaded
-from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
+from ..spec import Deployment, HybridLayout, ModelSpec, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
 from ..spec.deployment import Sampling
 from ..spec.gpu import GIB
@@ -31,6 +31,7 @@ from ..spec.kernels import NAMED_EXPERTS, named_experts
 from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
+from ..spec.startup.sglang import window_of
 from ..spec.tiers import OffloadSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import NotSimulated, SettingError
@@ -191,7 +192,7 @@ class Options:
         return {}
 
 
-#: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (``experiments.reproduce.servers``).
+#: Time of a request outside of the engine at the completions endpoint: Llama 2 7B on an H100 (docs/results/servers.md).
 OUTSIDE_MS = 7.0
 #: The same at the chat endpoint: the least of 47 to 60 ms, measured on servers of others.
 CHAT_OUTSIDE_MS = 47.0
@@ -664,15 +665,15 @@ class VllmV1Options(VllmServeOptions):
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
     ) -> dict[str, dict[str, bool]]:
-        both = {
-            "pipeline parallelism": replica.pipeline_parallel_size > 1,
-            "requests that share memory": grouped,
-        }
+        both = {"requests that share memory": grouped}
         drafts = self.speculative_config is not None
         of_a_server = {"constants of a server": replica.server is not None}
         others: dict[str, dict[str, bool]] = {}
         if drafts:
             others["speculative_config"] = {
+                "pipeline parallelism without asynchronous scheduling": (
+                    replica.pipeline_parallel_size > 1 and not self.schedules_ahead
+                ),
                 **both,
                 "--cost paper": replica.cost == "paper",
                 "an allocator": replica.allocator is not None,
@@ -680,11 +681,12 @@ class VllmV1Options(VllmServeOptions):
             }
         if self.decode_context_parallel_size > 1:
             others["decode_context_parallel_size"] = {
-                "a drafter with layers": self.speculative is not None and self.speculative.has_layers,
+                "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
         if self.offloading is not None:
             others["kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"] = {
+                "pipeline parallelism": bool(self.offloading.tiers) and replica.pipeline_parallel_size > 1,
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
@@ -866,12 +868,33 @@ class SGLangOptions(Options):
         Tried(0.9),
     ] = None
 
+    swa_full_tokens_ratio: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Slots in the pool of layers with a window for each slot of the others, in models where SGLang gives windows a pool.",
+        ),
+        Tried(0.5),
+    ] = 0.8
+    disable_hybrid_swa_memory: Annotated[
+        bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
+    ] = False
+
     @property
     def schedules_ahead(self) -> bool:
         return not self.disable_overlap_schedule
 
+    def window_of(self, shape: ModelSpec) -> int | None:
+        """The window of layers with a pool of their own, see ``spec.startup.sglang``; None without such a pool."""
+        return None if self.disable_hybrid_swa_memory else window_of(shape)
+
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
-        """See ``Options``; without priorities, and what they decide without the switch."""
+        """See ``Options``; windows without a pool, priorities, and what these decide without the switch."""
+        if name in ("swa_full_tokens_ratio", "disable_hybrid_swa_memory") and window_of(model(replica.model)) is None:
+            return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
+        if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
+            return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
         if name == "enable_priority_scheduling" and workload is not None and workload.priority is None:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         by_priority = ("schedule_low_priority_values_first", "disable_priority_preemption")

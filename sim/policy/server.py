@@ -90,6 +90,7 @@ class Pool:
         grouped: Whether sequences of a request share blocks; False copies the tokens that they would share.
         dialogue: For each request, the earlier request that it continues; None without any.
         seed: Seed of random draws.
+        windows: Tokens of the window, and blocks of the pool of layers with it; None where these have no pool of their own.
     """
 
     num_blocks: int
@@ -103,3 +104,4 @@ class Pool:
     grouped: bool = False
     dialogue: Dialogue | None = None
     seed: int = 0
+    windows: tuple[int, int] | None = None

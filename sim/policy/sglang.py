@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.radix_memory import RETRACT_STEPS, RadixMemory, RadixTransaction
+from ..memory.paged.radix_memory import EVICTION_INTERVAL, RETRACT_STEPS, RadixMemory, RadixTransaction, Windows
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.prefix import RadixTree, first_tokens
 from ..spec.startup.launch import Launch
@@ -66,7 +66,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: no overlap schedule")
+    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: windows kept every token")
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
@@ -132,12 +132,33 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             tensor_parallel=server.tensor_parallel,
             deployment=server.deployment,
         )
-        found = num_slots(launch, options.mem_fraction_static)
+        share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
+        found = num_slots(launch, options.mem_fraction_static, share)
         if found < 1:
             fraction = options.mem_fraction_static or fraction_of(launch)
             remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
             raise SettingError("mem_fraction_static", fraction, remedy)
         return found // size, size
+
+    @classmethod
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+        """See ``Policy``.
+
+        Raises:
+            SettingError: A request alone may need more windows. SGLang starts with fewer, down to one window and a page
+                (``validate_swa_pool_size``), and aborts such a request or never admits it, which is not simulated.
+        """
+        assert isinstance(options, SGLangOptions)
+        window, ratio = options.window_of(server.model), options.swa_full_tokens_ratio
+        if window is None:
+            return None
+        blocks = int(num_blocks * block_size * ratio) // block_size
+        # The window of its prefix, which it locks; its own; that of another node on the way; and what it has left since.
+        least = 3 * window + 2 * EVICTION_INTERVAL + 4 * block_size
+        if least > blocks * block_size:
+            remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
+            raise SettingError("swa_full_tokens_ratio", ratio, remedy)
+        return window, blocks
 
     @classmethod
     def step_limits(
@@ -148,7 +169,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def memory(self, pool: Pool) -> RadixMemory:
         kind = SlotRadixMemory if pool.ids else RadixMemory
-        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, self.schedules_ahead)
+        windows, ahead = None, self.schedules_ahead
+        if pool.windows:
+            in_flight = self.limits.max_num_batched_tokens if ahead else 0
+            windows = Windows(*pool.windows, in_flight)
+        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows)
         self._longest = found.max_output_tokens
         return found
 
@@ -223,6 +248,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             return False
         if _running(state) >= self.limits.max_num_seqs:
             self._full_at = transaction.departures
+        elif transaction.windows:
+            # A batch without a seat left is looked at no more, one without room is.
+            self._full_at = None
         return self._full_at is not None
 
     def _in_order(self, queue: Queue, transaction: RadixTransaction) -> Queue:
@@ -314,13 +342,16 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self, state: State, transaction: RadixTransaction, queue: Queue, preempted: tuple[Sequence, ...]
     ) -> StepPlan:
         """Running sequences decode; some are retracted if the slots run out."""
-        if transaction.room < transaction.begun():
+        if not transaction.can_decode():
             if not state.finished.keys() <= set(preempted):
                 # What these give back is free after this decision, which waits for it.
                 return StepPlan(
                     preempted=preempted, valid_until_horizon=False, prefill_only=True, order=_order(state, queue)
                 )
-            return self._retract(state, transaction, queue, preempted)
+            plan = self._retract(state, transaction, queue, preempted)
+            self._slide(state, transaction)
+            return plan
+        self._slide(state, transaction)
         if not state.waiting and not preempted:
             return CARRY_ON
         return StepPlan(
@@ -363,8 +394,19 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             order=(*queue, *retracted),
         )
 
+    def _slide(self, state: State, transaction: RadixTransaction) -> None:
+        """Windows that sequences which decode have left are free, before the step takes its slots; from their second decode on."""
+        if transaction.windows is None:
+            return
+        generated = self._generated(state, transaction)
+        for each in transaction.memory.decoding:
+            if state.decode_step - each.start_step > 1:
+                transaction.slide(each, each.prompt_tokens + generated[each] - 1)
+
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""
+        if memory.windows is not None:
+            return 1
         return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
@@ -428,7 +470,8 @@ class PrefillBatch:
         self._order: list[Sequence] = []
         # Slots that are spoken for, in whole pages and one more of each sequence; and without the outputs to come.
         self._taken = sum(self.reserved.values())
-        self._taken_now = 0
+        self._taken_now = self._windows_taken = 0
+        self._windows = transaction.windows
 
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
@@ -450,6 +493,11 @@ class PrefillBatch:
     def continue_prefill(self, sequence: Sequence) -> None:
         """The next chunk of a prefill: as much as the room has, or a whole one if there is none."""
         left = min(self._chunk_left, int(self._room))
+        if self._windows is not None:
+            left = min(left, self._window_room - self._page)
+            if left <= 0:
+                # It waits, with what it has.
+                return
         own = sequence.start_tokens - sequence.computed_tokens
         self._compute(sequence, own, min(own, left if left > 0 else self._chunk_left))
 
@@ -457,22 +505,46 @@ class PrefillBatch:
         """Admit a sequence if it fits, and whether another one may follow."""
         transaction = self._transaction
         self.lacked = own = sequence.start_tokens - transaction.look_up(sequence)
+        to_come = min(max(0, transaction.max_output_tokens(sequence) - sequence.generated_tokens), CLIP_MAX_NEW_TOKENS)
         if sequence.ignores_eos and not transaction.keeps:
-            if not self._fits_to_its_end(sequence, self._paged(own) + self._page):
+            if not self._fits_to_its_end(sequence, self._paged(own) + self._page, self._in_windows(own, to_come)):
                 self.is_full = True
                 return False
             transaction.lock(sequence)
             return self._admit(sequence, own, min(own, self._chunk_left))
-        to_come = max(0, transaction.max_output_tokens(sequence) - sequence.generated_tokens)
         transaction.lock(sequence)
         # What it locks can be evicted no more.
-        lacks_room = own + min(to_come, CLIP_MAX_NEW_TOKENS) + self._page >= self._room
+        chunk = self._chunk_in_windows(self._paged(own), to_come)
+        lacks_room = own + to_come + self._page >= self._room or chunk <= 0 < self._chunk_left
         self.is_full = self.is_full or lacks_room
-        tokens = own if self._paged(own) <= self._chunk_left else self._chunk_left // self._page * self._page
+        tokens = own if self._paged(own) <= chunk else chunk // self._page * self._page
         if lacks_room or not tokens:
             transaction.unlock(sequence)
             return False
         return self._admit(sequence, own, tokens)
+
+    def _in_windows(self, tokens: int, to_come: int) -> int:
+        """Slots of windows that are asked for so many tokens, and the outputs that follow (``estimate_swa_kv_tokens``)."""
+        if self._windows is None:
+            return 0
+        window = self._windows.tokens
+        return max(0, min(tokens, self._chunk_left) - window) + min(tokens + to_come, window) + self._page
+
+    def _chunk_in_windows(self, tokens: int, to_come: int) -> int:
+        """Tokens of the rest of the chunk for which there are windows: all or none, fewer only where the pool could never hold all."""
+        if self._windows is None:
+            return self._chunk_left
+        needed = self._in_windows(tokens, to_come)
+        if needed < self._window_room:
+            return self._chunk_left
+        if needed < self._windows.pages * self._page:
+            return 0
+        left = (self._window_room - self._in_windows(0, to_come)) // self._page * self._page
+        return min(self._chunk_left, left)
+
+    @property
+    def _window_room(self) -> int:
+        return self._transaction.window_room - self._windows_taken
 
     def _paged(self, tokens: int) -> int:
         """Slots of the pages that so many tokens take."""
@@ -484,14 +556,17 @@ class PrefillBatch:
         self.is_full = self.is_full or not self._has_room
         return self._has_room and not self.is_spent
 
-    def _fits_to_its_end(self, sequence: Sequence, own: int) -> bool:
-        """Without a tree: whether slots are left at the end of each sequence, the ends in the order of tokens to come.
+    def _fits_to_its_end(self, sequence: Sequence, own: int, of_windows: int) -> bool:
+        """Without a tree: whether slots are left at the end of each sequence, the ends in the order of tokens to come; with windows in a
+        pool of their own, whether they are now.
 
         Those that run and that were admitted before are collected when the first sequence asks, as SGLang does.
         """
         left_now = self._transaction.room - self._taken_now
         if own > min(left_now, self._room):
             return False
+        if self._windows is not None:
+            return of_windows <= self._window_room
         mine = self._end(sequence, sequence.generated_tokens)
         if self._ends is None:
             counted = [(each, self._generated[each]) for each in self.reserved]
@@ -523,6 +598,8 @@ class PrefillBatch:
 
     @property
     def _has_room(self) -> bool:
+        if self._windows is not None and self._window_room <= 0:
+            return False
         return self._room > 0 and self._transaction.room > self._taken_now
 
     @property
@@ -534,6 +611,8 @@ class PrefillBatch:
         self._order.append(sequence)
         self.tokens += tokens
         paged = self._paged(tokens)
+        output = 0 if tokens < own else min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS)
+        self._windows_taken += self._in_windows(paged, output)
         self._chunk_left -= paged
         self._input_left -= paged
         self._taken_now += paged + self._page
@@ -542,7 +621,7 @@ class PrefillBatch:
             self.chunks.append((sequence, tokens))
         else:
             self.admitted.append(sequence)
-            self._taken += min(self._transaction.max_output_tokens(sequence), CLIP_MAX_NEW_TOKENS)
+            self._taken += output
 
 
 class NewTokenRatio:

@@ -128,7 +128,7 @@ class VllmReal(VllmV1):
                 begun.append(sequence)
                 sequence.computed_tokens = computed
                 if memory.cache_log is not None:
-                    memory.cache_log.look_ups.append((index, sequence.start_tokens, computed))
+                    memory.cache_log.look_up(index, sequence.start_tokens, computed)
             prefill_tokens += tokens
             if computed + tokens == sequence.start_tokens:
                 admitted.append(sequence)

@@ -91,7 +91,7 @@ class VllmV1(TokenBudget):
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
         # Calls of ``schedule`` so far, which count a sequence's turn where stages work on batches of their own.
         self._calls = 0
-        self._offloads = chosen.offloading is not None
+        self._offloads, self._overlaps = chosen.offloading is not None, self.stages + self.schedules_ahead > 1
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
         in_turn = self._cap.tokens > 0 or self._cadence is not None or self._offloads
@@ -101,7 +101,7 @@ class VllmV1(TokenBudget):
         self._is_plain = self.groups.kinds == (FULL,) and not in_turn
         self.splits_chunks = self.groups.states_by_block or overlaps
         self._speculative = found = chosen.speculative
-        self._has_options = overlaps or found is not None
+        self._has_options = overlaps or not self._in_lockstep
         if found is not None:
             uniform = 1 + found.num_speculative_tokens
             if 0 < self._cap.tokens < uniform:
@@ -123,8 +123,8 @@ class VllmV1(TokenBudget):
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:
-        """See ``Policy``; with asynchronous scheduling two steps are in flight."""
-        return (1 + options.schedules_ahead) * limits.max_num_batched_tokens
+        """See ``Policy``; vLLM's ``max_concurrent_batches``: one a stage, and one more with asynchronous scheduling."""
+        return (limits.stages + options.schedules_ahead) * limits.max_num_batched_tokens
 
     @classmethod
     def pool_size(
@@ -188,8 +188,8 @@ class VllmV1(TokenBudget):
             SettingError: ``vllm_release`` has an order of its own for the model's layers.
         """
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
-        if self._speculative is not None:
-            return self._speculative_memory(Speculation(self._speculative, pool.seed), pool, usable)
+        if not self._in_lockstep:
+            return self._speculative_memory(pool, usable)
         chains = self._chains(pool)
         if chains is not None and pool.offloaded is not None:
             return OffloadedMemory(
@@ -222,9 +222,10 @@ class VllmV1(TokenBudget):
         size = self.groups.hash_block_size(pool.block_size)
         return Chains(pool.token_runs, size, lookahead_tokens, None if fleet is None else fleet.chains)
 
-    def _speculative_memory(self, drafts: Speculation, pool: Pool, usable: int) -> SpeculativeMemory:
-        size = pool.block_size
-        chains = self._chains(pool, 0 if self.groups.drops_block else drafts.config.hash_lookahead_tokens)
+    def _speculative_memory(self, pool: Pool, usable: int) -> SpeculativeMemory:
+        size, config = pool.block_size, self._speculative
+        drafts = None if config is None else Speculation(config, pool.seed)
+        chains = self._chains(pool, 0 if config is None or self.groups.drops_block else config.hash_lookahead_tokens)
         length, order = self.limits.max_model_len, self._order(chains is not None)
         if chains is None or pool.offloaded is None:
             return SpeculativeMemory(usable, size, drafts, chains, length, order, self.groups)
@@ -302,9 +303,9 @@ class VllmV1(TokenBudget):
             first = [each for each in entering if each not in state.prefilling]
             behind = (each for each in sorted(state.waiting, key=_BY_URGENCY) if each not in entering)
             plan = plan._replace(order=(*first, *behind), stops_at_arrival=True)
-        if self._offloads and (flush := transaction.end_decision(_computed(state, plan))):
+        if flush := transaction.end_decision(_computed(state, plan)):
             plan = plan._replace(flush_ticks=flush)
-        if isinstance(transaction, SpeculativeTransaction):
+        if self._speculative is not None and isinstance(transaction, SpeculativeTransaction):
             plan = transaction.verifies(plan)
         return plan
 
@@ -339,7 +340,7 @@ class VllmV1(TokenBudget):
                 given_back += transaction.free
                 while transaction.free < needed and sequence in kept[place : place + 1]:
                     victim = self._victim(kept)
-                    if self._offloads and self.schedules_ahead and _in_flight(victim, state, transaction):
+                    if self._offloads and self._overlaps and _in_flight(victim, state, transaction):
                         break
                     if victim in scheduled:
                         more, taken = scheduled.pop(victim)
@@ -472,8 +473,8 @@ class VllmV1(TokenBudget):
 
     def horizon(self, state: State, memory: PagedMemory, limit: int) -> int:
         """Steps until the running sequences need more blocks than are free, or the head of the queue may find its blocks."""
-        if self._speculative is not None:
-            # How far a step gets is drawn.
+        if not self._in_lockstep:
+            # How far a step gets is drawn, or batches are in flight.
             return 1
         if self._cadence is not None:
             limit = min(limit, self._cadence.steps_deferred(state))
@@ -505,9 +506,9 @@ def _computed(state: State, plan: StepPlan) -> set[Sequence]:
 
 
 def _in_flight(sequence: Sequence, state: State, transaction: PagedTransaction) -> bool:
-    """Whether the step that runs while the next one is decided computes a sequence. With a connector vLLM preempts none of these,
-    as a load could then write blocks that the step still writes (``Scheduler._request_blocks_can_be_freed``)."""
-    if sequence in state.prefilling:
+    """Whether a batch in flight computes a sequence. With a connector vLLM preempts none of these, as a load could then write blocks
+    that the batch still writes (``Scheduler._request_blocks_can_be_freed``)."""
+    if sequence in state.prefilling or isinstance(transaction, SpeculativeTransaction):
         return transaction.is_in_flight(sequence)
     return sequence not in state.stalled
 

@@ -311,7 +311,8 @@ class RunLog:
     @cached_property
     def tails(self) -> Tails:
         """The residencies that enter a last block which their sequence will not fill."""
-        if not self.paged or self.drafts is not None:
+        if not self.paged or self.drafts is not None or FLIGHT in self.rows:
+            # Where sequences do not grow in lockstep ``prefill_tail`` has all of them.
             nothing = np.zeros(0, dtype=np.int64)
             return Tails(nothing, nothing, nothing, nothing, nothing)
         parts = (self._tails(part) for part in slices(len(self.residencies["index"])))
@@ -332,15 +333,8 @@ class RunLog:
             start_iteration=np.where(at_once, row_iteration, self.iteration_of(entry)),
             start_ticks=np.where(at_once, ticks[pick], self.start_of(entry)),
             release_iteration=self.release_iteration[part][pick],
-            # While its last batch is in flight, ``prefill_tail`` has it.
-            release_ticks=self._row_ends(part)[pick] if FLIGHT in self.rows else self.release_ticks[part][pick],
+            release_ticks=self.release_ticks[part][pick],
         )
-
-    def _row_ends(self, part: slice) -> np.ndarray:
-        """End of the last row in which each of some residencies computes a token, or its eviction before that."""
-        row = self._row_of(self.residency_end[part] - 1)
-        ends = self.rows["start_ticks"][row] + self.rows["ticks"][row]
-        return self._with_evictions(part, ends, lambda some: self.evictions["ticks"][some])
 
 
 class Tails(NamedTuple):

@@ -10,7 +10,7 @@ from .model import model, model_names, published_formats
 from .pool import block_bytes, host_blocks, page_bytes, paper_num_blocks
 from .shape import Experts, ModelSpec
 from .states import GatedDelta, KimiDelta, Mamba, Mamba2, StateMixer
-from .weights import stage_bytes, streamed_bytes
+from .weights import stage_bytes
 
 __all__ = [
     "AttentionLayer",
@@ -50,5 +50,4 @@ __all__ = [
     "paper_num_blocks",
     "stage_bytes",
     "stages",
-    "streamed_bytes",
 ]

@@ -64,11 +64,17 @@ def broken_rule(model: ModelSpec, tensor_parallel: int, ranks: int) -> Broken | 
     return None
 
 
-def require_context_parallel(model: ModelSpec, tensor_parallel: int, ranks: int) -> None:
-    """Raise SettingError where vLLM does not divide sequences among ``ranks`` ranks, NotSimulated where that is not simulated."""
+def require_context_parallel(model: ModelSpec, tensor_parallel: int, ranks: int, one_group: bool = False) -> None:
+    """Raise SettingError where vLLM does not divide sequences among ``ranks`` ranks, NotSimulated where that is not simulated.
+
+    Args:
+        one_group: Whether all layers keep every token (``--disable-hybrid-kv-cache-manager``).
+    """
     broken = broken_rule(model, tensor_parallel, ranks)
     if broken is not None:
         raise SettingError(_FIELD, ranks, broken.remedy)
+    if ranks > 1 and has_windows(model) and not one_group:
+        raise SettingError(_FIELD, ranks, f"vLLM divides no layers with windows, which {model.name} has; leave it out")
     if ranks > 1:
         _require_simulated(model, ranks)
 
@@ -84,7 +90,7 @@ def is_simulated(model: ModelSpec, tensor_parallel: int, ranks: int) -> bool:
 
 def has_windows(model: ModelSpec) -> bool:
     """Whether layers keep a window, which vLLM does not divide unless they keep every token, too."""
-    return any(model.span(layer).kind == "sliding" for layer in range(model.num_layers))
+    return bool(model.compressed) or any(model.span(layer).kind == "sliding" for layer in range(model.num_layers))
 
 
 def _require_simulated(model: ModelSpec, ranks: int) -> None:
@@ -92,7 +98,5 @@ def _require_simulated(model: ModelSpec, ranks: int) -> None:
         raise NotSimulated(
             _FIELD, ranks, f"is simulated for layers that all keep every token, and {model.name} has others"
         )
-    if model.compressed:
-        raise NotSimulated(_FIELD, ranks, f"is not simulated for the compressed attention of {model.name}")
     if model.indexer:
         raise NotSimulated(_FIELD, ranks, f"is not simulated with the indexer of {model.name}")

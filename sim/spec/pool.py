@@ -35,10 +35,16 @@ def page_bytes(
 ) -> int:
     """Bytes of one page of KV groups on each rank, on the pipeline stage with the largest pages."""
     parts = stages(model.num_layers, deployment.pipeline_parallel)
+    return max(_stage_page_bytes(model, hybrid, num_gpus, block_size, deployment, layers) for layers in parts)
+
+
+def _stage_page_bytes(
+    model: ModelSpec, hybrid: HybridLayout, num_gpus: int, block_size: int, deployment: Deployment, layers: range
+) -> int:
     if hybrid.config:
-        return max(hybrid.block_bytes(model, layers) for layers in parts)
+        return hybrid.block_bytes(model, layers)
     one_layer = attention_layers(model, deployment.kv_dtype, num_gpus)[0].page_bytes(block_size)
-    return one_layer * max(hybrid.largest(layers).num_layers for layers in parts)
+    return one_layer * hybrid.largest(layers).num_layers
 
 
 def paper_num_blocks(
@@ -153,20 +159,24 @@ def offloaded_bytes(
 ) -> int:
     """Bytes of a chunk of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
 
-    It has the bytes of all tensor-parallel ranks, and begins on a page of the host. Of latent attention all ranks have
-    the same bytes, which are kept once, unless they divide the tokens.
+    It has the bytes of a rank of the first pipeline stage for every rank of all stages, and begins on a page of the host. Of latent
+    attention all ranks have the same bytes, which are kept once, unless they divide the tokens, or there are stages.
 
     Args:
         block_size: Tokens of a block on a rank.
         chunk_blocks: Blocks of a chunk.
         hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
-        drafter_bytes: Of a block on each rank, what the layers of a drafter keep; KV groups have these layers.
+        drafter_bytes: Of a block on each rank of the last stage, what the layers of a drafter keep; KV groups have these layers.
     """
-    own = block_bytes(model, num_gpus, block_size, deployment.kv_dtype) + drafter_bytes
+    parts = stages(model.num_layers, deployment.pipeline_parallel)
     if hybrid is not None:
-        own = page_bytes(model, hybrid, num_gpus, block_size, deployment)
-    alike = model.has_vectors and deployment.decode_context_parallel == 1
-    whole = chunk_blocks * own * (1 if alike else num_gpus)
+        own = _stage_page_bytes(model, hybrid, num_gpus, block_size, deployment, parts[0])
+    else:
+        groups = model.kv_groups(parts[0])
+        own = block_size * sum(model.group_slot_bytes(group, deployment.kv_dtype, num_gpus) for group in groups)
+        own += drafter_bytes * (len(parts) == 1)
+    alike = model.has_vectors and deployment.decode_context_parallel == 1 and len(parts) == 1
+    whole = chunk_blocks * own * (1 if alike else num_gpus * len(parts))
     return -(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES
 
 

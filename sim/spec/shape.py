@@ -387,11 +387,6 @@ class ModelSpec:
         """Parameters of the whole model, counted as its publisher does."""
         return num_params(self)
 
-    @property
-    def active_params(self) -> int:
-        """Parameters that compute one token: all except unused experts."""
-        return num_params(self, used=True)
-
     def weight_bytes(self, dtype: str = "fp16", tensor_parallel: int = 1) -> int:
         """Bytes of the weights on each rank. Ranks divide matrices; every rank holds all vectors and positions."""
         return num_params(self, tensor_parallel) * dtype_bits(dtype) // 8

@@ -98,13 +98,15 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A draft model with layers of several kinds, or a target with an indexer beside states, of which blocks of several
-                sizes are packed.
+            NotSimulated: A draft model with layers of several kinds; other than MTP beside compressed attention, whose number format they lack; or a
+                target with an indexer beside states, of which blocks of several sizes are packed.
         """
         if target.indexer and target.state_layers:
             raise _uncounted(target, "an indexer beside states")
         if not self.has_layers:
             return None
+        if target.compressed and self.method != "mtp":
+            raise _uncounted(target, "vectors in a number format of their own", "draft models and EAGLE")
         if self.method != "draft_model":
             return one_layer(target, with_experts=self.method == "mtp")
         assert self.model is not None
@@ -143,8 +145,8 @@ def _require_one_kind(shape: ModelSpec) -> None:
         raise _uncounted(shape, "layers with windows or states")
 
 
-def _uncounted(shape: ModelSpec, what: str) -> NotSimulated:
-    reason = f"has {what}, beside which drafts are not simulated"
+def _uncounted(shape: ModelSpec, what: str, drafts: str = "drafts") -> NotSimulated:
+    reason = f"has {what}, beside which {drafts} are not simulated"
     return NotSimulated("model", shape.name, reason, "leave out speculative_config")
 
 

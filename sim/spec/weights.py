@@ -265,30 +265,3 @@ def head_bytes(model: ModelSpec, tensor_parallel: int = 1, quantization: str | N
     """Bytes of the output head on each rank; one that is the word embedding is 16 bit."""
     head = Matrix(model.hidden_size, model.vocab_size, tensor_parallel, part="head")
     return matrix_bytes(head, None if model.tied_embeddings else quantization)
-
-
-def touched(total: int, used: int, count: int, tokens: int) -> int:
-    """Part of ``total``, spread over ``count`` experts, that ``tokens`` tokens read if each goes to ``used`` experts.
-
-    The mean over routings in which tokens draw their experts uniformly and independently:
-    ``total * (1 - (1 - used / count) ** tokens)``. Computed in integers, so that all machines give the same value.
-    """
-    left = total
-    for _ in range(tokens):
-        if not left:
-            break
-        left = left * (count - used) // count
-    return total - left
-
-
-def streamed_bytes(model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, quantization: str | None = None) -> int:
-    """Bytes of weights that a step over ``tokens`` tokens reads on each rank, over all pipeline stages.
-
-    Every matrix and the output head are read once; of the experts, only those that compute a token.
-    """
-    matrices = [matrix for layer in range(model.num_layers) for matrix in layer_matrices(model, layer, tensor_parallel)]
-    always = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part != "expert")
-    routed = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part == "expert")
-    if model.experts:
-        routed = touched(routed, model.experts.used, model.experts.count, tokens)
-    return always + routed + head_bytes(model, tensor_parallel, quantization)

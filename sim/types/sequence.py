@@ -68,8 +68,7 @@ class Sequence:
         group: The sequences of its request, which share the prompt; None for a single sequence.
         ignores_eos: Whether it generates all of ``max_tokens``.
         next_decode_eligible_step: Call of ``schedule`` from which on it may decode again, where stages work on batches of their own.
-        urgency: Priority of its request (lower first) and position in the order of arrival; set only if requests have
-            priorities.
+        urgency: Priority of its request (lower first, 0 without one) and position in the order of arrival.
     """
 
     __slots__ = (
@@ -80,10 +79,10 @@ class Sequence:
     finish_step: int
     lag: int
     grant: Grant
-    urgency: tuple[int, int]
 
     def __init__(self, index: int, prompt_tokens: int, output_tokens: int, max_tokens: int) -> None:
         self.index = self.order = index
+        self.urgency = 0, index
         self.prompt_tokens = self.start_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_tokens = max_tokens

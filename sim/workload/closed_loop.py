@@ -67,8 +67,7 @@ class Maker:
             sequence.order = place
             if self._ignores_eos is not None:
                 sequence.ignores_eos = bool(self._ignores_eos[request])
-            if self._priorities is not None:
-                sequence.urgency = self._priorities[request], place
+            sequence.urgency = 0 if self._priorities is None else self._priorities[request], place
         return made
 
     def arriving(self, request: int, made: tuple[Sequence, ...]) -> Iterable[Sequence]:

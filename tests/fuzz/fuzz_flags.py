@@ -37,7 +37,7 @@ class Base:
 
 _BENCH = {"--against": "bench.json", "--model": "opt-13b", "--gpu": "a100-40gb"}
 BASES: dict[tuple[str, ...], list[Base]] = {
-    ("reproduce",): [Base(("fig1",), {"--jobs": "1"}), Base(("prefix-cache",), {"--trace": "hashed.jsonl"}, ("hashed.jsonl",))],
+    ("reproduce",): [Base(("fig1",), {"--jobs": "1"})],
     ("simulate",): [Base((), LOAD), Base((), {"--trace": "trace.csv"}, ("trace.csv",))],
     ("sweep",): [
         Base((), LOAD | {"--grid": "seed=0:1", "--jobs": "1", "--out": "out"}),
@@ -74,7 +74,7 @@ BASES: dict[tuple[str, ...], list[Base]] = {
 #: Flags that name what is written.
 _OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images", "--predict"}
 #: What more of which is more work, as the user asked; only what no machine can do is tried.
-_WORK = {"--num-prompts", "--seeds", "--verify-seeds", "--n", "--num-replicas", "--every", "--jobs"}
+_WORK = {"--num-prompts", "--seeds", "--n", "--num-replicas", "--every", "--jobs"}
 #: Values that would start workers, wait for clusters, or open a browser.
 _UNTRIED = {
     "--jobs": {"2", "7"},

@@ -72,7 +72,7 @@ LLAMA = {
 }  # fmt: skip
 GOODPUT = {
     "--model": "opt-13b", "--gpu": "a100-80gb", "--goodput": "ttft:2000", "--num-prompts": "100", "--jobs": "1",
-    "--seeds": "1", "--verify-seeds": "1",
+    "--seeds": "1",
 }  # fmt: skip
 
 

@@ -207,6 +207,6 @@ def names(rng: Rng, folder: Path) -> Case:
         ["compare", f"./{run}", f"./{run}", "--json", "-"], ["report", f"./{run}", f"./{run}", "--out", "out.html"],
         ["sweep", "--grid", f"trace={name},{name}", "--request-rate", "5", "--jobs", "1", "--out", "out"],
         ["sweep", "--grid", f"trace={name},trace.csv", "--request-rate", "5", "--jobs", "1", "--out", "out"],
-        ["simulate", f"--trace={name}", "--num-prompts", "9"], ["reproduce", "prefix-cache", f"--trace={name}"],
+        ["simulate", f"--trace={name}", "--num-prompts", "9"],
         ["validate", "--against", f"./{name}", "--gpu", "h200"], ["plan", f"--serve={name}", "--gpu", "h200"],
     ]))  # fmt: skip

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import gpu_cases
-from fragmeter.gpu.check import compile_gate, cpp_face
+from fragmeter.gpu.check import cpp_face
 from fragmeter.gpu.ops import paged_attention, source
 from fragmeter.sim.types.errors import MissingExtra, SettingError
+from tools.kernels import compile_gate
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 import gpu_cases
-from fragmeter.gpu.check import compile_gate
 from fragmeter.gpu.check.latent import LatentCase, latent_case
 from fragmeter.gpu.ops import arrays, latent_attention, source
 from fragmeter.gpu.ops.cpu_kernels import CpuKernels
 from fragmeter.gpu.ops.launching import Kernels
 from fragmeter.sim.types.errors import KernelFault, SettingError
 from paths import ROOT
-from tools.kernels import instructions
+from tools.kernels import compile_gate, instructions
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 

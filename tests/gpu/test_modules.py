@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from fragmeter.gpu.check import modules
-from fragmeter.gpu.check.compile_gate import every_kernel
+from fragmeter.gpu.check.modules import every_kernel
 from fragmeter.gpu.devices import program
 
 SAID = {

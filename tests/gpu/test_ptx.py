@@ -15,12 +15,12 @@ import gpu_cases
 
 pytest.importorskip("cupy", reason="CuPy is not installed (extra: kernels)")
 
-from fragmeter.gpu.check import compile_gate
 from fragmeter.gpu.check.latent import latent_case
 from fragmeter.gpu.ops import arrays, cache, latent_attention, paged_attention, prefill, source
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import KernelFault
 from ptx.kernels import PtxKernels, compiled, machine_of
+from tools.kernels import compile_gate
 
 #: NVRTC 13.0 has one compiler for architectures before sm_100 and another one for the rest.
 ARCHITECTURES = "sm_80", "sm_120"

@@ -76,7 +76,7 @@ def test_contiguous_decode_attention(architecture, dtype, monkeypatch):
     kernels = PtxKernels(architecture)
     monkeypatch.setattr(contiguous, "kernels_for", lambda array: kernels)
     point = grid.Point("contiguous_attention_fp8", dtype, (16, 2), 64, 16, (70, 0, 1))
-    assert grid.contiguously_fp8(point, Host()) <= point.tolerance
+    assert grid.contiguously(point, Host()) <= point.tolerance
     assert not kernels.divided
 
 

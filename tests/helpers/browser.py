@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fragmeter.reports.style.palette import contrast
+from contrast import contrast
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (

@@ -89,7 +89,7 @@ class Service:
                     "in_flight": self.in_flight,
                 }
             case "fleets":
-                return {"share": min(1.0, 0.9 * rate / more[1]), "meets": rate >= more[1]}
+                return {"share": min(1.0, 0.9 * rate / more[1])}
             case "cases":
                 return {"case": not more[0] or rate >= more[1] * (more[3].scale if self.scaled else 1)}
             case "other seeds":
@@ -98,9 +98,6 @@ class Service:
                 return {"rate": rate}
             case "known":
                 return {"rate": self.known * more[2]}
-            case "sensitivity":
-                name, factor = more[3]
-                return {"rate": rate / factor if name == "step time" else rate * factor**0.5}
             case "prefill share":
                 return {"share": self.share}
             case "detail":

@@ -30,7 +30,6 @@ COMMANDS: dict[str, list[str]] = {
     "sweep": ["sweep", "--grid", "policy=orca-max,vllm-v1", "--goodput", "ttft:2000", "--jobs", "1", *SMALL],
     "plan": [
         *("plan", *LLAMA, "--goodput", "ttft:500", "--request-rate", "30", "--num-prompts", "100", "--seeds", "4", "--jobs", "1"),
-        *("--sensitivity",),
     ],
 }  # fmt: skip
 

@@ -108,6 +108,7 @@ SHOWN_IN = {
     "prefix_cache_retention_interval": "windows in sessions",
     "max_num_seqs": "nothing declared, in a large pool",
     "max_num_batched_tokens": "nothing declared, in a large pool",
+    "gpu_memory_utilization": "nothing declared, in a large pool",
     "max_waiting_tokens": "large batches",
     "use_beam_search": "some of several, in a large pool",
     "beam_survival": "beams",
@@ -115,6 +116,8 @@ SHOWN_IN = {
     "disable_hybrid_kv_cache_manager": "windows",
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
+    "scheduler_reserve_full_isl": "chunks of 70, at once",
+    "attention_backend": "nothing declared, in a large pool",
     "api_server_count": "an API server",
     "data_parallel_size": "windows",
     "enable_expert_parallel": "experts of two engines",
@@ -142,9 +145,12 @@ UNREAD_IN = {
 
 
 def outcome(chosen: Settings, work: Workload, tables: bool) -> str:
-    """What a run leaves, or why there is none."""
+    """What a run leaves, or why there is none; without the lives of blocks, which not every memory of a policy logs."""
     try:
         run = simulate(chosen, work)
     except UserError as error:
         return str(error)
-    return repr(summary(run)) + "".join(table(run).to_csv() for table in TABLES if tables)
+    found = summary(run)
+    if cache := found["prefix_cache"]:
+        found["prefix_cache"] = {name: cache[name] for name in cache if not name.startswith("vllm:kv_block_")}
+    return repr(found) + "".join(table(run).to_csv() for table in TABLES if tables)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from unittest import mock
 
 import numpy as np
 
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from real_vllm.ours import ConstantCost
@@ -32,7 +34,7 @@ class StepLog(Observer):
         self._end = 0
         # Free and evictable slots of the coming step, before the results of the one before it are processed; and sequences that have
         # finished without the decision's knowing it.
-        self._levels: tuple[int, int] | None = None
+        self._levels: tuple[int, ...] | None = None
         self._vain: tuple[Sequence, ...] = ()
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
@@ -48,9 +50,12 @@ class StepLog(Observer):
 
         memory.process_results = note_and_process
 
-    def _slots(self) -> tuple[int, int]:
+    def _slots(self) -> tuple[int, ...]:
         memory = self._engine.memory
-        return memory.free * memory.block_size, memory.tree.evictable_tokens * memory.block_size
+        pages = [memory.free, memory.tree.evictable_tokens]
+        if memory.windows is not None:
+            pages += [memory.window_free, memory.tree.window_evictable]
+        return tuple(number * memory.block_size for number in pages)
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         self._vain = ()
@@ -63,7 +68,7 @@ class StepLog(Observer):
         prefills, holding = plan.prefill_only, [*memory.holdings]
         self._levels = None
         memory.settle(state, 0 if prefills else min(1, leap[_STEPS]))
-        free, evictable = self._levels or self._slots()
+        levels = self._levels or self._slots()
         self._note_finished()
         computed = [(each, 1) for each in holding if each in state.running or each in self._vain]
         if prefills:
@@ -72,12 +77,11 @@ class StepLog(Observer):
         self._known, self._end, self._vain = {each for each, _ in computed}, now + ticks, ()
         self.steps.append(
             Step(
-                now=now,
-                prefills=prefills,
-                scheduled=tuple((each.index, tokens) for each, tokens in computed),
-                retracted=tuple(sorted(each.index for each in plan.preempted)),
-                free=free,
-                evictable=evictable,
+                now,
+                prefills,
+                tuple((each.index, tokens) for each, tokens in computed),
+                tuple(sorted(each.index for each in plan.preempted)),
+                *levels,
             )
         )
 
@@ -122,9 +126,10 @@ def settings_of(case: Case, **others: object) -> Settings:
 
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
-    log = StepLog()
+    log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
     try:
-        simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
+        with mock.patch.object(SGLang, "window_pool", lambda *args: windows):
+            simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
     except SimulationFault as fault:
         if "is stuck" not in str(fault):
             raise

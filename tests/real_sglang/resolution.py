@@ -8,6 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from fragmeter.sim.spec import ModelSpec
+from fragmeter.sim.spec.startup.sglang import window_of
+
 from . import stubs
 from .cards import CARDS, LINES, POOLS
 
@@ -16,8 +19,9 @@ stubs.install()
 from sglang.srt.arg_groups import cuda_graph_hook, memory_hook
 from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.configs.model_config import is_hybrid_swa_model as is_hybrid_swa_model
 from sglang.srt.mem_cache import kv_cache_configurator
-from sglang.srt.model_executor import cuda_graph_config
+from sglang.srt.model_executor import cuda_graph_config, pool_configurator
 from sglang.srt.server_args import ServerArgs
 
 #: A model without anything that has rules of its own.
@@ -69,3 +73,29 @@ def running_requests() -> list[int]:
             resolve = kv_cache_configurator.KVCacheConfigurator.resolve_max_num_reqs
             found.append(resolve(configurator, slots))
     return found
+
+
+def window_pool(model: ModelSpec, available: int, ratio: float, page: int) -> tuple[int, int]:
+    """Slots of a model's pools, full and of windows, by SGLang's own rule."""
+    groups = {group.span.kind == "full": group for group in model.kv_groups()}
+    sizes = {full: model.group_slot_bytes(group) // group.num_layers for full, group in groups.items()}
+    configurator = object.__new__(pool_configurator.HybridSWAPoolConfigurator)
+    vars(configurator).update(
+        _full_layers_num=groups[True].num_layers,
+        _swa_layers_num=groups[False].num_layers,
+        _full_per_token=sizes[True],
+        _swa_per_token=sizes[False],
+        _swa_full_tokens_ratio=ratio,
+        _sliding_window_size=window_of(model),
+        _page_size=page,
+        _enable_unified_memory=False,
+        _draft_full_layers_num=0,
+        _draft_swa_layers_num=0,
+        _draft_swa_full_layers_num=0,
+        _draft_cell_size=0,
+        _fused_full_entry=None,
+        _fused_swa_entry=None,
+    )
+    configurator._recompute_cell_size()
+    found = configurator.calculate_pool_sizes(available, page)
+    return found.full_max_total_num_tokens, found.swa_max_total_num_tokens

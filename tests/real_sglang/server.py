@@ -35,6 +35,8 @@ from sglang.srt.managers.scheduler_components.batch_result_processor import Sche
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
@@ -80,6 +82,33 @@ def decisions_digest() -> str:
     """Digest of the methods that are taken out of SGLang's file, without their comments."""
     found = _decisions()
     return hashlib.sha256("\n".join(ast.unparse(found[name]) for name in DECISIONS).encode()).hexdigest()[:16]
+
+
+class _WindowPool(BaseSWAKVPool):
+    """Of the KV cache of a model with windows what its allocator asks for."""
+
+    full_kv_pool = swa_kv_pool = None
+
+    def __init__(self) -> None:
+        pass
+
+    def register_mapping(self, mapping: torch.Tensor) -> None:
+        self.full_to_swa_index_mapping = mapping
+
+    def translate_loc_from_full_to_swa(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.full_to_swa_index_mapping[indices]
+
+
+# The others move data.
+_WindowPool.__abstractmethods__ = frozenset()
+
+
+def window_allocator(slots: int, window_slots: int, page: int, device: str) -> SWATokenToKVPoolAllocator:
+    """Of a model with windows, whose KV cache is a stand-in."""
+    found = SWATokenToKVPoolAllocator(slots, window_slots, page, torch.float16, device, _WindowPool(), False)
+    if page > 1:
+        found.full_attn_allocator.use_triton_kernels = found.swa_attn_allocator.use_triton_kernels = False
+    return found
 
 
 class _NoStats:
@@ -152,8 +181,12 @@ class Scheduler:
         overlaps = case.overlaps
         self.page_size, device, self.joined = case.page_size, "cpu", 0
         pool = (case.num_slots, torch.float16, device, MagicMock(), False)
-        if case.page_size == 1:
-            self.token_to_kv_pool_allocator: Any = TokenToKVPoolAllocator(*pool)
+        if case.window:
+            self.token_to_kv_pool_allocator: Any = window_allocator(
+                case.num_slots, case.window_slots, case.page_size, device
+            )
+        elif case.page_size == 1:
+            self.token_to_kv_pool_allocator = TokenToKVPoolAllocator(*pool)
         else:
             self.token_to_kv_pool_allocator = PagedTokenToKVPoolAllocator(case.num_slots, case.page_size, *pool[1:])
             self.token_to_kv_pool_allocator.use_triton_kernels = False
@@ -164,7 +197,8 @@ class Scheduler:
             req_to_token_pool=self.req_to_token_pool,
             token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
             page_size=case.page_size,
-            tree_components=(ComponentType.FULL,),
+            tree_components=(ComponentType.FULL, *[ComponentType.SWA][: bool(case.window)]),
+            sliding_window_size=case.window or None,
         )
         self.tree_cache = UnifiedRadixCache(params)
         by_priority, low_first = case.enable_priority_scheduling, case.schedule_low_priority_values_first
@@ -185,14 +219,15 @@ class Scheduler:
         self.result_queue: deque[Any] = deque()
         self.chunked_req = self.dllm_config = self.prefill_delayer = self.min_free_slots_delayer = None
         self.dynamic_chunk_sizer = self.truncation_align_size = self._pending_chunked_abort_req = None
-        self.decode_offload_manager = self.hisparse_coordinator = self.sliding_window_size = None
+        self.decode_offload_manager = self.hisparse_coordinator = None
+        self.sliding_window_size = case.window or None
         self.max_new_tokens_limit = self.max_queued_requests = None
         self.enable_hierarchical_cache = self.enable_hicache_storage = self.enable_lmcache = False
         self.enable_unified_cache_external_linker = self.enable_hisparse = self.enable_lora = False
         self.enable_priority_scheduling, self.schedule_low_priority_values_first = by_priority, low_first
         self.enable_priority_preemption = by_priority and not case.disable_priority_preemption
         self.priority_scheduling_preemption_threshold = case.priority_scheduling_preemption_threshold
-        self.is_hybrid_swa = False
+        self.is_hybrid_swa = bool(case.window)
         self.abort_on_priority_when_disabled = self.is_mixed_chunk = self.require_mlp_sync = False
         self.enable_overlap = self.enable_skip_finishing_decode = overlaps
         self._prefill_decode_interval_remaining = self.prefill_decode_interval = 0
@@ -325,9 +360,21 @@ def _step(now: int, batch: ScheduleBatch, lost: list[int], scheduler: Any) -> St
         prefills=bool(prefills),
         scheduled=tuple(sorted(computed) if prefills else computed),
         retracted=tuple(sorted(lost)),
-        free=scheduler.token_to_kv_pool_allocator.available_size(),
-        evictable=scheduler.tree_cache.evictable_size(),
+        **_levels(scheduler),
     )
+
+
+def _levels(scheduler: Any) -> dict[str, int]:
+    """Free and evictable slots."""
+    pool, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    if not scheduler.is_hybrid_swa:
+        return {"free": pool.available_size(), "evictable": tree.evictable_size()}
+    return {
+        "free": pool.full_available_size(),
+        "evictable": tree.full_evictable_size(),
+        "window_free": pool.swa_available_size(),
+        "window_evictable": tree.swa_evictable_size(),
+    }
 
 
 def _finish_step(batch: ScheduleBatch, outputs: list[list[int]], scheduler: Any) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from fragmeter.sim import Workload
 from fragmeter.sim.memory import RadixMemory
+from fragmeter.sim.memory.paged import radix_memory
+from fragmeter.sim.memory.prefix import WindowTree
 from fragmeter.sim.policy.sglang import PrefillBatch, SGLang
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.state import State
@@ -267,3 +269,42 @@ def test_a_decode_that_does_not_wait_for_those_that_finish_is_noticed(monkeypatc
 
     monkeypatch.setattr(SGLang, "_decode", at_once)
     assert _difference(replace(KINDS["retraction"](8), overlaps=True)) is not None
+
+
+def test_windows_without_their_tombstones_are_noticed(monkeypatch):
+    """A look-up that ends where the tokens do finds windows that are gone."""
+
+    def follow(tree, key, place):
+        found = WindowTree.__base__.follow(tree, key, tree.start)
+        tree.hit = found.tokens
+        return found
+
+    monkeypatch.setattr(WindowTree, "follow", follow)
+    assert _is_noticed("windows")
+
+
+def test_windows_that_are_given_back_token_by_token_are_noticed(monkeypatch):
+    monkeypatch.setattr(radix_memory, "EVICTION_INTERVAL", 1)
+    assert _is_noticed("windows")
+
+
+def test_an_admission_that_does_not_ask_for_windows_is_noticed(monkeypatch):
+    monkeypatch.setattr(PrefillBatch, "_in_windows", lambda *args: 0)
+    assert _is_noticed("windows")
+
+
+def test_windows_that_do_not_join_the_tree_where_they_were_missing_are_noticed(monkeypatch):
+    monkeypatch.setattr(RadixMemory, "branch", lambda memory, pages: 0)
+    assert _is_noticed("windows")
+
+
+def test_leaves_longer_than_a_window_are_noticed(monkeypatch):
+    """Whose lock holds more than a window."""
+    init = WindowTree.__init__
+
+    def long(tree, window):
+        init(tree, window)
+        tree.tail = 1 << 20
+
+    monkeypatch.setattr(WindowTree, "__init__", long)
+    assert _is_noticed("windows")

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from fragmeter.sim.memory.prefix import Pages, RadixTree
+from fragmeter.sim.memory.prefix import Pages, RadixTree, WindowTree
 
 from . import server
 
@@ -96,3 +96,104 @@ def test_every_operation_is_that_of_the_real_tree(seed: int, page: int, record_p
                 break
     record_property(f"sglang/tree, pages of {page}", [1, _OPERATIONS, differing])
     assert not differing, f"{kind} {runs}: {answers}, {sizes}, ours {own}"
+
+
+class RealWindows(Real):
+    """As ``Real``, with sliding windows in a pool of their own."""
+
+    def __init__(self, page: int, window: int) -> None:
+        from sglang.srt.mem_cache import base_prefix_cache as cache
+
+        self._cache, self.page = cache, page
+        self.pool = server.window_allocator(_SLOTS, _SLOTS, page, "cpu")
+        components = (server.ComponentType.FULL, server.ComponentType.SWA)
+        params = server.CacheInitParams(
+            disable=False,
+            req_to_token_pool=server.ReqToTokenPool(1, 8, "cpu", False),
+            token_to_kv_pool_allocator=self.pool,
+            page_size=page,
+            tree_components=components,
+            sliding_window_size=window,
+        )
+        self.tree = server.UnifiedRadixCache(params)
+
+    def look_up(self, string: list[int]) -> tuple[int, int, object]:
+        """Tokens found, those walked through, and the node."""
+        found = self.tree.match_prefix(self._cache.MatchPrefixParams(key=self._key(string)))
+        return found.device_prefix_len, found.full_kv_hit_length, found.last_device_node
+
+    def insert_with(self, string: list[int], gone: int) -> int:
+        """As ``insert``; of so many first tokens the windows are gone."""
+        number = len(string) // self.page * self.page
+        value, windows = (each.alloc(number) for each in (self.pool.full_attn_allocator, self.pool.swa_attn_allocator))
+        self.pool.set_full_to_swa_mapping(value, windows)
+        if gone:
+            self.pool.free_swa_segment(value[:gone], start_pos=0)
+        params = self._cache.InsertParams(key=self._key(string), value=value)
+        params.set_evicted_seqlen(server.ComponentType.SWA, gone)
+        return self.tree.insert(params).prefix_len
+
+    def evict_both(self, tokens: int, windows: int) -> tuple[int, int]:
+        """Tokens and windows evicted."""
+        found = self.tree.evict(self._cache.EvictParams(num_tokens=tokens, swa_num_tokens=windows))
+        return found.num_tokens_evicted, found.swa_num_tokens_evicted
+
+    def sizes(self) -> tuple[int, ...]:
+        """Evictable and locked tokens, and windows."""
+        tree = self.tree
+        return (
+            tree.full_evictable_size(),
+            tree.full_protected_size(),
+            tree.swa_evictable_size(),
+            tree.swa_protected_size(),
+        )
+
+
+def _sizes(tree: WindowTree) -> tuple[int, ...]:
+    return tree.evictable_tokens, tree.protected_tokens, tree.window_evictable, tree.window_protected
+
+
+def _answers(
+    kind: str, draw: random.Random, real: RealWindows, ours: WindowTree, pages: Pages, locks: list[tuple]
+) -> tuple[object, object]:
+    """Of both trees to one operation, in pages."""
+    runs, page = _string(draw), real.page
+    key, string = pages.of(runs), _tokens(runs)
+    if kind in "ml":
+        found, walked, theirs = real.look_up(string)
+        place = ours.follow(key, ours.start)
+        if kind == "l":
+            locks.append((real.tree.lock(theirs), place.node, ours.lock(place.node)))
+        return (found // page, walked // page), (place.tokens, ours.hit if key else 0)
+    if kind == "i":
+        gone = draw.choice((0, 0, draw.randrange(len(string)))) // page
+        gone = gone if gone < len(string) // page else 0
+        return real.insert_with(string, gone * page) // page, ours.insert(key, None, gone)[1]
+    if kind == "u":
+        if locks:
+            lock, node, bound = locks.pop(draw.randrange(len(locks)))
+            real.tree.unlock(lock)
+            ours.unlock(node, bound)
+        return 0, 0
+    wanted, before = [draw.choice((0, draw.randint(1, 12 // page))) for _ in range(2)], ours.window_evictable
+    theirs = real.evict_both(*(page * each for each in wanted))
+    mine = ours.evict(*wanted), before - ours.window_evictable
+    return tuple(each // page for each in theirs), mine
+
+
+@pytest.mark.parametrize(
+    "seed, page, window", [(seed, page, window) for page in (1, 4) for window in (1, 3, 6, 9) for seed in range(2)]
+)
+def test_every_operation_with_windows_is_that_of_the_real_tree(seed: int, page: int, window: int, record_property):
+    draw, ours, pages, differing = random.Random(seed), WindowTree(-(-window // page)), Pages(page), 0
+    with server.get_context().override_server_args(page_size=page):
+        real, locks = RealWindows(page, window), []
+        for _ in range(_OPERATIONS // 2):
+            kind = draw.choice("mmiiiiluue")
+            theirs, mine = _answers(kind, draw, real, ours, pages, locks)
+            sizes, own = real.sizes(), tuple(page * each for each in _sizes(ours))
+            differing = int(theirs != mine or sizes != own)
+            if differing:
+                break
+    record_property(f"sglang/tree of windows, pages of {page}", [1, _OPERATIONS // 2, differing])
+    assert not differing, f"{kind}: {theirs}, {sizes}, ours {mine}, {own}"

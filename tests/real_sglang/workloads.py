@@ -27,6 +27,8 @@ class Case:
         enable_priority_scheduling, schedule_low_priority_values_first, disable_priority_preemption: As in SGLang.
         priority_scheduling_preemption_threshold, retraction_policy: As in SGLang.
         overlaps: Whether a step is decided while the one before it runs, as by SGLang's default.
+        window: ``sliding_window_size`` of layers with a window; 0 for a model without any.
+        window_slots: Slots of their pool.
         step_ticks: Duration of every step.
     """
 
@@ -44,6 +46,8 @@ class Case:
     priority_scheduling_preemption_threshold: int = 10
     retraction_policy: str = "length"
     overlaps: bool = False
+    window: int = 0
+    window_slots: int = 0
     step_ticks: int = 100
 
     def without(self, row: int) -> Case:
@@ -196,6 +200,31 @@ def _priorities(seed: int) -> Case:
     )
 
 
+def _windows(seed: int) -> Case:
+    """Layers with a window in a pool of their own; long sequences, as SGLang frees 128 tokens at a time."""
+    draw = random.Random(f"windows/{seed}")
+    kind = draw.choice((_fcfs, _lpm, _chunks, _retraction, _ignore_eos, _uncached, _pages, _long, _long))
+    case = kind(seed)
+    page, window = case.page_size, draw.choice((1, 7, 15, 31, 63, 127))
+    # One request can hold its prompt's window, its own, and what it has left since: with less SGLang aborts it.
+    least = 3 * window + 128 + 4 * page
+    slots = least + int(max(0, case.num_slots - least) * draw.random() ** 2)
+    return replace(case, name=f"windows/{seed}", window=window, window_slots=slots // page * page)
+
+
+def _long(seed: int) -> Case:
+    draw = random.Random(f"long/{seed}")
+    case = _drawn(f"long/{seed}", draw, 400, 400, draw.random(), shared=0.8, fixed=draw.choice((0, 0, 0.5, 1)))
+    page = draw.choice((1, 1, 1, 2, 16))
+    return replace(
+        case,
+        page_size=page,
+        num_slots=_paged(case, page),
+        max_num_batched_tokens=16 * draw.choice((1, 2, 4, 8, 512)),
+        schedule_policy=draw.choice(("fcfs", "lpm")),
+    )
+
+
 #: Kinds of workloads, by seed.
 KINDS: dict[str, Callable[[int], Case]] = {
     "fcfs": _fcfs,
@@ -206,6 +235,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "uncached": _uncached,
     "pages": _pages,
     "priorities": _priorities,
+    "windows": _windows,
 }
 
 

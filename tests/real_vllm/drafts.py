@@ -13,18 +13,24 @@ from .shapes import Layer
 from .workloads import KINDS, OPTIONS, Case, with_options
 
 METHODS = ("ngram", "eagle", "draft_model")
-#: Kinds of workloads that steps with drafts serve: blocks of one size.
-DRAFTED = tuple(kind for kind in KINDS if kind not in ("rings", "block_sizes", "compressed"))
+#: Those of DeepSeek V4, whose number format the drafters of others do not have.
+COMPRESSED = [("compressed", "ngram"), ("compressed", "mtp")]
+#: Kinds of workloads that steps with drafts of every method serve.
+DRAFTED = tuple(kind for kind in KINDS if kind not in ("rings", "compressed"))
 #: Kinds over several KV groups.
-HYBRIDS = ("windows", "windows_cached", "states")
+HYBRIDS = ("windows", "windows_cached", "states", "block_sizes")
 
 
-def drawn(kind: str, seed: int, method: str, option: str | None = None) -> Case:
-    """A workload with up to five drafts, of which none, all, or 60 % of those behind accepted ones are accepted."""
+def drawn(kind: str, seed: int, method: str, option: str | None = None, **fixed: bool) -> Case:
+    """A workload with up to five drafts, of which none, all, or 60 % of those behind accepted ones are accepted.
+
+    Args:
+        fixed: Fields of ``Case`` that are not drawn.
+    """
     draw = random.Random(f"{kind}/{seed}/{method}")
     drafts = draw.choice([1, 2, 3, 5])
     rate = (0.0, 0.6, 1.0)[seed % 3]
-    case = KINDS[kind](seed)
+    case = replace(KINDS[kind](seed), **fixed)
     if option is not None:
         case = OPTIONS[option](case)
         if "long_prefill_token_threshold" in case.options:
@@ -67,6 +73,6 @@ def beside_drafts(layers: tuple[Layer, ...], method: str, drafts: int) -> tuple[
             (channels, inputs), *others = layer.state_shapes
             layer = replace(layer, state_shapes=((channels, inputs + drafts), *others))
         kept.append(layer)
-    # EAGLE's is like a layer of the target; a draft model has its own.
-    full = next((layer for layer in layers if layer.kind == "full"), Layer())
-    return (*kept, *({"ngram": (), "eagle": (full,)}.get(method, (Layer(),))))
+    # EAGLE's and MTP's is like a layer of the target; a draft model has its own.
+    full = next((layer for layer in layers if layer.kind in ("full", "window")), Layer())
+    return (*kept, *({"ngram": (), "eagle": (full,), "mtp": (full,)}.get(method, (Layer(),))))

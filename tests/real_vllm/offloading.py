@@ -7,7 +7,6 @@ orders them: stores begin with the step after the one that asks, a step waits fo
 from __future__ import annotations
 
 import json
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,24 +53,6 @@ class Copies:
         return found
 
 
-class _Clock(server.Clock):
-    """As ``Clock`` for steps that wait before they compute."""
-
-    def __init__(self, step_ticks: int) -> None:
-        super().__init__(step_ticks)
-        self._durations: deque[int] = deque()
-
-    def reserve(self, runs: bool, wait: int = 0) -> int:
-        start = max(self.now, self._free_at)
-        if runs or wait:
-            self._durations.append(wait + runs * self._step_ticks)
-            self._free_at = start + self._durations[-1]
-        return start
-
-    def pass_step(self) -> None:
-        self.now += self._durations.popleft()
-
-
 class _Result(server.Result):
     """What a step sampled, with the copies that have ended when it is fetched."""
 
@@ -110,7 +91,7 @@ class OffloadingRecorder(server.Recorder):
 
     def _run(self, output: SchedulerOutput) -> Any:
         meta, clock = output.kv_connector_metadata, self.clock
-        now = max(clock.now, clock._free_at)
+        now = clock.free_at
         asked = {job: len(each.src_spec.block_ids) for job, each in meta.store_jobs.items()}
         flushed = meta.jobs_to_flush or set()
         for job, blocks in (*self._unsubmitted.items(), *((job, asked[job]) for job in asked if job in flushed)):
@@ -181,7 +162,6 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     )
     gib = copies.host_blocks * _host_bytes(case, copies) / (1 << 30)
     offloading = {"kv_offloading_size": gib}
-    clock = _Clock(case.step_ticks)
 
     def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
         return config_from(max_model_len, cache | offloading, scheduler, **others)
@@ -189,7 +169,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     with (
         mock.patch.object(server, "vllm_config", config_of),
         mock.patch.object(server, "Recorder", recorder_of),
-        tiering.behind(copies.extra_config(1), copies.tiers, clock),
+        tiering.behind(copies.extra_config(1), copies.tiers),
     ):
         engine = start(setup)
     connector = engine.scheduler.connector.connector_scheduler
@@ -205,7 +185,9 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         return build(output)
 
     connector._build_connector_meta = in_order
-    recorder = engine.model_executor
+    clock, recorder = server.clock_of(engine, case.step_ticks), engine.model_executor
+    for tier in behind:
+        tier.clock = clock
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, requests, finished, arrived, idle = case.workload.arrival_ticks.tolist(), [], [], 0, 0
@@ -230,7 +212,8 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
                 finished += [
                     (clock.now, int(one.request_id)) for one in answer.outputs if one.finish_reason is not None
                 ]
-            idle = idle + 1 if recorder.idle and clock.now == before else 0
+            runs = any(future._runs for future, *_ in engine.batch_queue or ())
+            idle = idle + 1 if recorder.idle and not runs and clock.now == before else 0
             events += [end for tier in behind for end in tier.ends()]
             if idle > server.MOST_IDLE:
                 raise server.Stuck(case.name)
@@ -246,15 +229,16 @@ def _host_bytes(case: Case, copies: Copies) -> int:
     chosen = ours.settings_of(case, enable_prefix_caching=True)
     replica, ranks = build(chosen), chosen.tensor_parallel_size
     size = replica.block_size // chosen.value("decode_context_parallel_size")
-    own = replica.page_bytes or block_bytes(model(chosen.model), ranks, size)
+    stages = chosen.pipeline_parallel_size
+    own = replica.page_bytes or block_bytes(model(chosen.model), ranks, size, pipeline_parallel=stages)
     drafts = chosen.policy_options.speculative
-    if drafts is not None and not replica.page_bytes:
+    if drafts is not None and not replica.page_bytes and stages == 1:
         own += (
             block_bytes(not_none(drafts.drafter(model(chosen.model))), 1, replica.block_size)
             if drafts.has_layers
             else 0
         )
-    workers = max(ranks, case.parallel.get("tensor_parallel_size", 1))
+    workers = stages * max(ranks, case.parallel.get("tensor_parallel_size", 1))
     return -(-own * workers * copies.chunk_blocks // _PAGE) * _PAGE
 
 
@@ -271,14 +255,14 @@ class _Cost(ours.ConstantCost):
         return self.copies.load_ticks * blocks
 
 
-def serve_ours(case: Case, copies: Copies, asynchronous: bool = False) -> Served:
-    """What our engine does with a case."""
+def serve_ours(case: Case, copies: Copies, asynchronous: bool = False, **others: Any) -> Served:
+    """What our engine does with a case, with ``others`` of the settings."""
     log = StepLog()
     chunk_bytes = _host_bytes(case, copies)
     gib = copies.host_blocks * chunk_bytes / (1 << 30)
-    extra = copies.extra_config(chunk_bytes)
-    given = {"kv_transfer_config": json.dumps({"kv_connector_extra_config": extra})} if extra else {}
-    chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib, **given)
+    if extra := copies.extra_config(chunk_bytes):
+        others["kv_transfer_config"] = json.dumps({"kv_connector_extra_config": extra})
+    chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib, **others)
     with tiering.timed(chunk_bytes, copies.tiers):
         run = simulate(chosen, case.workload, _Cost(case.step_ticks, copies=copies), observers=[log])
     return log.served(run)

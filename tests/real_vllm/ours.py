@@ -182,10 +182,12 @@ def settings_of(case: Case, asynchronous: bool = False, **others: Any) -> Settin
         asynchronous: See ``server.serve``.
         others: Further settings, and other values of these.
     """
+    stages = case.parallel.get("pipeline_parallel_size", 1)
     chosen = (
         dict(
             policy="vllm-v1",
-            model=_model_of(case.layers),
+            model=_model_of(case.layers * stages),
+            pipeline_parallel_size=stages,
             block_size=case.block_size,
             num_gpu_blocks_override=case.num_blocks,
             max_model_len=case.max_model_len,

@@ -132,6 +132,19 @@ class Recorder(IdleExecutor):
         #: Blocks that lost their contents since the last step. One may have several hashes: vLLM then has as many events.
         self._evicted = 0
 
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Of a worker of each stage; the last one has the drafter."""
+        own, stages = self._specs(self.vllm_config), self.vllm_config.parallel_config.pipeline_parallel_size
+        drafts = self.vllm_config.speculative_config
+        target = len(own) - (drafts is not None and drafts.method != "ngram")
+        return [
+            {f"{stage}.{number}": spec for number, spec in enumerate(own[: target if stage < stages - 1 else None])}
+            for stage in range(stages)
+        ]
+
+    def determine_available_memory(self) -> list[int]:
+        return [self._available_bytes] * self.vllm_config.parallel_config.pipeline_parallel_size
+
     def attach(self, engine: core.EngineCore, outputs: list[list[int]], clock: Clock) -> None:
         """Take the engine to look at, what requests generate, and the clock to move."""
         self.scheduler, self.outputs, self.clock = engine.scheduler, outputs, clock
@@ -154,7 +167,12 @@ class Recorder(IdleExecutor):
         preempted = tuple(sorted(int(name) for name in output.preempted_req_ids or ()))
         names = list(output.num_scheduled_tokens)
         if isinstance(self.clock, StagesClock):
-            unknown = [name for name in names if self.scheduler.requests[name].num_output_placeholders > 1]
+            drafts = output.scheduled_spec_decode_tokens
+            unknown = [
+                name
+                for name in names
+                if self.scheduler.requests[name].num_output_placeholders > 1 + len(drafts.get(name, ()))
+            ]
             self.clock.batch = names, unknown
         # Empty steps flush what finished; they take no time.
         start = self.clock.reserve(bool(scheduled))
@@ -226,19 +244,25 @@ class Clock:
     """
 
     def __init__(self, step_ticks: int) -> None:
-        self.now = self._free_at = 0
+        self.now = 0
         self._step_ticks = step_ticks
+        self._durations: deque[int] = deque()
 
-    def reserve(self, runs: bool) -> int:
-        """When a step that is scheduled now starts; ``runs`` is False for one that computes nothing."""
-        start = max(self.now, self._free_at)
-        if runs:
-            self._free_at = start + self._step_ticks
+    @property
+    def free_at(self) -> int:
+        """When the next step may start."""
+        return self.now + sum(self._durations)
+
+    def reserve(self, runs: bool, wait: int = 0) -> int:
+        """When a step that is scheduled now starts; ``runs`` is False for one that computes nothing, and each waits so long first."""
+        start = self.free_at
+        if runs or wait:
+            self._durations.append(wait + runs * self._step_ticks)
         return start
 
     def pass_step(self) -> None:
         """The oldest step that runs is over."""
-        self.now += self._step_ticks
+        self.now += self._durations.popleft()
 
     def wait_until(self, ticks: int) -> None:
         """Nothing runs until then."""
@@ -259,15 +283,23 @@ class StagesClock(Clock):
         self._ends: deque[int] = deque()
         self._end_of: dict[str, int] = {}
 
-    def reserve(self, runs: bool) -> int:
-        """When the first stage is free for a step that is scheduled now."""
-        start, (names, unknown) = max(self.now, self._stages[0]), self.batch
+    @property
+    def free_at(self) -> int:
+        """When the first stage is free."""
+        return max(self.now, self._stages[0])
+
+    def reserve(self, runs: bool, wait: int = 0) -> int:
+        start, (names, unknown) = self.free_at, self.batch
+        end = start + wait
+        if wait:
+            self._stages[0] = end
         if runs:
-            end = max([start, *(self._end_of[name] for name in unknown)])
+            end = max([end, *(self._end_of[name] for name in unknown)])
             for stage, free_at in enumerate(self._stages):
                 end = self._stages[stage] = max(end, free_at) + self._step_ticks // len(self._stages)
-            self._ends.append(end)
             self._end_of |= dict.fromkeys(names, end)
+        if runs or wait:
+            self._ends.append(end)
         return start
 
     def pass_step(self) -> None:
@@ -314,6 +346,12 @@ def started(
     )
 
 
+def clock_of(engine: core.EngineCore, step_ticks: int) -> Clock:
+    """The clock of an engine, by its pipeline stages."""
+    stages = engine.vllm_config.parallel_config.pipeline_parallel_size
+    return Clock(step_ticks) if stages == 1 else StagesClock(step_ticks, stages)
+
+
 class Stuck(Exception):
     """The real scheduler has requests, none of which it can ever schedule."""
 
@@ -335,8 +373,7 @@ def serve(
         options, parallel: Further options; see ``Setup``.
     """
     engine = started(case, asynchronous, options, parallel)
-    stages = engine.vllm_config.parallel_config.pipeline_parallel_size
-    clock = Clock(case.step_ticks) if stages == 1 else StagesClock(case.step_ticks, stages)
+    clock = clock_of(engine, case.step_ticks)
     recorder = engine.model_executor
     prompts, outputs = tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)

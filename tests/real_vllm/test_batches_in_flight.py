@@ -2,76 +2,169 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from fragmeter.sim.engine.batch_queue import BatchQueue
+from fragmeter.sim.memory.paged.offload import HostTierMemory
+from fragmeter.sim.memory.paged.speculative import Progress
 from fragmeter.sim.policy.vllm_v1 import VllmV1
-from tools.live.step_log import first_difference
+from fragmeter.sim.types.errors import SimulationFault
+from tools.live.step_log import Difference, Served, first_difference
 
-from . import ours, server
-from .workloads import KINDS, OPTIONS, Case, story
+from . import offloading, ours, server, speculation
+from .batches import staged
+from .drafts import METHODS, drawn
+from .workloads import KINDS, OPTIONS, Case, number_of_workloads, story
 
-#: Kinds of workloads over layers that keep every token.
-_KINDS = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
-#: Workloads of each kind, and of one test.
-_SEEDS, _SEEDS_A_TEST = 10, 2
-_BATCHES = [(kind, first) for kind in _KINDS for first in range(0, _SEEDS, _SEEDS_A_TEST)]
+#: Kinds of workloads over layers that keep every token, and over several KV groups.
+_PLAIN = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
+_GROUPS = ("windows", "windows_cached", "states", "block_sizes", "compressed", "rings")
+#: Kinds with drafts, and with a host.
+_DRAFTED = ("mixed", "tight", "prefixes", "chunks", "windows", "windows_cached", "states")
+_OFFLOADED = ("prefixes", "turns", "windows_cached", "states")
+#: Workloads of each kind, and most of one test.
+_SEEDS, _SEEDS_A_TEST = 10, 10
+_modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+_stages = pytest.mark.parametrize("stages", [2, 4])
 
 
-def _cases(kind: str, seeds: range) -> Iterator[Case]:
+def _firsts(usual: int) -> pytest.MarkDecorator:
+    """The first and last seeds of each test, of as many workloads as ``WORKLOADS`` says, or as usual."""
+    most = number_of_workloads(usual)
+    batches = [range(first, min(first + _SEEDS_A_TEST, most)) for first in range(0, most, _SEEDS_A_TEST)]
+    return pytest.mark.parametrize("seeds", batches, ids=lambda seeds: str(seeds.start))
+
+
+def _cases(kind: str, seeds: Iterable[int]) -> Iterator[Case]:
     return (KINDS[kind](seed) for seed in seeds)
 
 
-def _differing(cases: Iterable[Case], stages: int, asynchronous: bool) -> tuple[int, dict[str, str]]:
+def _both(
+    case: Case, asynchronous: bool, copies: offloading.Copies | None
+) -> tuple[Callable[[], Served], Callable[[], Served]]:
+    """What serves a case: vLLM, and ours."""
+    if copies is not None:
+        return (
+            lambda: offloading.comparable(offloading.serve(case, copies, asynchronous)[0]),
+            lambda: offloading.comparable(offloading.serve_ours(case, copies, asynchronous)),
+        )
+    drafts = "speculative_config" in case.options
+    return (
+        lambda: speculation.serve(case, asynchronous)[0] if drafts else server.serve(case, asynchronous),
+        lambda: ours.serve(case, asynchronous),
+    )
+
+
+def _differing(
+    cases: Iterable[Case], stages: int, asynchronous: bool, offloads: bool = False
+) -> tuple[int, dict[str, Difference]]:
     """Steps of the real scheduler, and where ours first differs, by workload."""
     steps, differing = 0, {}
     for case in cases:
-        real = server.serve(case, asynchronous, parallel={"pipeline_parallel_size": stages})
-        steps += len(real.steps)
-        if difference := first_difference(real, ours.serve(case, asynchronous, pipeline_parallel_size=stages)):
-            differing[case.name] = str(difference)[:400]
+        draw, copies = random.Random(case.name), None
+        if offloads:
+            # Hosts of few blocks and of many, and copies that are short and long beside a step.
+            sizes = draw.choice([3, 20, 200, 5000]), draw.choice([1, 30, 90, 400]), draw.choice([0, 1, 30, 200])
+            copies, case = offloading.Copies(*sizes), replace(case, prefix_caching=True)
+            if case.block_size == 1 and 1 in case.workload.prompt_tokens:
+                # vLLM looks up again a prompt of one token that it has loaded whole, and loads it again.
+                continue
+        real, own = _both(staged(case, stages, asynchronous), asynchronous, copies)
+        try:
+            served = real()
+        except server.Stuck:
+            with pytest.raises(SimulationFault, match="is stuck"):
+                own()
+            continue
+        steps += len(served.steps)
+        if difference := first_difference(served, own()):
+            differing[case.name] = difference
     return steps, differing
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("kind, first", _BATCHES)
-def test_every_batch_is_that_of_the_real_scheduler(kind, first, stages, asynchronous, record_property):
-    seeds = range(first, first + _SEEDS_A_TEST)
-    _compare(kind, _cases(kind, seeds), stages, asynchronous, record_property)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("kind", ["tight", "turns"])
-@pytest.mark.parametrize("first", range(0, 12, 3))
-def test_every_batch_by_priority_is_that_of_the_real_scheduler(first, kind, stages, asynchronous, record_property):
-    cases = map(OPTIONS["priorities"], _cases(kind, range(first, first + 3)))
-    _compare(f"{kind} priorities", cases, stages, asynchronous, record_property)
-
-
 def _compare(
-    kind: str,
+    label: str,
     cases: Iterable[Case],
     stages: int,
     asynchronous: bool,
     record_property: Callable[[str, object], None],
+    offloads: bool = False,
 ) -> None:
     workloads = [*cases]
-    steps, differing = _differing(workloads, stages, asynchronous)
-    mode = "async" if asynchronous else "sync"
-    record_property(f"compared/{kind} {mode} {stages} stages", [len(workloads), steps, len(differing)])
-    assert not differing, "\n".join(f"{name}: {difference}" for name, difference in differing.items())
+    steps, differing = _differing(workloads, stages, asynchronous, offloads)
+    name = f"compared/{label} {'async' if asynchronous else 'sync'} {stages} stages"
+    record_property(name, [len(workloads), steps, len(differing)])
+    assert steps and not differing, "\n".join(f"{name}: {str(found)[:400]}" for name, found in differing.items())
+
+
+@_modes
+@_stages
+@_firsts(_SEEDS)
+@pytest.mark.parametrize("kind", _PLAIN)
+def test_every_batch_is_that_of_the_real_scheduler(kind, seeds, stages, asynchronous, record_property):
+    _compare(kind, _cases(kind, seeds), stages, asynchronous, record_property)
+
+
+@_modes
+@_stages
+@_firsts(4)
+@pytest.mark.parametrize("kind", _GROUPS)
+def test_every_batch_over_several_kv_groups_is_that_of_the_real_scheduler(
+    kind, seeds, stages, asynchronous, record_property
+):
+    """Windows and states keep what the batches in flight may read."""
+    _compare(kind, _cases(kind, seeds), stages, asynchronous, record_property)
+
+
+@_stages
+@_firsts(4)
+@pytest.mark.parametrize("kind", _DRAFTED)
+def test_every_batch_with_drafts_is_that_of_the_real_scheduler(kind, seeds, stages, record_property):
+    cases = (drawn(kind, seed, METHODS[seed // 3 % len(METHODS)]) for seed in seeds)
+    _compare(f"drafts {kind}", cases, stages, True, record_property)
+
+
+@_modes
+@_stages
+@_firsts(4)
+@pytest.mark.parametrize("kind", _OFFLOADED)
+def test_every_batch_with_offloading_is_that_of_the_scheduler_with_the_connector(
+    kind, seeds, stages, asynchronous, record_property
+):
+    _compare(f"offloading {kind}", _cases(kind, seeds), stages, asynchronous, record_property, offloads=True)
+
+
+@_stages
+@_firsts(3)
+@pytest.mark.parametrize("kind", _OFFLOADED)
+def test_every_batch_with_drafts_and_offloading_is_that_of_the_scheduler_with_the_connector(
+    kind, seeds, stages, record_property
+):
+    # Of a draft model beside windows the host's blocks have several sizes.
+    cases = (drawn(kind, seed, METHODS[seed // 3 % 2]) for seed in seeds)
+    _compare(f"drafts offloading {kind}", cases, stages, True, record_property, offloads=True)
+
+
+@pytest.mark.slow
+@_modes
+@_stages
+@pytest.mark.parametrize("kind", ["tight", "turns"])
+@_firsts(12)
+def test_every_batch_by_priority_is_that_of_the_real_scheduler(seeds, kind, stages, asynchronous, record_property):
+    cases = map(OPTIONS["priorities"], _cases(kind, seeds))
+    _compare(f"{kind} priorities", cases, stages, asynchronous, record_property)
 
 
 def test_a_story_of_two_stages():
     """The second request arrives while the first is in its first stage, and joins the batch behind it. Either has a token of its own
     every 100 ticks, which is a batch through both stages."""
-    served = server.serve(story(), parallel={"pipeline_parallel_size": 2})
-    assert served == ours.serve(story(), pipeline_parallel_size=2)
+    case = staged(story(), 2, False)
+    served = server.serve(case)
+    assert served == ours.serve(case)
     assert [(step.now, step.scheduled) for step in served.steps] == [
         (0, ((0, 5),)),
         (100, ((0, 1), (1, 4))),
@@ -104,3 +197,19 @@ def test_a_sequence_that_comes_back_before_its_token_is_noticed(monkeypatch):
     never = property(lambda policy: 1 << 40, lambda policy, calls: None)
     monkeypatch.setattr(VllmV1, "known_calls", never, raising=False)
     assert len(_differing(_cases("tight", range(12)), 4, False)[1]) > 1
+
+
+def test_windows_and_states_that_do_not_wait_for_batches_in_flight_are_noticed(monkeypatch):
+    monkeypatch.setattr(Progress, "processed", property(lambda progress: progress.computed))
+    assert len(_differing(_cases("windows", range(4)), 2, False)[1]) > 1
+    assert len(_differing(_cases("states", range(4)), 2, False)[1]) > 1
+
+
+def test_blocks_that_come_free_before_their_fence_are_noticed(monkeypatch):
+    """With a connector the blocks of a sequence that was computed in vain wait for all batches that are scheduled by then."""
+    monkeypatch.setattr(
+        HostTierMemory,
+        "_defer",
+        lambda memory, sequence: memory.group_tables.give_back_all(memory.group_tables.detach(sequence)),
+    )
+    assert _differing(_cases("prefixes", range(8)), 2, True, offloads=True)[1]

@@ -10,11 +10,11 @@ from fragmeter.sim.memory.paged.group_cache import _Seeker
 from tools.live.step_log import first_difference
 
 from . import ours, server
-from .workloads import KINDS, Case, with_options
+from .workloads import KINDS, Case, number_of_workloads, with_options
 
 #: Kinds with windows or states.
 RETAINING = ("windows_cached", "states", "block_sizes")
-_SEEDS = 4
+_SEEDS = number_of_workloads(4)
 
 
 def _case(kind: str, seed: int) -> Case:

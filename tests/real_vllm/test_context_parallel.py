@@ -26,21 +26,22 @@ from tools.live.step_log import Difference, Served, first_difference
 
 from . import arrived, offloading, ours, server, speculation
 from .drafts import drafting
+from .layers import is_packed
 from .offloading import Copies
-from .shapes import Layer
+from .shapes import Layer, compressed_layers
 from .test_probe import PROBE, recorded
-from .workloads import KINDS, OPTIONS, Case
+from .workloads import KINDS, OPTIONS, Case, number_of_workloads
 
 #: Workloads of a kind.
-_SEEDS = 15
+_SEEDS = number_of_workloads(15)
 #: Kinds with layers that keep every token.
 _PLAIN = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
 _RANKS = (2, 4)
 
 
-def _cases(kind: str, ranks: int, option: str | None = None) -> Iterator[Case]:
+def _cases(kind: str, ranks: int, option: str | None = None, seeds: int = 15) -> Iterator[Case]:
     """Workloads in blocks of as many tokens as ``ranks`` can divide."""
-    for seed in range(_SEEDS):
+    for seed in range(seeds):
         case = KINDS[kind](seed)
         whole = case.block_size if case.block_size % ranks == 0 else case.block_size * ranks
         case = replace(case, block_size=whole)
@@ -93,7 +94,7 @@ def _differing(cases: Iterator[Case], ranks: int, asynchronous: bool = False) ->
 @pytest.mark.parametrize("kind", _PLAIN)
 @pytest.mark.parametrize("ranks", _RANKS)
 def test_every_step_is_that_of_the_real_scheduler(ranks, kind, asynchronous, record_property):
-    steps, differing = _differing(_cases(kind, ranks), ranks, asynchronous)
+    steps, differing = _differing(_cases(kind, ranks, seeds=_SEEDS), ranks, asynchronous)
     mode = "async" if asynchronous else "sync"
     record_property(f"compared/{ranks} ranks {mode}", [_SEEDS, steps, len(differing)])
     assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
@@ -101,7 +102,7 @@ def test_every_step_is_that_of_the_real_scheduler(ranks, kind, asynchronous, rec
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_so_they_do_under_the_options_of_the_scheduler(option, record_property):
-    steps, differing = _differing(_cases("tight", 2, option), 2)
+    steps, differing = _differing(_cases("tight", 2, option, _SEEDS), 2)
     record_property(f"compared/2 ranks {option}", [_SEEDS, steps, len(differing)])
     assert not differing
 
@@ -115,7 +116,7 @@ def test_so_they_do_beside_a_host_tier(kind: str, asynchronous: bool, record_pro
     """A block of each of the ranks is one on the host."""
     steps = loaded = 0
     differing = {}
-    for seed, case in enumerate(_cases(kind, 2)):
+    for seed, case in enumerate(_cases(kind, 2, seeds=_SEEDS)):
         draw = random.Random(seed)
         copies = Copies(draw.choice([3, 20, 200]), draw.choice([1, 30, 90]), draw.choice([0, 1, 30]))
         case = replace(case, prefix_caching=True)
@@ -133,22 +134,23 @@ def test_so_they_do_beside_a_host_tier(kind: str, asynchronous: bool, record_pro
 
 @_modes
 @pytest.mark.parametrize("kind", ["mixed", "tight", "prefixes"])
-def test_so_they_do_beside_drafts_of_n_grams(kind: str, asynchronous: bool, record_property):
+@pytest.mark.parametrize("method", ["ngram", "eagle"])
+def test_so_they_do_beside_drafts(method: str, kind: str, asynchronous: bool, record_property):
     steps, differing = 0, {}
-    for seed, plain in enumerate(_cases(kind, 2)):
-        case = drafting(plain, "ngram", 1 + seed % 3, [0.6**place for place in range(1, 2 + seed % 3)])
+    for seed, plain in enumerate(_cases(kind, 2, seeds=_SEEDS)):
+        case = drafting(plain, method, 1 + seed % 3, [0.6**place for place in range(1, 2 + seed % 3)])
         real, _ = speculation.serve(_real_of(case, 2), asynchronous)
         steps += len(real.steps)
         if difference := first_difference(real, ours.serve(_ours_of(case, 2), asynchronous)):
             differing[case.name] = difference
-    record_property(f"compared/2 ranks drafts {'async' if asynchronous else 'sync'}", [_SEEDS, steps, len(differing)])
+    record_property(f"compared/2 ranks {method} {'async' if asynchronous else 'sync'}", [_SEEDS, steps, len(differing)])
     assert not differing
 
 
 @pytest.mark.parametrize("kind", ["mixed", "bursts"])
 def test_so_they_do_where_prompts_are_computed_elsewhere(kind: str, record_property):
     steps, differing = 0, {}
-    for case in _cases(kind, 2):
+    for case in _cases(kind, 2, seeds=_SEEDS):
         case = replace(case, prefix_caching=False)
         real = arrived.comparable(arrived.serve(_real_of(case, 2)))
         steps += len(real.steps)
@@ -206,7 +208,7 @@ def _block_sizes(layers: tuple[Layer, ...], ranks: int = 2, **others: Any) -> li
     """Tokens of a block of each KV group."""
     setup = server.Setup(
         layers=layers,
-        block_size=16,
+        block_size=256 if is_packed(layers) else 16,
         max_model_len=256,
         max_num_seqs=4,
         max_num_batched_tokens=256,
@@ -229,9 +231,10 @@ def test_layers_that_forget_tokens_are_refused_beside_others(kind):
     assert _block_sizes(layers, disable_hybrid=True) == [32]
 
 
-def test_a_model_of_windows_alone_is_refused():
+@pytest.mark.parametrize("layers", [(Layer("sliding", 16),), compressed_layers([0, 4, 128])])
+def test_a_model_with_windows_in_each_layer_is_refused(layers: tuple[Layer, ...]):
     with pytest.raises(AssertionError, match="DCP not support sliding window"):
-        _block_sizes((Layer("sliding", 16),))
+        _block_sizes(layers)
 
 
 def test_states_are_not_divided():

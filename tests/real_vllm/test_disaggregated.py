@@ -14,15 +14,17 @@ from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import arrived
-from .drafts import HYBRIDS, METHODS, drawn
+from .drafts import COMPRESSED, HYBRIDS, METHODS, drawn
 from .server import Stuck
-from .workloads import KINDS, Case, number
+from .workloads import KINDS, Case, number_of_workloads
 
-_SEEDS = number(6)
+_SEEDS = number_of_workloads(6)
 
 
 def _case(kind: str, seed: int, method: str | None) -> Case:
-    return replace(KINDS[kind](seed) if method is None else drawn(kind, seed, method), prefix_caching=False)
+    if method is None:
+        return replace(KINDS[kind](seed), prefix_caching=False)
+    return drawn(kind, seed, method, prefix_caching=False)
 
 
 def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
@@ -50,6 +52,8 @@ def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
     [
         ("mixed", None),
         ("mixed", "draft_model"),
+        ("compressed", None),
+        *COMPRESSED,
         *((kind, method) for kind in HYBRIDS for method in (None, *METHODS)),
     ],
 )
@@ -63,7 +67,7 @@ def test_every_step_is_that_of_the_scheduler_with_a_connector(
 
 def test_blocks_that_are_not_taken_group_by_group_before_the_step_are_noticed(monkeypatch):
     monkeypatch.setattr(GroupTables, "receive", lambda *given: None)
-    assert _differences([_case("states", seed, None) for seed in range(_SEEDS)])[0]
+    assert _differences([_case("states", seed, None) for seed in range(6)])[0]
 
 
 def test_states_of_drafts_that_are_taken_with_the_prompt_are_noticed(monkeypatch):
@@ -71,10 +75,10 @@ def test_states_of_drafts_that_are_taken_with_the_prompt_are_noticed(monkeypatch
 
     def with_drafts(tables: GroupTables, sequence: Sequence, tokens: int) -> None:
         receive(tables, sequence, tokens)
-        tables.take_for_drafts(sequence)
+        tables.take_after_load(sequence, tokens)
 
     monkeypatch.setattr(GroupTables, "receive", with_drafts)
-    assert _differences([_case("states", seed, "ngram") for seed in range(4, _SEEDS)])[0]
+    assert _differences([_case("states", seed, "ngram") for seed in range(4, 6)])[0]
 
 
 def test_drafts_past_the_end_that_count_as_computed_are_noticed(monkeypatch):
@@ -86,9 +90,9 @@ def test_drafts_past_the_end_that_count_as_computed_are_noticed(monkeypatch):
         passed(memory, sequence)
 
     monkeypatch.setattr(PagedMemory, "_pass_at_end", beyond)
-    assert _differences([_case("windows_cached", seed, "eagle") for seed in range(_SEEDS)])[0]
+    assert _differences([_case("windows_cached", seed, "eagle") for seed in range(6)])[0]
 
 
 def test_windows_that_a_finished_sequence_gives_back_with_its_other_blocks_are_noticed(monkeypatch):
     monkeypatch.setattr(PagedMemory, "_pass_at_end", lambda *given: None)
-    assert _differences([_case("windows_cached", seed, None) for seed in range(_SEEDS)])[0]
+    assert _differences([_case("windows_cached", seed, None) for seed in range(6)])[0]

@@ -9,10 +9,10 @@ import pytest
 from tools.live.step_log import first_difference
 
 from . import ours, server
-from .workloads import KINDS, Case, with_options
+from .workloads import KINDS, Case, number_of_workloads, with_options
 
 #: Workloads of a kind.
-_SEEDS = 12
+_SEEDS = number_of_workloads(12)
 
 
 def _differing(kind: str, release: str, asynchronous: bool = False, **chosen: bool) -> tuple[list[str], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
@@ -19,14 +20,17 @@ from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import offloading
-from .drafts import METHODS, drawn
+from .drafts import COMPRESSED, METHODS, drawn
 from .server import Stuck
-from .workloads import KINDS, OPTIONS, number
+from .workloads import KINDS, OPTIONS, number_of_workloads
 
 #: Kinds of workloads over several KV groups.
 HYBRIDS = ("windows_cached", "states", "block_sizes", "compressed")
-#: Those with blocks of several sizes, of which EAGLE is not vLLM's (docs/limits.md), and DeepSeek V4 has n-grams alone.
-_BLOCK_SIZES = [("block_sizes", "ngram"), ("block_sizes", "draft_model"), ("compressed", "ngram")]
+#: Kinds and methods of drafts.
+_DRAFTED = [
+    *product(("prefixes", "turns", "windows_cached", "states", "block_sizes"), METHODS),
+    *COMPRESSED,
+]
 #: Random runs, and operations of each.
 _SEEDS, _OPERATIONS = 60, 400
 
@@ -63,8 +67,10 @@ class _Both:
             context.set_offload_key_position(_key(name, self.groups), 16 * (place + 1))
         self.real.on_new_request(context)
 
-    def store(self, request: int, names: list[int], first: int, stop: int) -> None:
-        blocks = self._placed(names[first:stop], first)
+    def store(self, request: int, names: list[int], first: int, stop: int, draw: random.Random) -> None:
+        """Blocks of all groups, or of some."""
+        offers = draw.choice([range(self.groups), draw.sample(range(self.groups), draw.randint(1, self.groups))])
+        blocks = [each for each in self._placed(names[first:stop], first) if each[0] % self.groups in offers]
         real = self.real.prepare_store(self._keys(name for name, _ in blocks), self.contexts[request])
         ours = self.ours.start_store(request, blocks)
         assert (real is None) == (ours is None)
@@ -129,7 +135,7 @@ def test_every_answer_and_eviction_is_that_of_vllm(num_blocks: int, groups: int)
                 names, first = running[chosen]
                 stop = draw.randrange(first, len(names) + 1)
                 if stop > first:
-                    both.store(chosen, names, first, stop)
+                    both.store(chosen, names, first, stop, draw)
                     running[chosen] = names, stop
             elif chance < 0.75 and running:
                 chosen = draw.choice(list(running))
@@ -144,7 +150,7 @@ def test_every_answer_and_eviction_is_that_of_vllm(num_blocks: int, groups: int)
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["prefixes", "turns"])
-@pytest.mark.parametrize("first", range(0, 25, 5))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(25), 5))
 def test_every_step_is_that_of_the_scheduler_with_the_connector(
     kind: str, first: int, asynchronous: bool, record_property
 ):
@@ -154,7 +160,7 @@ def test_every_step_is_that_of_the_scheduler_with_the_connector(
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["prefixes", "turns"])
 @pytest.mark.parametrize("option", ["priorities", "intervals"])
-@pytest.mark.parametrize("first", range(0, 100, 10))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(100), 10))
 def test_every_step_under_an_option_is_that_of_the_scheduler_with_the_connector(
     first: int, option: str, kind: str, asynchronous: bool, record_property
 ):
@@ -163,7 +169,7 @@ def test_every_step_under_an_option_is_that_of_the_scheduler_with_the_connector(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", HYBRIDS)
-@pytest.mark.parametrize("first", range(0, number(40), 10))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(40), 10))
 def test_every_step_over_several_kv_groups_is_that_of_the_scheduler_with_the_connector(
     first: int, kind: str, asynchronous: bool, record_property
 ):
@@ -172,7 +178,7 @@ def test_every_step_over_several_kv_groups_is_that_of_the_scheduler_with_the_con
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("option", ["priorities", "intervals"])
-@pytest.mark.parametrize("first", range(0, 30, 10))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(30), 10))
 def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_connector(
     first: int, option: str, asynchronous: bool, record_property
 ):
@@ -183,9 +189,9 @@ def test_several_kv_groups_under_an_option_are_those_of_the_scheduler_with_the_c
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [(kind, method) for kind in ("prefixes", "turns", "windows_cached", "states") for method in METHODS] + _BLOCK_SIZES,
+    _DRAFTED,
 )
-@pytest.mark.parametrize("first", range(0, number(24), 6))
+@pytest.mark.parametrize("first", range(0, number_of_workloads(24), 6))
 def test_every_step_with_drafts_is_that_of_the_scheduler_with_the_connector(
     first: int, kind: str, method: str, asynchronous: bool, record_property
 ):
@@ -203,7 +209,7 @@ def test_a_load_that_leaves_no_room_for_a_step_with_drafts_is_noticed(monkeypatc
     monkeypatch.setattr(HostTierMemory, "_connect", without)
     copies, differing = offloading.Copies(200, 30, 30), 0
     for seed in range(24):
-        case = replace(drawn("prefixes", seed, "ngram"), prefix_caching=True)
+        case = drawn("prefixes", seed, "ngram", prefix_caching=True)
         real, _ = offloading.serve(case, copies)
         ours = offloading.serve_ours(case, copies)
         differing += first_difference(offloading.comparable(real), offloading.comparable(ours)) is not None
@@ -218,7 +224,7 @@ def test_a_drafters_last_block_that_is_kept_is_noticed(kind: str, monkeypatch):
     )
     copies, differing = offloading.Copies(200, 30, 30), 0
     for seed in range(12):
-        case = replace(drawn(kind, seed, "eagle"), prefix_caching=True)
+        case = drawn(kind, seed, "eagle", prefix_caching=True)
         real, _ = offloading.serve(case, copies)
         ours = offloading.serve_ours(case, copies)
         differing += first_difference(offloading.comparable(real), offloading.comparable(ours)) is not None
@@ -277,8 +283,9 @@ def _compare(
     differing: dict[str, object] = {}
     steps = loaded = stuck = 0
     for seed in seeds:
-        case, draw = KINDS[kind](seed) if method is None else drawn(kind, seed, method), random.Random(seed)
-        case = replace(case, prefix_caching=True)
+        case, draw = replace(KINDS[kind](seed), prefix_caching=True), random.Random(seed)
+        if method is not None:
+            case = drawn(kind, seed, method, prefix_caching=True)
         if option is not None:
             case = OPTIONS[option](case)
         if case.block_size == 1 and 1 in case.workload.prompt_tokens:

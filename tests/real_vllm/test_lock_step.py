@@ -11,19 +11,17 @@ from fragmeter.sim.policy.vllm_v1 import _Cadence
 from tools.live.step_log import first_difference
 
 from . import lock_step
-from .workloads import KINDS, OPTIONS
+from .workloads import KINDS, OPTIONS, number_of_workloads
 
-_SEEDS = 6
+_SEEDS = number_of_workloads(6)
 _KINDS = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
 _OPTIONS = ("intervals", "priorities")
 
 
-def _differences(
-    kind: str, option: str | None, asynchronous: bool, seeds: range = range(_SEEDS)
-) -> tuple[dict[str, object], int]:
+def _differences(kind: str, option: str | None, asynchronous: bool, seeds: int = 6) -> tuple[dict[str, object], int]:
     differing: dict[str, object] = {}
     steps = 0
-    for seed in seeds:
+    for seed in range(seeds):
         case = lock_step.aligned(KINDS[kind](seed))
         if option is not None:
             case = OPTIONS[option](case)
@@ -42,7 +40,7 @@ def _differences(
 def test_every_step_is_that_of_engines_that_share_experts(
     option: str | None, kind: str, asynchronous: bool, record_property: Callable[[str, object], None]
 ):
-    differing, steps = _differences(kind, option, asynchronous)
+    differing, steps = _differences(kind, option, asynchronous, _SEEDS)
     label = f"data parallel {option or 'plain'} {'async' if asynchronous else 'sync'}"
     record_property(f"compared/{label}", [_SEEDS, steps, len(differing)])
     assert not differing

@@ -11,14 +11,14 @@ from fragmeter.sim.policy.vllm_v1 import VllmV1, _Cadence, _ChunkCap
 from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
-from .workloads import KINDS, OPTIONS, Case
+from .workloads import KINDS, OPTIONS, Case, number_of_workloads
 
 #: Workloads of a kind under each option.
-_SEEDS = 12
+_SEEDS = number_of_workloads(12)
 
 
-def _cases(option: str, kinds: Iterable[str]) -> Iterator[Case]:
-    return (OPTIONS[option](KINDS[kind](seed)) for kind in kinds for seed in range(_SEEDS))
+def _cases(option: str, kinds: Iterable[str], seeds: int = 12) -> Iterator[Case]:
+    return (OPTIONS[option](KINDS[kind](seed)) for kind in kinds for seed in range(seeds))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -27,7 +27,7 @@ def _cases(option: str, kinds: Iterable[str]) -> Iterator[Case]:
 def test_every_step_is_that_of_the_real_scheduler(option: str, kind: str, asynchronous: bool, record_property):
     differing: dict[str, Difference] = {}
     steps = 0
-    for case in _cases(option, (kind,)):
+    for case in _cases(option, (kind,), _SEEDS):
         real = server.serve(case, asynchronous)
         steps += len(real.steps)
         if difference := first_difference(real, ours.serve(case, asynchronous)):

@@ -17,18 +17,18 @@ from fragmeter.sim.real_vllm.core import Core, Scheduled
 from fragmeter.sim.types.errors import SettingError, UserError
 
 from . import ours, server
-from .workloads import KINDS, ONE_SIZE, Case
+from .workloads import KINDS, ONE_SIZE, Case, number_of_workloads
 
 #: Ticks of the cases' clock, in which a step takes about a hundred, are so many of ours: a step of the fitted cost
 #: takes milliseconds.
 _TICKS = 60_000_000
 #: Workloads of a kind.
-_SEEDS = 12
+_SEEDS = number_of_workloads(12)
 #: Histograms of the lives of blocks, which only the cache of ``vllm-v1`` logs.
 _LIVES = "vllm:kv_block_"
 
 
-def _cases(kind: str, seeds: int = _SEEDS) -> Iterator[Case]:
+def _cases(kind: str, seeds: int = 12) -> Iterator[Case]:
     return (KINDS[kind](seed) for seed in range(500, 500 + seeds))
 
 
@@ -57,7 +57,7 @@ def test_blocks_of_several_sizes_are_refused(kind):
 def test_summaries_equal_those_of_vllm_v1(kind: str, asynchronous: bool, record_property):
     differing = {}
     steps = 0
-    for case in _cases(kind):
+    for case in _cases(kind, _SEEDS):
         real, mine = _summary(case, "vllm-real", asynchronous), _summary(case, "vllm-v1", asynchronous)
         steps += real["num_steps"]
         if real != mine:

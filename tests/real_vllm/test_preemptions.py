@@ -19,10 +19,10 @@ from tools.live.step_log import first_difference
 
 from . import ours, server
 from .test_probe import probed
-from .workloads import KINDS, Case
+from .workloads import KINDS, Case, number_of_workloads
 
 #: Workloads of a mode, and of one test.
-_CASES, _CASES_A_TEST = 512, 64
+_CASES, _CASES_A_TEST = number_of_workloads(512), 64
 
 
 def _cases(first: int, count: int) -> Iterator[Case]:

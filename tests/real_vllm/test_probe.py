@@ -20,10 +20,10 @@ from tools.live.decisions import compare_decisions
 from tools.live.step_log import Served, first_difference
 
 from . import golden, ours, server
-from .workloads import KINDS, ONE_SIZE, Case
+from .workloads import KINDS, ONE_SIZE, Case, number_of_workloads
 
 #: Workloads of a kind.
-_SEEDS = 10
+_SEEDS = number_of_workloads(10)
 PROBE = {"scheduler_cls": "fragmeter.probe.ProbeScheduler"}
 
 
@@ -134,7 +134,7 @@ def test_a_run_with_a_probe_is_the_run_without(tmp_path):
 
 def test_a_ledger_of_another_free_queue_is_noticed(tmp_path):
     differing = 0
-    for seed in range(700, 700 + _SEEDS):
+    for seed in range(700, 710):
         case = KINDS["prefixes"](seed)
         with server.older_free_queue():
             run, _ = probed(case, tmp_path / f"{seed}.jsonl")

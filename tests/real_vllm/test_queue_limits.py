@@ -10,10 +10,10 @@ from fragmeter.sim.engine.queue_limits import LimitedLoop
 from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
-from .workloads import KINDS, Case, with_options
+from .workloads import KINDS, Case, number_of_workloads, with_options
 
 #: Workloads of a kind.
-_SEEDS = 12
+_SEEDS = number_of_workloads(12)
 
 _finish = LimitedLoop.finish
 
@@ -45,5 +45,5 @@ def test_every_step_and_every_rejection_is_that_of_the_real_server(kind: str, as
 
 def test_answers_that_are_known_before_their_step_ends_are_noticed(monkeypatch):
     monkeypatch.setattr(LimitedLoop, "finish", lambda loop, leaving, now: _finish(loop, leaving, now - 100))
-    cases = [_limited(KINDS[kind](seed)) for kind in ("mixed", "chunks") for seed in range(_SEEDS)]
+    cases = [_limited(KINDS[kind](seed)) for kind in ("mixed", "chunks") for seed in range(12)]
     assert sum(first_difference(server.serve(case), ours.serve(case)) is not None for case in cases) > 2

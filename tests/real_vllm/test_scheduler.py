@@ -22,10 +22,10 @@ from tools.live.step_log import Difference, first_difference
 
 from . import ours, server
 from .record import real, recorded
-from .workloads import EOS, KINDS, Case, story
+from .workloads import EOS, KINDS, Case, number_of_workloads, story
 
 #: Workloads of a kind, and of one test.
-_SEEDS, _SEEDS_A_TEST = 150, 10
+_SEEDS, _SEEDS_A_TEST = number_of_workloads(150), 10
 _BATCHES = [(kind, first) for kind in KINDS for first in range(0, _SEEDS, _SEEDS_A_TEST)]
 
 

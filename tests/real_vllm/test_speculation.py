@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from fragmeter.sim.memory.accounting.kv_groups import PageGroups
+from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.paged.speculative import Progress, SpeculativeMemory
 from fragmeter.sim.spec.speculative import SpeculativeConfig
+from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.state import State
 from tools.live.step_log import first_difference
 
 from . import ours, speculation
-from .drafts import DRAFTED, HYBRIDS, METHODS, drawn
-from .workloads import Case, number
+from .drafts import COMPRESSED, DRAFTED, HYBRIDS, METHODS, drawn
+from .server import Stuck
+from .workloads import Case, number_of_workloads
 
 #: Kinds of workloads over one KV group, and workloads of each and of a method; of each kind over several, and under each option.
 _KINDS = tuple(kind for kind in DRAFTED if kind not in HYBRIDS)
-_SEEDS, _MANY, _SEEDS_A_TEST = number(6), number(200), 10
+_SEEDS, _MANY, _SEEDS_A_TEST = number_of_workloads(6), number_of_workloads(200), 10
 _OPTIONS = ("priorities", "intervals", "long_prefills", "combined")
 _modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
 
 def _compare(label: str, cases: list[Case], asynchronous: bool, record_property: Callable[[str, object], None]) -> None:
     differing: dict[str, object] = {}
-    steps = drafted = 0
+    steps = drafted = stuck = 0
     for case in cases:
-        real, recorder = speculation.serve(case, asynchronous)
+        try:
+            real, recorder = speculation.serve(case, asynchronous)
+        except Stuck:
+            with pytest.raises(SimulationFault, match="is stuck"):
+                ours.serve(case, asynchronous)
+            stuck += 1
+            continue
         steps, drafted = steps + len(real.steps), drafted + recorder.drafted
         if difference := first_difference(real, ours.serve(case, asynchronous)):
             differing[case.name] = difference
     record_property(f"compared/{label} {'async' if asynchronous else 'sync'}", [len(cases), steps, len(differing)])
-    assert not differing
+    assert not differing and stuck <= len(cases) // 2
     assert drafted
 
 
@@ -58,12 +66,8 @@ def test_every_step_over_several_kv_groups_is_that_of_the_real_scheduler(
 
 
 @_modes
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    # Of EAGLE beside blocks of several sizes vLLM also publishes the hash within the last block of a prompt, for a step.
-    [("block_sizes", "ngram"), ("block_sizes", "draft_model"), ("compressed", "ngram")],
-)
-def test_every_step_over_blocks_of_several_sizes_is_that_of_the_real_scheduler(
+@pytest.mark.parametrize(("kind", "method"), COMPRESSED)
+def test_every_step_over_compressed_caches_is_that_of_the_real_scheduler(
     kind: str, method: str, asynchronous: bool, record_property
 ):
     cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
@@ -84,7 +88,7 @@ def test_every_step_under_an_option_is_that_of_the_real_scheduler(
 
 
 def _differing(method: str, kind: str, asynchronous: bool) -> int:
-    cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]
+    cases = [drawn(kind, seed, method) for seed in range(6)]
     real = [speculation.serve(case, asynchronous)[0] for case in cases]
     return sum(
         first_difference(each, ours.serve(case, asynchronous)) is not None
@@ -102,16 +106,18 @@ def test_hashes_that_do_not_look_ahead_are_noticed(monkeypatch):
     assert _differing("eagle", "prefixes", asynchronous=False) > 3
 
 
+def test_a_prompts_last_block_without_a_hash_is_noticed(monkeypatch):
+    monkeypatch.setattr(GroupCache, "_publish_tail", lambda *given: None)
+    assert _differing("eagle", "block_sizes", asynchronous=False)
+
+
 def test_drafts_that_are_known_too_early_are_noticed(monkeypatch):
     """Where steps are scheduled ahead, blocks are reserved as if all drafts in flight were accepted."""
-    land = SpeculativeMemory._land
+    transaction = SpeculativeMemory.transaction
     monkeypatch.setattr(
-        SpeculativeMemory, "progress", lambda memory, *given: (land(memory), _progress(memory, *given))[1]
+        SpeculativeMemory, "transaction", lambda memory, *given: (memory._land(), transaction(memory, *given))[1]
     )
     assert _differing("eagle", "mixed", asynchronous=True) > 3
-
-
-_progress = SpeculativeMemory.progress
 
 
 def test_accepted_drafts_that_are_not_gained_are_noticed(monkeypatch):
@@ -128,11 +134,5 @@ def test_states_without_a_block_for_each_draft_are_noticed(monkeypatch):
 
 def test_windows_that_release_what_a_step_in_flight_may_lose_are_noticed(monkeypatch):
     """Where steps are scheduled ahead, blocks are released for the tokens before the step in flight."""
-    progress = SpeculativeMemory.progress
-
-    def too_early(memory: SpeculativeMemory, *given: Any) -> Progress:
-        found = progress(memory, *given)
-        return found._replace(processed=found.computed)
-
-    monkeypatch.setattr(SpeculativeMemory, "progress", too_early)
+    monkeypatch.setattr(Progress, "processed", property(lambda progress: progress.computed))
     assert _differing("ngram", "windows", asynchronous=True) > 2

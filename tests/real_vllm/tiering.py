@@ -96,11 +96,12 @@ class TimedTier(SecondaryTierManager):
     """See the module."""
 
     given: Iterator[Tier]
-    started_with: Clock
+    #: Set before the first request comes.
+    clock: Clock
 
     def __init__(self, offloading_spec: Any, primary_kv_view: Any, tier_type: str, **_: Any) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type)
-        self.tier, self.clock = next(type(self).given), type(self).started_with
+        self.tier = next(type(self).given)
         self.directory = _Directory(self.tier.chunks)
         self.jobs: list[tuple[int, int, list[bytes]]] = []
         self.free = {True: 0, False: 0}
@@ -192,14 +193,13 @@ class _Region:
 
 
 @contextmanager
-def behind(extra: dict[str, Any], tiers: Iterable[Tier], clock: Clock) -> Iterator[None]:
+def behind(extra: dict[str, Any], tiers: Iterable[Tier]) -> Iterator[None]:
     """vLLM's connector is configured with these, and its tiers are timed."""
     with (
         mock.patch("vllm.config.vllm.KVTransferConfig", partial(KVTransferConfig, kv_connector_extra_config=extra)),
         mock.patch.object(real_spec, "SharedOffloadRegion", _Region),
         mock.patch.dict(SecondaryTierFactory._registry, dict.fromkeys(("fs", "example"), lambda: TimedTier)),
         mock.patch.object(TimedTier, "given", iter(tiers), create=True),
-        mock.patch.object(TimedTier, "started_with", clock, create=True),
     ):
         yield
 

@@ -16,7 +16,7 @@ from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 from .shapes import Layer, compressed_layers
 
 
-def number(usual: int) -> int:
+def number_of_workloads(usual: int) -> int:
     """Workloads of a kind that a test compares: as the variable ``WORKLOADS`` says, for a longer run."""
     return int(os.environ.get("WORKLOADS", usual))
 
@@ -39,7 +39,7 @@ class Case:
         layers: What the model keeps.
         step_ticks: Duration of every step.
         options: Options of the scheduler, by the names of vLLM's command line.
-        parallel: Options of vLLM's ``ParallelConfig``; ours are in ``options``.
+        parallel: Options of vLLM's ``ParallelConfig``; ours are in ``options``, but for pipeline stages, each with ``layers``.
     """
 
     name: str

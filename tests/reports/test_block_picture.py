@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from browser import as_new
+from contrast import contrast
 from fragmeter.reports.blockmap.palette import KIND_LABELS, KINDS, SHADES, indices, palette, plain_palette
 from fragmeter.reports.blockmap.picture import mean_residency, middles, picture
 from fragmeter.reports.blockmap.player import PlayedMap, Player
 from fragmeter.reports.figures.figures import block_map
 from fragmeter.reports.page.page import Section, write_page
-from fragmeter.reports.style.palette import contrast
 from fragmeter.sim import Settings
 from fragmeter.sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap, record
 from fragmeter.traces import synthetic_pairs, workload

@@ -7,6 +7,7 @@ import re
 import plotly.io
 import pytest
 
+from contrast import contrast
 from fragmeter.reports.figures.figures import bars as bars_of
 from fragmeter.reports.figures.figures import (
     curves,
@@ -16,7 +17,7 @@ from fragmeter.reports.figures.figures import (
     waste,
     with_limit,
 )
-from fragmeter.reports.style.palette import BUCKETS, DARK, PARTS, STATES, contrast, dark
+from fragmeter.reports.style.palette import BUCKETS, DARK, PARTS, STATES, dark
 from fragmeter.sim.metrics.views import PAPER_VIEW, SLOTS_VIEW
 from pools import waste_row
 

@@ -18,7 +18,7 @@ from fragmeter.sim.types.errors import SettingError, UserError
 from fragmeter.sim.workload.content import NO_SESSION, PromptContent
 from fragmeter.sim.workload.dialogue import Dialogue
 from fragmeter.traces import Trace, read, read_with_content, stats, write
-from fragmeter.traces.stats.stats import reused_tokens
+from fragmeter.traces.stats.stats import reused
 
 ENDINGS = [".csv", ".csv.gz", ".csv.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 COLUMNS = ("prompt_tokens", "output_tokens", "arrival_ticks", "max_tokens")
@@ -128,13 +128,13 @@ class TestReuse:
     def test_by_blocks_that_an_earlier_prompt_began_with(self):
         # Of the third, the first block; of the fourth both; block 2 alone begins nothing that was there.
         content = PromptContent([0, 2, 3, 5, 7], [1, 2, 2, 1, 3, 1, 2], [10, 5, 5, 10, 9, 10, 4])
-        by, tokens = reused_tokens(Trace("hand", [15, 5, 20, 14], [1] * 4, content=content))
-        assert (by, tokens.tolist()) == ("hash_ids", [0, 0, 10, 14])
+        by, tokens, source = reused(Trace("hand", [15, 5, 20, 14], [1] * 4, content=content))
+        assert (by, tokens.tolist(), source.tolist()) == ("hash_ids", [0, 0, 10, 14], [-1, -1, 0, 0])
 
     def test_by_what_was_said_before(self):
         content = PromptContent.of_sessions(np.array([1, 2, 1, NO_SESSION, 1]))
-        by, tokens = reused_tokens(Trace("hand", [10, 10, 30, 99, 8], [5, 5, 5, 5, 5], content=content))
-        assert (by, tokens.tolist()) == ("session_id", [0, 0, 15, 0, 8])
+        by, tokens, source = reused(Trace("hand", [10, 10, 30, 99, 8], [5, 5, 5, 5, 5], content=content))
+        assert (by, tokens.tolist(), source.tolist()) == ("session_id", [0, 0, 15, 0, 8], [-1, -1, 0, -1, 2])
 
     def test_in_a_tree(self):
         tree = Dialogue(np.array([-1, 0]), np.array([0, 7]), np.array([False, False]))
@@ -146,7 +146,7 @@ class TestReuse:
 
     def test_of_prompts_without_a_block(self):
         content = PromptContent([0, 0, 0], [], [])
-        assert reused_tokens(Trace("hand", [5, 5], [3, 3], content=content)) is None
+        assert reused(Trace("hand", [5, 5], [3, 3], content=content)) is None
 
     @pytest.mark.slow
     @pytest.mark.skipif("FRAGMETER_TRACES" not in os.environ, reason="FRAGMETER_TRACES names no folder")

@@ -10,7 +10,7 @@ mkdir -p out
 .venv/bin/fragmeter reproduce all --out out/reproduction > out/reproduction.txt
 .venv/bin/python docs/reproduction.py out/reproduction out/reproduction.md
 cp docs/results/claims.md out/claims.md
-.venv/bin/fragmeter reproduce claims --out out/claims --markdown out/claims.md > out/claims.txt
+.venv/bin/python -m tools.claims --markdown out/claims.md > out/claims.txt
 .venv/bin/python -m tools.artifact.differences out/reproduction.md out/claims.md > out/differences.md || status=$?
 cat out/differences.md
 exit "${status:-0}"

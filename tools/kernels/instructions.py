@@ -24,11 +24,13 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
-from fragmeter.gpu.check.compile_gate import ARCHITECTURES, SHARED_BYTES, compiled, toolkit
+from fragmeter.gpu.check.parts import toolkit
 from fragmeter.gpu.devices import program
 from fragmeter.gpu.ops import prefill, source
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import MissingExtra
+
+from .compile_gate import ARCHITECTURES, SHARED_BYTES, compiled
 
 #: Instances of the report: dtype, head_dim, query heads of a block. In others some lanes copy nothing, or copies are a loop of
 #: their own.

@@ -275,7 +275,7 @@ def table(folder: Path) -> Iterator[str]:
 
 def _effect(folder: Path, name: str, answer: Mapping[str, Any], served: Mapping[str, Any]) -> str:
     advised = not_none(advice(answer))
-    low, high = (-100 * each for each in reversed(advised["interval"]))
+    low, high = (-100 * each for each in reversed(advised["prediction_interval"]))
     measured = index(served["client"]) / index(read_run(folder / f"{name}.json.gz")["client"]) - 1
     return f"{advised['flags']}: {low:.0f} to {high:.0f} %, {100 * measured:+.0f} %"
 

@@ -291,9 +291,21 @@ def _step_times(pictures: LoadPictures) -> pd.DataFrame:
     return pd.DataFrame({"simulated_step_ms": fitted / PER_SECOND * 1e3, "measured_step_ms": table["ns"] / 1e6})
 
 
+def same_blocks(one: BlockMap, other: BlockMap) -> bool:
+    """Whether both maps show the same: moments, every block, and preemptions in any order."""
+    names = ("at_ticks", "block_ids", "bucket", "sequence", "live_slots", "references", "census_slots")
+    preempted = [
+        sorted(zip(found.preempted_ticks.tolist(), found.preempted_sequence.tolist(), strict=True))
+        for found in (one, other)
+    ]
+    return preempted[0] == preempted[1] and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in names
+    )
+
+
 def _blocks(blocks: BlockPictures) -> Section:
     steps = blocks.server.num_columns
-    if blocks.server.same_blocks(blocks.simulated):
+    if same_blocks(blocks.server, blocks.simulated):
         found = (
             f"Both maps are identical in all {steps:,} steps: contents, request, tokens and references of every block."
         )

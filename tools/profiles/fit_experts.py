@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, fit_model, is_possible, require_rows, silent
+from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, fit_model, is_possible
 from fragmeter.sim.cost.operations import OpName, experts_name
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 
+from .rows import require_rows, silent
 from .tables import OperationTables
 
 #: Number formats in the tables, of which the first one that a table has is fitted.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fragmeter.gpu.calibrate import points
-from fragmeter.gpu.calibrate.fitting import Points, Say, describe, limit_of, silent
+from fragmeter.gpu.calibrate.fitting import Points, Say, describe, limit_of
 from fragmeter.sim.cost import shares
 from fragmeter.sim.cost.calibration import MOST_PER_S
 from fragmeter.sim.output import frames as pd
@@ -35,6 +35,7 @@ from fragmeter.sim.spec.gpu import GpuSpec, gpu
 from fragmeter.sim.types.errors import UserError
 
 from .fit_profiles import as_text, assumed, print_rows, to_stderr
+from .rows import silent
 from .tables import checked
 
 #: Layers of one transformer layer that are no GEMM, and how often each runs.

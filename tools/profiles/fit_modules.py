@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from fragmeter.gpu.calibrate.fitting import Points, Say, describe, is_possible, require_rows, silent
+from fragmeter.gpu.calibrate.fitting import Points, Say, describe, is_possible
 from fragmeter.sim.cost.operations import GDN_DIM, MSA_WIDTHS, OpName, sparse_name
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 
 from .fit_experts import OTHER_ENGINE, marlin_experts
+from .rows import require_rows, silent
 from .tables import OperationTables
 
 MOST_TOKENS = 32_768

@@ -28,7 +28,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, is_possible, limit_of, require_rows, silent
+from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, is_possible, limit_of
 from fragmeter.sim.cost import operations, shares
 from fragmeter.sim.cost.calibration import PROFILES, Calibration
 from fragmeter.sim.cost.operations import OpName
@@ -39,6 +39,7 @@ from fragmeter.sim.types.errors import UserError
 
 from .fit_experts import FORMATS, fitted_experts
 from .fit_modules import MODULES, fitted_modules
+from .rows import require_rows, silent
 from .tables import FRAMEWORK, OperationTables
 
 _TABLES: dict[OpName, str] = {

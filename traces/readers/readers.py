@@ -10,7 +10,6 @@ A data frame gets the checks that files get.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from ..parsing.parquet_format import plain
 from ..parsing.reading import MOST_INFLATED_BYTES, Reading
 from ..parsing.table import Table, shown
 from ..synthesis.load import LOAD
-from ..types.pairs import frozen_column
 from ..types.trace import Trace
 from .gather import Gathering
 from .recognise import recognise, require_lengths, title_of
@@ -149,47 +147,6 @@ def _without(piece: Any, place: int) -> Any:
     if isinstance(piece, list):
         return piece[:place] + piece[place + 1 :]
     return piece.where(np.arange(len(piece)) != place)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HashedTrace:
-    """A trace and the blocks of its prompts, concatenated over requests; int64, read-only.
-
-    Attributes:
-        trace: Arrivals and lengths.
-        offsets: [n + 1]; request i has the blocks from ``offsets[i]`` up to ``offsets[i + 1]``.
-        hash_ids: [blocks].
-        block_tokens: [blocks], at least 1. The sum over a request equals its prompt length, or is at most
-            that if the file states the sizes.
-    """
-
-    trace: Trace
-    offsets: np.ndarray
-    hash_ids: np.ndarray
-    block_tokens: np.ndarray
-
-    def __post_init__(self) -> None:
-        for name in ("offsets", "hash_ids", "block_tokens"):
-            object.__setattr__(self, name, frozen_column(getattr(self, name)))
-
-    def __len__(self) -> int:
-        return len(self.trace)
-
-
-def read_hashed(path: str | PathLike[str], block_size: int | None = None) -> HashedTrace:
-    """The trace in ``path`` with its blocks.
-
-    Args:
-        path: A file with ``hash_ids``.
-        block_size: Tokens of a full block, for files without ``block_tokens``; None infers them.
-
-    Raises:
-        TraceError: As ``read``; or the file has no blocks, or blocks that do not fit their prompt.
-    """
-    trace = read_with_content(path, Reading(timed_trace_chunk_hash_size=block_size))
-    if trace.content is None or not len(trace.content.ids):
-        raise TraceError(path, None, None, None, "has no hash_ids; give JSON lines with a list of block ids a request")
-    return HashedTrace(trace, trace.content.offsets, trace.content.ids, trace.content.tokens)
 
 
 #: Name of a trace without a file, in errors, titles and ``run.json``.

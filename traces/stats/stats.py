@@ -6,56 +6,62 @@ Reuse is the share of prompt tokens that an infinite prefix cache would hit.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...sim.memory.prefix import HashChain
 from ...sim.types import ticks
-from ...sim.workload.content import NO_SESSION, PromptContent
+from ...sim.workload.content import PromptContent, turns_before
 from ..types.trace import Trace
 
 
-def reused_tokens(trace: Trace) -> tuple[str, np.ndarray] | None:
-    """The field that identifies reuse, and the length (int64 [n]) of each prompt's longest known prefix in tokens.
+class Reused(NamedTuple):
+    """Known prefixes of prompts.
 
-    ``hash_ids``: the first blocks, where an earlier prompt began with the same blocks. ``session_id``: the earlier turns of
-    the session. ``parent``: the text that a request continues. None if the trace has none of these fields.
+    Attributes:
+        by: Field that identifies them. ``hash_ids``: the first blocks, where an earlier prompt began with the same blocks;
+            ``session_id``: the earlier turns of the session; ``parent``: the text that a request continues.
+        tokens: Length of the longest one of each prompt, int64 [n].
+        source: The latest earlier request with this prefix, int64 [n]; -1 if there is none.
     """
+
+    by: str
+    tokens: np.ndarray
+    source: np.ndarray
+
+
+def reused(trace: Trace) -> Reused | None:
+    """The known prefixes of the prompts; None if the trace has none of the fields."""
     if trace.dialogue is not None:
-        return "parent", trace.dialogue.parent_tokens
+        return Reused("parent", trace.dialogue.parent_tokens, trace.dialogue.parent)
     if trace.content is None:
         return None
     if len(trace.content.ids):
-        return "hash_ids", _by_pieces(trace.content)
+        return Reused("hash_ids", *_by_pieces(trace.content))
     if trace.content.session_id is None:
         return None
-    return "session_id", _by_sessions(trace, trace.content.session_id)
+    before = turns_before(trace.content.session_id)
+    said = np.minimum((trace.prompt_tokens + trace.output_tokens)[before], trace.prompt_tokens)
+    return Reused("session_id", np.where(before < 0, 0, said), before)
 
 
-def _by_pieces(content: PromptContent) -> np.ndarray:
-    chain = HashChain()
-    ids, tokens = content.ids.tolist(), content.tokens.tolist()
-    offsets = content.offsets.tolist()
-    reused = np.zeros(len(content), dtype=np.int64)
-    for request, (start, end) in enumerate(zip(offsets, offsets[1:])):
+def _by_pieces(content: PromptContent) -> tuple[np.ndarray, np.ndarray]:
+    chain, last = HashChain(), [-1]
+    ids, tokens, offsets = content.ids.tolist(), content.tokens.tolist(), content.offsets.tolist()
+    found, source = np.zeros(len(content), dtype=np.int64), np.full(len(content), -1)
+    for request, (start, end) in enumerate(pairwise(offsets)):
         known = len(chain.parents)
         path = chain.extend(ids[start:end])
         # Prefixes are numbered in the order of first occurrence, and all prefixes of a known prefix are known.
         hits = sum(number < known for number in path)
-        reused[request] = sum(tokens[start : start + hits])
-    return reused
-
-
-def _by_sessions(trace: Trace, session_id: np.ndarray) -> np.ndarray:
-    reused = np.zeros(len(trace), dtype=np.int64)
-    order = np.argsort(session_id, kind="stable")
-    session = session_id[order]
-    again = np.flatnonzero((session[1:] == session[:-1]) & (session[1:] != NO_SESSION))
-    before, turn = order[again], order[again + 1]
-    said = (trace.prompt_tokens + trace.output_tokens)[before]
-    reused[turn] = np.minimum(said, trace.prompt_tokens[turn])
-    return reused
+        last += [request] * (len(chain.parents) - known)
+        if hits:
+            found[request], source[request] = sum(tokens[start : start + hits]), last[path[hits - 1]]
+        for number in path[:hits]:
+            last[number] = request
+    return found, source
 
 
 def mean_rate(arrival_ticks: np.ndarray) -> float:
@@ -95,11 +101,11 @@ def stats(trace: Trace) -> dict[str, Any]:
 
 
 def _reuse(trace: Trace) -> dict[str, object] | None:
-    found = reused_tokens(trace)
+    found = reused(trace)
     if found is None:
         return None
-    by, tokens = found
-    return {"by": by, "prompt_tokens": int(tokens.sum()), "share": float(tokens.sum() / trace.prompt_tokens.sum())}
+    tokens = int(found.tokens.sum())
+    return {"by": found.by, "prompt_tokens": tokens, "share": tokens / int(trace.prompt_tokens.sum())}
 
 
 def _lengths(tokens: np.ndarray) -> dict[str, float]:

@@ -17,6 +17,8 @@ from ..arrivals.streams import stream
 from ..parsing.times import LATEST_S, to_ticks
 from ..types.trace import Trace, require_count
 from .load import GRID, VERSION, Arrivals, Load, Marginal
+from .marginal import ranks_of, stratified
+from .reuse import draw_reuse, fit_reuse
 
 #: Lags, in gaps, at which correlations are computed, and candidate decay times in gaps.
 _LAGS, _FADES = 2 ** np.arange(9), 2.0 ** np.arange(13)
@@ -24,18 +26,12 @@ _FEWEST_GAPS = 1024
 
 
 def fit(trace: Trace) -> Load:
-    """The load fitted to a trace."""
-    bands = [_ranks(lengths) * GRID // len(trace) for lengths in (trace.prompt_tokens, trace.output_tokens)]
+    """The load fitted to a trace, with shared prefixes if the contents of its prompts were read."""
+    bands = [ranks_of(lengths) * GRID // len(trace) for lengths in (trace.prompt_tokens, trace.output_tokens)]
     grid = np.bincount(bands[0] * GRID + bands[1], minlength=GRID * GRID).reshape(GRID, GRID)
     lengths = Marginal.of(trace.prompt_tokens), Marginal.of(trace.output_tokens)
-    return Load(VERSION, trace.name, len(trace), *lengths, tuple(map(tuple, grid.tolist())), _arrivals(trace))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0 on, int64; equal values are ranked in their original order."""
-    ranks = np.empty(len(values), dtype=np.int64)
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks
+    rank_grid, arrivals = tuple(map(tuple, grid.tolist())), _arrivals(trace)
+    return Load(VERSION, trace.name, len(trace), *lengths, rank_grid, arrivals, fit_reuse(trace))
 
 
 def _arrivals(trace: Trace) -> Arrivals | None:
@@ -62,7 +58,7 @@ def _persistence(gaps_s: np.ndarray) -> tuple[float, float]:
 
 
 def draw(load: Load, n: int | None = None, seed: int = 0) -> Trace:
-    """``n`` requests with the load's lengths and arrivals; None draws as many as the trace had.
+    """``n`` requests with the load's lengths, arrivals and shared prefixes; None draws as many as the trace had.
 
     Raises:
         SettingError: ``n`` or ``seed`` is invalid, or the arrivals span more than 97 days.
@@ -73,7 +69,10 @@ def draw(load: Load, n: int | None = None, seed: int = 0) -> Trace:
     arrivals = None
     if load.arrivals is not None:
         arrivals = _drawn_arrivals(load.arrivals, n, stream(seed, f"load arrivals {load.name}"))
-    return Trace(f"Synthetic {load.name}", prompts, outputs, arrivals)
+    content = None
+    if load.reuse is not None:
+        content = draw_reuse(load.reuse, prompts, outputs, stream(seed, f"load prefixes {load.name}"))
+    return Trace(f"Synthetic {load.name}", prompts, outputs, arrivals, content=content)
 
 
 def _drawn_lengths(load: Load, n: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -83,21 +82,13 @@ def _drawn_lengths(load: Load, n: int, rng: np.random.Generator) -> list[np.ndar
     cells = rng.permutation(np.searchsorted(upper, (np.arange(n) + rng.random()) / n, side="right"))
     cells = np.minimum(cells, grid.size - 1)
     return [
-        np.maximum(1, marginal.whole(_stratified(band, rng), rng))
+        np.maximum(1, marginal.whole(stratified(band, rng), rng))
         for marginal, band in zip((load.prompt_tokens, load.output_tokens), np.divmod(cells, GRID))
     ]
 
 
-def _stratified(bands: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Ranks in [0, 1), one in each n-th, ordered by band and random within a band."""
-    order = np.lexsort((rng.random(len(bands)), bands))
-    ranks = np.empty(len(bands))
-    ranks[order] = (np.arange(len(bands)) + rng.random(len(bands))) / len(bands)
-    return ranks
-
-
 def _drawn_arrivals(arrivals: Arrivals, n: int, rng: np.random.Generator) -> np.ndarray:
-    batches = np.maximum(1, arrivals.batch.whole(_stratified(np.zeros(n, dtype=np.int64), rng), rng))
+    batches = np.maximum(1, arrivals.batch.whole(stratified(np.zeros(n, dtype=np.int64), rng), rng))
     instants = int(np.searchsorted(np.cumsum(batches), n)) + 1
     gaps_s = arrivals.gap_s.at(_lasting_ranks(arrivals, instants - 1, rng))
     times_s = np.repeat(np.concatenate([[0.0], np.cumsum(gaps_s)]), batches[:instants])[:n]
@@ -111,7 +102,7 @@ def _lasting_ranks(arrivals: Arrivals, n: int, rng: np.random.Generator) -> np.n
     noise, share = rng.standard_normal(n), arrivals.persistence
     if share:
         noise = np.sqrt(1 - share) * noise + np.sqrt(share) * _autoregression(n, np.exp(-1 / arrivals.gaps), rng)
-    return (_ranks(noise) + rng.random(n)) / n
+    return (ranks_of(noise) + rng.random(n)) / n
 
 
 def _autoregression(n: int, factor: float, rng: np.random.Generator) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 ``fitting.fit`` stores quantiles of both lengths and a grid that counts requests by the ranks of the two. Of the
 arrivals it stores the number of requests at one instant, the gaps between instants, and the correlation of successive
-gaps. ``fitting.draw`` draws any number of requests.
+gaps, and of shared prefixes what ``reuse`` describes. ``fitting.draw`` draws any number of requests.
 
-Shared prefixes of prompts and changes of the load over hours are not stored. The extremes are those of single requests.
+Changes of the load over hours are not stored. The extremes are those of single requests.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ GRID = 16
 #: Title of the format, and the maximum size of a load, in bytes.
 LOAD, _MOST_BYTES = "load", 2**20
 _STRICT = ConfigDict(extra="forbid")
+Counts = tuple[tuple[Annotated[int, Field(ge=0, le=2**31)], ...], ...]
 Numbers = Annotated[tuple[float, ...], Field(min_length=len(LEVELS) - 1, max_length=len(LEVELS))]
 
 
@@ -62,6 +63,10 @@ class Marginal:
         """The values at ranks in [0, 1), float64."""
         return inverse(LEVELS, self.quantiles, self.stratum_means, ranks)
 
+    def occurring(self, ranks: np.ndarray) -> np.ndarray:
+        """The quantile at or below each rank in [0, 1), as whole numbers, int64: a value that occurs."""
+        return np.array(self.quantiles, dtype=np.int64)[np.searchsorted(LEVELS, ranks, side="right") - 1]
+
     def whole(self, ranks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The values at ``ranks`` as whole numbers, int64, rounded at random so that the mean is preserved."""
         return np.floor(self.at(ranks) + rng.random(len(ranks))).astype(np.int64)
@@ -85,6 +90,36 @@ class Arrivals:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Reuse:
+    """Shared prefixes (``traces.synthesis.reuse``).
+
+    Attributes:
+        block_tokens: Divisor of the lengths of shared prefixes that end before their prompts.
+        system_tokens: Tokens of system prompts, of requests that begin as an earlier one.
+        system_distance: Requests since the last one with the same system prompt.
+        session_share: Share of the tokens after the system prompt that continue an earlier request, where some do.
+        session_distance: Requests since the last one with this prefix, where some do.
+        grid: Request counts by sixteenth of the prompts (rows), and by sixteenth of ``session_share`` (columns 1 to 16);
+            column 0 counts those that continue no session.
+        answers: Whether prefixes go on into outputs.
+    """
+
+    block_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    system_tokens: Marginal
+    system_distance: Marginal
+    session_share: Marginal
+    session_distance: Marginal
+    grid: Counts
+    answers: bool
+
+    @model_validator(mode="after")
+    def _check(self) -> Reuse:
+        if np.shape(self.grid) != (GRID, GRID + 1) or self.session_share.quantiles[-1] > 1:
+            raise ValueError(f"must have {GRID} x {GRID + 1} counts, and shares up to 1")
+        return self
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Load:
     """Statistics of a trace.
 
@@ -95,6 +130,7 @@ class Load:
         prompt_tokens, output_tokens: Lengths.
         rank_grid: Request counts by sixteenth of the prompts (rows) and of the outputs (columns).
         arrivals: None if the trace has no times.
+        reuse: None if no prompts with the same beginning are known.
     """
 
     fragmeter_load: Annotated[int, Field(ge=VERSION, le=VERSION)]
@@ -102,8 +138,9 @@ class Load:
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)]
     prompt_tokens: Marginal
     output_tokens: Marginal
-    rank_grid: tuple[tuple[Annotated[int, Field(ge=0, le=2**31)], ...], ...]
+    rank_grid: Counts
     arrivals: Arrivals | None
+    reuse: Reuse | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Load:

@@ -42,3 +42,18 @@ def summary(values: np.ndarray, levels: Sequence[float]) -> tuple[np.ndarray, np
     means = (before[end] - before[first]) / (end - first)
     quantiles = ordered[ranks].astype(np.float64)
     return quantiles, np.clip(means, quantiles[:-1], quantiles[1:])
+
+
+def ranks_of(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0 on, int64; equal values are ranked in their original order."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks
+
+
+def stratified(bands: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Ranks in [0, 1), one in each n-th, ordered by band (int64 [n]) and random within a band."""
+    order = np.lexsort((rng.random(len(bands)), bands))
+    ranks = np.empty(len(bands))
+    ranks[order] = (np.arange(len(bands)) + rng.random(len(bands))) / len(bands)
+    return ranks

@@ -197,11 +197,6 @@ def per_step_pct(found: Crossing) -> float:
     return found.at * (1 + found.exponent) / 100
 
 
-def stretched(found: Crossing, stretch: float) -> float:
-    """The crossing of the same load if all steps take ``stretch`` times as long, with the curve taken as a power law."""
-    return found.at * stretch ** -(1 + found.exponent)
-
-
 def moved_to(found: Crossing, latency: float) -> float:
     """The crossing, to first order, of another load that has this latency at the rate of ``found``."""
     return found.at * exp(-found.exponent * log(latency / TARGET_S))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..prefix.contents_log import SettledContentsLog
     from ..prefix.residency import BlockResidency
 
-#: Columns of a look-up that led to an admission, in tokens.
-LOOK_UP = ("index", "known_tokens", "hit_tokens")
+#: Columns of a look-up that led to an admission, in tokens; and its moment.
+LOOK_UP = ("index", "known_tokens", "hit_tokens", "moment")
 
 
 class CacheLog:
@@ -64,9 +64,19 @@ class CacheLog:
         """Note how many are cached from the end of the last row until the next one, while nothing runs."""
         self.settle(cached, after_row(self.row - 1))
 
+    def look_up(self, index: int, known_tokens: int, hit_tokens: int) -> None:
+        """A sequence enters in the ledger's next row, after a look-up."""
+        self.look_ups.append((index, known_tokens, hit_tokens, at_row(self.row)))
+
     def look_up_columns(self) -> dict[str, np.ndarray]:
-        """``LOOK_UP`` of every admission, as int64 columns."""
-        return self.look_ups.columns()
+        """``LOOK_UP`` of every admission but for its moment, as int64 columns."""
+        columns = self.look_ups.columns()
+        del columns["moment"]
+        return columns
+
+    def look_up_moments(self) -> np.ndarray:
+        """When each of them was, int64."""
+        return self.look_ups.columns()["moment"]
 
     def change_columns(self) -> dict[str, np.ndarray]:
         """All changes as int64 columns by ``CACHE_CHANGE``."""

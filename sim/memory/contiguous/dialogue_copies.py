@@ -169,7 +169,7 @@ class DialogueContiguousMemory(Parents[Grant], ContiguousMemory):
         """See ``ContiguousMemory``; copies the parent's tokens, unless the sequence took over its piece."""
         super().admit(sequence, decode_step, padded_tokens, past)
         self._running[sequence.index] = sequence
-        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
+        self.cache_log.look_up(sequence.index, sequence.start_tokens, sequence.computed_tokens)
         if sequence.index not in self._in_place:
             self._copied_slots += sequence.computed_tokens
             if sequence.computed_tokens:

@@ -37,7 +37,7 @@ A policy sees more than this of the kind of memory that it needs, by the transac
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -101,9 +101,11 @@ class Allocation(Protocol):
 
     Attributes:
         pipelined: Whether pipeline stages have batches of their own in flight; the engine sets it before the first step.
+        batch: What the last decision scheduled, for ``land``.
     """
 
     pipelined: bool = False
+    batch: Any = None
 
     def transaction(self, decode_step: int) -> Transaction:
         """Open the tentative grants of ``decode_step``; earlier grants become void."""
@@ -175,9 +177,9 @@ class Allocation(Protocol):
         ``decode_step``."""
         raise _cannot(self, "be scheduled ahead")
 
-    def settle_tokens(self, members: Iterable[Sequence], decode_step: int) -> None:
-        """With batches in flight: the tokens of these sequences before ``decode_step`` are known now, unless they were preempted since."""
-        return
+    def land(self, batch: Any) -> None:
+        """With batches in flight: what ``batch`` had, as the decision was carried out, is over, and its tokens are known."""
+        raise _cannot(self, "have batches in flight")
 
     def expect(self, children: np.ndarray) -> None:
         """State how many requests continue each request, int64 [requests]; called before anything else.

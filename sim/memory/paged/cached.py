@@ -317,12 +317,12 @@ class CachedMemory(PagedMemory):
             self.contents.on_looked_up(hashes is not None, len(found), self.pool.num_free)
         # Its admission later subtracts the blocks of all its tokens from ``free``.
         self.free += self.pool.num_shared - shared
-        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, len(found) * self.block_size))
+        self.cache_log.look_up(sequence.index, sequence.start_tokens, len(found) * self.block_size)
 
     def hold(self, sequence: Sequence, tokens: int) -> None:
         """Extend a table to ``tokens`` and cache its full blocks."""
         self.tables.hold(sequence, tokens)
-        self.tables.cache(sequence, (tokens - (sequence in self._unsettled)) // self.block_size)
+        self.tables.cache(sequence, tokens // self.block_size)
 
     # --- Calls of the executor and the engine ---
 
@@ -334,38 +334,21 @@ class CachedMemory(PagedMemory):
         if finished:
             tokens = sequence.computed_tokens = self._known_tokens(sequence, decode_step)
         self.tables.grow_until(decode_step)
-        if self.pipelined and self._ahead:
-            self._unsettled[sequence] = decode_step
-        else:
-            self.tables.cache(sequence, tokens // self.block_size)
+        self.tables.cache(sequence, tokens // self.block_size)
         super().stall(sequence, decode_step)
-
-    def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
-        super().admit(sequence, decode_step, padded_tokens, past)
-        if self._unsettled:
-            self._unsettled.pop(sequence, None)
-
-    def settle_tokens(self, members: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``; the full blocks of the tokens have hashes now."""
-        for sequence in members if self._unsettled else ():
-            if self._unsettled.get(sequence) == decode_step:
-                del self._unsettled[sequence]
-                self.tables.cache(sequence, self.partial[sequence].computed_tokens // self.block_size)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         self.tables.grow_until(decode_step + 1)
         for sequence in leaving:
             if sequence in self.partial:
                 sequence.computed_tokens = self.partial[sequence].computed_tokens
-                self._give_up(sequence, decode_step, self._given_back_at(decode_step), returns=False)
+                self._give_up(sequence, decode_step, after_step(decode_step), returns=False)
             else:
                 self._release((sequence,), decode_step, returns=False)
 
     def _known_tokens(self, sequence: Sequence, decode_step: int) -> int:
         """Computed tokens of a decoding sequence with known ids when ``decode_step`` was scheduled: with asynchronous scheduling the last
-        one is still being sampled. 0 with batches in flight, where every block gets its hash when it is known."""
-        if self.pipelined and self._ahead:
-            return 0
+        one is still being sampled."""
         tokens = sequence.held_tokens(decode_step)
         return tokens - (self._ahead and tokens > sequence.start_tokens)
 
@@ -382,7 +365,7 @@ class CachedMemory(PagedMemory):
 
     def _preempt(self, sequence: Sequence, decode_step: int) -> None:
         if sequence in self.partial:
-            self._give_up(sequence, decode_step, self._given_back_at(decode_step), returns=True)
+            self._give_up(sequence, decode_step, after_step(decode_step), returns=True)
         else:
             self._release((sequence,), decode_step, returns=True)
 
@@ -406,7 +389,7 @@ class CachedMemory(PagedMemory):
         for sequence in leaving:
             tokens = self._known_tokens(sequence, decode_step) if returns else decode_step - 1 + sequence.lag
             self._close(sequence, tokens, returns)
-        self.tables.leaves_at = self._given_back_at(decode_step)
+        self.tables.leaves_at = after_step(decode_step)
         PagedMemory.release(self, leaving, decode_step)
         self.free += self.pool.num_shared - shared
 
@@ -414,8 +397,7 @@ class CachedMemory(PagedMemory):
         """Release the blocks of a sequence that does not decode."""
         self.tables.grow_until(decode_step)
         shared = self.pool.num_shared
-        unknown = self._unsettled.pop(sequence, None) is not None
-        self._close(sequence, 0 if unknown and returns else sequence.computed_tokens, returns)
+        self._close(sequence, sequence.computed_tokens, returns)
         self.tables.leaves_at = moment
         super()._drop(sequence, decode_step)
         self.free += self.pool.num_shared - shared

@@ -61,7 +61,7 @@ class CellTransaction(PagedTransaction):
         if memory.cache_log:
             sequence.computed_tokens = found
             memory.begin(sequence, found)
-            memory.cache_log.look_ups.append((sequence.index, sequence.start_tokens, found))
+            memory.cache_log.look_up(sequence.index, sequence.start_tokens, found)
 
     def kept_tokens(self, slot: int) -> int:
         """Tokens that a slot keeps of its last request."""

@@ -165,7 +165,7 @@ class DialogueMemory(Parents[list[int]], PagedMemory):
             self._release_kept(start.parent)
         self._make_free(-(-before // size) - len(start.shared) + opens)
         self._copied_blocks += start.copied is not None
-        self.cache_log.look_ups.append((sequence.index, sequence.start_tokens, sequence.computed_tokens))
+        self.cache_log.look_up(sequence.index, sequence.start_tokens, sequence.computed_tokens)
         self.tables.tables[sequence] = list(start.shared)
         self._running[sequence.index] = sequence
         super().admit(sequence, decode_step, padded_tokens, past)

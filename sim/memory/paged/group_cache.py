@@ -39,7 +39,7 @@ from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, GroupClass, PageGroups, skipped_blocks
 from ..accounting.repeats import idle_repeats
-from ..prefix import BlockPool, Chains, lookup_blocks
+from ..prefix import UNSHARED, BlockPool, Chains, lookup_blocks
 from ..prefix.chains import Paths
 from ..prefix.contents_log import LOOKED_UP, NAMED, Asked, OneGroup, SettledContentsLog
 from ..prefix.published import Cached, Published
@@ -133,7 +133,7 @@ class GroupCache:
             remedy = f"must be a multiple of the block size, {block_size} tokens"
             raise SettingError("prefix_cache_retention_interval", groups.retention_tokens, remedy)
         self._groups, self._size, self._chains = groups, block_size, chains
-        self._number = groups.number
+        self._number, self._block_sizes = groups.number, groups.block_sizes(block_size)
         self._hashed = hashed = groups.hash_block_size(block_size)
         self._classes = groups.classes(block_size)
         self.shared = [0] * len(self._classes)
@@ -146,9 +146,9 @@ class GroupCache:
         self._seekers.sort(key=lambda seeker: seeker.kind != FULL)
         self._of_group = {place: seeker for seeker in self._seekers for place in seeker.places}
         self._computed_now: set[int] = set()
-        # For each sequence: names of its hashes, tokens of published or found blocks, computed tokens, and junction of its look-up.
+        # For each sequence: names of its hashes, published or found blocks of each group, computed tokens, and junction of its look-up.
         self._names: dict[Sequence, list[int]] = {}
-        self._published: dict[Sequence, int] = {}
+        self._published: dict[Sequence, list[int]] = {}
         self._computed: dict[Sequence, int] = {}
         self._junction: dict[Sequence, int] = {}
 
@@ -206,8 +206,8 @@ class GroupCache:
 
     def _longest(self, cached: Cached, names: list[int], tokens: int) -> tuple[int, int]:
         """Blocks of the longest prefix of so many tokens, without the last one, that all groups have; and of the longest of some."""
-        blocks = lookup_blocks(tokens, self._size)
-        longest, before, first = 0, -1, True
+        blocks, names = lookup_blocks(tokens, self._size), names[: tokens // self._hashed]
+        longest, before, first, drops = 0, -1, True, True
         # Each class may shorten the prefix that another one has accepted. Groups that keep every token have all shorter ones, too.
         while blocks != before:
             before = blocks
@@ -215,11 +215,14 @@ class GroupCache:
                 if seeker.kind == FULL:
                     if not first:
                         continue
-                    blocks = self._prefix(cached, seeker, names[: tokens // self._hashed], blocks)
+                    found = self._prefix(cached, seeker, names, blocks)
                 elif seeker.kind == SLIDING:
-                    blocks = self._end_in_windows(cached, seeker, names, blocks)
+                    found = self._end_in_windows(cached, seeker, names, blocks, drops)
                 else:
-                    blocks = self._end_at_state(cached, seeker, names, blocks)
+                    found = self._end_at_state(cached, seeker, names, blocks)
+                # The drafter's group drops a block of a prefix once, and again of one that others have shortened.
+                drops = (drops or found < blocks) and not (drops and self._drops_in(seeker))
+                blocks = found
                 longest = max(longest, blocks)
             first = False
         return blocks, longest
@@ -249,25 +252,25 @@ class GroupCache:
 
         Of those with a drafter one more block is asked for, and the last one is dropped.
         """
-        dropped = int(self._groups.drops_block and self._groups.drafter in seeker.places)
+        dropped = int(self._drops_in(seeker))
         blocks = most * seeker.ratio + dropped
         for place in seeker.places:
             asked = [self._hash(name, place) for name in seeker.names(names, 0, blocks)]
             blocks = len(cached.get_cached_blocks(asked))
         return max(0, blocks - dropped) // seeker.ratio
 
-    def _end_in_windows(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
+    def _end_in_windows(self, cached: Cached, seeker: _Seeker, names: list[int], most: int, drops: bool) -> int:
         """As ``_prefix``, for groups of which only the blocks of the window before its end must be there."""
-        run, ratio = 0, seeker.ratio
-        asked = seeker.names(names, 0, most * ratio)
+        run, ratio, dropped = 0, seeker.ratio, int(drops and self._drops_in(seeker))
+        asked = seeker.names(names, 0, most * ratio + dropped)
         for place in reversed(range(len(asked))):
             # A run ends where a block of ``block_size`` does.
-            if run or not (place + 1) % ratio:
+            if run or not (place + 1 - dropped) % ratio:
                 run = run + 1 if self._has(cached, seeker, asked[place]) else 0
-            if run and run >= seeker.needed:
-                return (place + run) // ratio
+            if run and run >= seeker.needed + dropped:
+                return (place + run - dropped) // ratio
         # A run that starts at the first block is a complete prefix.
-        return run // ratio
+        return max(0, run // ratio * ratio - dropped) // ratio
 
     def _end_at_state(self, cached: Cached, seeker: _Seeker, names: list[int], most: int) -> int:
         """As ``_prefix``, for groups of which only the state at its end must be there."""
@@ -331,10 +334,10 @@ class GroupCache:
             if blocks:
                 self.shared[self._class_of[place]] += sum(references[block] > 0 for block in blocks)
                 self.pool.touch(blocks)
-        self._published[sequence] = found.blocks * self._size
+        self._published[sequence] = [found.blocks * self._size // size for size in self._block_sizes]
         if self.log.contents is not None:
             self.log.contents.on_looked_up(True, found.blocks, self.pool.num_free)
-        self.log.look_ups.append((sequence.index, sequence.start_tokens, found.blocks * self._size))
+        self.log.look_up(sequence.index, sequence.start_tokens, found.blocks * self._size)
 
     def publish(
         self, sequence: Sequence, tables: tuple[Table, ...], tokens: int, hashed_tokens: int | None = None
@@ -345,33 +348,35 @@ class GroupCache:
             hashed_tokens: Tokens with hashes, which may cover tokens after a block that are not known yet; None for all.
         """
         self._computed[sequence] = tokens
-        unit, hashed = self._hashed, tokens if hashed_tokens is None else min(tokens, hashed_tokens)
-        # All groups reach the same end of a block of ``block_size``; those with shorter blocks may lack the last hash less.
-        done, full = self._published.get(sequence, 0), min(tokens // self._size * self._size, hashed // unit * unit)
-        if full <= done:
-            return
-        names, pool = self.names_of(sequence), self.pool
+        names, pool, unit, size = self.names_of(sequence), self.pool, self._hashed, self._size
         # A block without the tokens that its hash covers beside its own has no name.
-        full = min(full, len(names) * unit)
+        named = min(tokens if hashed_tokens is None else hashed_tokens, len(names) * unit) // unit * unit
+        done = self._published.setdefault(sequence, [0] * self._number)
+        first = min(tokens // size * size, named) // self._block_sizes[0]
+        if first <= done[0] and not (self._groups.sizes and self._groups.drafts):
+            return
         ends, drops = self._ends(sequence), self._groups.drops_block
         for place, (kind, table) in enumerate(zip(self._groups.kinds, tables, strict=True)):
             if kind == RING:
                 continue
             seeker = self._of_group[place]
             needed, ratio, hashes = seeker.needed, seeker.ratio, seeker.hashes
+            reach, more = self._reach(seeker, tokens), int(self._drops_in(seeker))
+            # The block after an end is dropped; what begins alike up to a junction only has the block before it to drop.
+            own = (*ends, *(end - 1 for end in ends[2:])) if more else ends
+            stop = min(reach, named) // seeker.size
             blocks: list[int] = []
             keys: list[int] = []
-            stop = full // seeker.size
-            for at in range(done // seeker.size, stop):
+            for at in range(done[place], stop):
                 block = table[at]
                 if block is NULL_BLOCK:
                     continue
-                if kind == STATE and drops and at == stop - 1 and hashed % self._size:
+                if kind == STATE and drops and at == stop - 1 and tokens % size:
                     # A prefill has exported it from the block before.
                     if at and at in ends[1:]:
                         self._publish_state(sequence, place, at - 1, block)
                     continue
-                reached = kind == FULL or any(end * ratio - needed <= at < end * ratio for end in ends)
+                reached = kind == FULL or any(end * ratio - needed <= at < end * ratio + more for end in own)
                 if not reached and not seeker.retains(at):
                     continue
                 if kind == STATE:
@@ -380,7 +385,29 @@ class GroupCache:
                 blocks.append(block)
                 keys.append(self._hash(names[at * hashes + hashes - 1], place))
             pool.cache_full_blocks(blocks, keys)
-        self._published[sequence] = full
+            done[place] = max(done[place], stop)
+            if kind == FULL and hashes > 1:
+                self._publish_tail(sequence, seeker, table, reach, named)
+
+    def _reach(self, seeker: _Seeker, tokens: int) -> int:
+        """Tokens up to which the blocks of a class can be found once ``tokens`` are computed: all groups reach the same end of a block
+        of ``block_size``, and that of the drafter the block after it, which look-ups drop (``get_num_cacheable_tokens``)."""
+        aligned = tokens // self._size * self._size
+        return min(tokens, aligned + seeker.size) if aligned and self._drops_in(seeker) else aligned
+
+    def _drops_in(self, seeker: _Seeker) -> bool:
+        """Whether look-ups drop the last block of a class."""
+        return self._groups.drops_block and self._groups.drafter in seeker.places
+
+    def _publish_tail(self, sequence: Sequence, seeker: _Seeker, table: Table, reach: int, named: int) -> None:
+        """A block within which a prompt ends has a hash, too: that of the last tokens of its prompt. No look-up asks for it, but without
+        references the block is evicted as one with a hash (``_cache_partial_tail_block``)."""
+        end = min((sequence.prompt_tokens - (not self._drops_in(seeker))) // self._hashed * self._hashed, named)
+        if not 0 < end <= reach or end % seeker.size == 0:
+            return
+        block = table[end // seeker.size]
+        if block is not NULL_BLOCK and self.pool.block_hash[block] is None:
+            self.pool.cache_full_blocks((block,), (UNSHARED,))
 
     def _publish_state(self, sequence: Sequence, place: int, at: int, block: int) -> None:
         """Publish the state at the end of the block ``at``, which a look-up finds after this step."""
@@ -394,9 +421,10 @@ class GroupCache:
         """Ends, in blocks, of the prefixes that a later look-up may find: of the prompt again, and of a longer one (``replay_boundaries``
         of vLLM); and of the junction."""
         prompt, size, junction = sequence.prompt_tokens, self._size, self._junction.get(sequence, 0)
+        more = (junction,) if junction else ()
         if not self._groups.drops_block:
-            return (prompt - 1) // size, junction
-        return (prompt - 1) // size - 1, prompt // size - 1, junction
+            return (prompt - 1) // size, *more
+        return max(0, (prompt - 1) // size - 1), max(0, prompt // size - 1), *more
 
     def computed(self, sequence: Sequence) -> int:
         """Tokens of a sequence up to which ``publish`` was asked for blocks."""

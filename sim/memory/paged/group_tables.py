@@ -130,13 +130,16 @@ class GroupTables:
         if self._cache:
             self._cache.publish(sequence, tables, published, hashed)
 
-    def take_for_drafts(self, sequence: Sequence) -> None:
-        """A sequence that loads and computes nothing yet takes blocks for states of drafts, after those of all groups."""
+    def take_after_load(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence that loads ``tokens`` and computes nothing yet takes the blocks that no load fills, after those of all groups: for
+        states of drafts, and of a window of one token that ends within a block."""
         drafts = self._groups.drafts
+        for place, (kind, table) in enumerate(zip(self._groups.kinds, self._tables_of(sequence), strict=True)):
+            if kind == STATE:
+                table += self.pool.get_new_blocks(drafts)
+            elif place in self._alone:
+                table += self.pool.get_new_blocks(max(0, -(-tokens // self._sizes[place]) - len(table)))
         if drafts:
-            for kind, table in zip(self._groups.kinds, self._tables_of(sequence), strict=True):
-                if kind == STATE:
-                    table += self.pool.get_new_blocks(drafts)
             self._drafting.add(sequence)
 
     def _take_states(self, sequence: Sequence, table: Table, tokens: int, drafts: int) -> None:

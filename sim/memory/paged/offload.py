@@ -16,9 +16,9 @@ One link goes each way, and copies one job after the other. Copies overlap with 
 A sequence that waits for a copy keeps its place in the queue, without a slot in the batch. So does one whose blocks a tier behind the
 host has: they are promoted to the host first.
 
-With asynchronous scheduling a decision is taken while a step runs, and a load must not write what that step may still write.
-So blocks of a sequence that the running step computes come free only after it: the sequence is not preempted, and if it has
-finished, unknown to the step, its blocks stay taken for one more decision.
+With asynchronous scheduling, and over pipeline stages, a decision is taken while batches are in flight, and a load must not write what
+these may still write (``defer_block_free``). So blocks of a sequence that one of them computes come free only after it: the sequence is
+not preempted, and if it has finished, unknown to the batch, its blocks stay taken until all batches that are scheduled by then are over.
 
 Source: vLLM 0.33, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and worker.py,
 vllm/v1/core/sched/scheduler.py, vllm/v1/kv_offload/cpu/gpu_worker.py.
@@ -144,6 +144,7 @@ class OffloadTransaction(PagedTransaction):
 
     def end_decision(self, computed: AbstractSet[Sequence]) -> int:
         self.grow_tables(1)
+        super().end_decision(computed)
         return self.memory.end_decision(computed)
 
 
@@ -168,6 +169,18 @@ class _Seeker(NamedTuple):
         return max(self.needed, -(-before // self.size)) if self.window_tokens else self.needed
 
 
+class Deferred(NamedTuple):
+    """Blocks of a finished sequence that a batch in flight computes in vain.
+
+    Attributes:
+        fence: Batches that must be over before they come free.
+        tables: Its block tables.
+    """
+
+    fence: int
+    tables: tuple[GroupTable, ...]
+
+
 class HostTierMemory(PagedMemory, ABC):
     """As ``PagedMemory`` with a prefix cache, with a second tier of that cache in host memory.
 
@@ -176,7 +189,9 @@ class HostTierMemory(PagedMemory, ABC):
         watermark_blocks: Blocks that an admission leaves free beside running sequences.
         reserves_whole: Whether a load needs the blocks of all tokens of its sequence to be free.
         step_blocks: Blocks that a load leaves free beside those that prefills in progress still need.
-        deferred: Finished sequences that the running step computes in vain, with their blocks, which come free after it.
+        deferred: Finished sequences that batches in flight compute in vain, in the order in which their blocks come free.
+        scheduled, processed: Batches that compute anything that were scheduled, and that are over (``sched_step_seq``,
+            ``processed_step_seq``).
         taken: Ids of blocks that the decision has taken or hit, or that an admitted sequence has.
     """
 
@@ -217,7 +232,8 @@ class HostTierMemory(PagedMemory, ABC):
         self._in_windows: dict[Sequence, dict[int, list[int | None]]] = {}
         self.taken: set[int] = set()
         self.cache.pool.taken = self.taken
-        self.deferred: dict[Sequence, tuple[GroupTable, ...]] = {}
+        self.deferred: dict[Sequence, Deferred] = {}
+        self.scheduled = self.processed = 0
         # Whether blocks came free after the last decision.
         self._has_freed = False
 
@@ -277,8 +293,8 @@ class HostTierMemory(PagedMemory, ABC):
                 if not seeker.needed:
                     blocks = tier.prefix(sequence.index, placed)
                 else:
-                    first = seeker.needed_before(min(most, stop * size))
-                    blocks = tier.window(sequence.index, [*placed], seeker.needed, first)
+                    first = seeker.needed_before(min(most, (stop - dropped) * size))
+                    blocks = tier.window(sequence.index, [*placed], seeker.needed + dropped, first + dropped)
                 waits = waits or blocks is None
                 if blocks is not None:
                     most = min(most, (start + blocks - dropped) * size)
@@ -328,7 +344,7 @@ class HostTierMemory(PagedMemory, ABC):
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
         tables.take(sequence, tokens, known, loads=True)
-        tables.take_for_drafts(sequence)
+        tables.take_after_load(sequence, tokens)
         self._hold_load(sequence, tokens, known)
         by_tier: Counter[int] = Counter()
         for unit, tier in behind.items():
@@ -390,14 +406,33 @@ class HostTierMemory(PagedMemory, ABC):
         states = self._take_states()
         offering = sorted((each for each in self.tier.offering if each in computed), key=attrgetter("order"))
         offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).blocks]
-        wait = self.tier.end_decision(states, offers, self.taken, not computed)
+        # Where batches are in flight the next decision does not begin at once.
+        idle = not computed and not (self.pipelined and self.scheduled > self.processed)
+        wait = self.tier.end_decision(states, offers, self.taken, idle)
         for sequence in offering:
             offered = self.tier.offered(sequence)
             if all(offered[place] >= sequence.prompt_tokens // size for place, size, _, _ in self._seekers):
                 self.forget(sequence)
         self.taken.clear()
-        self._free_deferred()
+        self.scheduled += bool(computed)
         return wait
+
+    def _defer(self, sequence: Sequence) -> None:
+        """A finished sequence keeps its blocks until the batches that are scheduled by now are over."""
+        assert self.group_tables is not None
+        self.deferred[sequence] = Deferred(self.scheduled, self.group_tables.detach(sequence))
+
+    def _process(self, batches: int) -> None:
+        """So many batches are over: blocks that waited for them come free."""
+        assert self.group_tables is not None
+        self.processed, self._has_freed = batches, False
+        while self.deferred and (first := next(iter(self.deferred.items())))[1].fence <= batches:
+            sequence, (_, tables) = first
+            del self.deferred[sequence]
+            self._leave(sequence)
+            # The last group's last block comes first.
+            self.group_tables.give_back_all(tables)
+            self._has_freed = True
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has nothing to offer any more."""
@@ -484,9 +519,12 @@ class HostTierMemory(PagedMemory, ABC):
         if aligned is None or aligned % size:
             return True
         needed = -(-(seeker.window_tokens - 1) // size)
-        boundaries = sequence.prompt_tokens - 1, self.cache.junction(sequence) * self.block_size
+        junction = self.cache.junction(sequence) * self.block_size
+        boundaries = (sequence.prompt_tokens - 1, junction) if junction else (sequence.prompt_tokens - 1,)
         ends = (boundary // aligned * aligned // size for boundary in boundaries)
-        return any(end - needed <= at < end for end in ends)
+        # Look-ups drop a block of the drafter's group, which is the one after an end.
+        more = self.groups.drops_block and seeker.place == self.groups.drafter
+        return any(end - needed <= at < end + more for end in ends)
 
     def _finish(self, sequence: Sequence) -> None:
         """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""
@@ -503,8 +541,8 @@ class HostTierMemory(PagedMemory, ABC):
         return tokens
 
     @abstractmethod
-    def _free_deferred(self) -> None:
-        """The step that computed finished sequences in vain is over."""
+    def _leave(self, sequence: Sequence) -> None:
+        """Count the blocks of a deferred sequence no more."""
 
     @abstractmethod
     def _hold_load(self, sequence: Sequence, tokens: int, known: int) -> None:
@@ -563,7 +601,7 @@ class OffloadedMemory(HostTierMemory):
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[GroupTable, ...]]:
         """See ``PagedMemory``; sequences that were computed in vain keep their blocks for another step."""
-        return super()._idle_tables(admitted) + [*self.deferred.values()]
+        return super()._idle_tables(admitted) + [each.tables for each in self.deferred.values()]
 
     # A victim of the decision has no tables any more; every other sequence that leaves has finished.
 
@@ -590,7 +628,7 @@ class OffloadedMemory(HostTierMemory):
             else:
                 assert self.group_tables is not None
                 self.group_tables.grow_until(decode_step + 1)
-                self._defer(sequence, decode_step)
+                self._finish_in_vain(sequence, decode_step)
         self._settle_cache(after_step(decode_step))
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
@@ -624,7 +662,15 @@ class OffloadedMemory(HostTierMemory):
         self._publish_stalled()
         return super()._open_groups(decode_step)
 
-    def _defer(self, sequence: Sequence, decode_step: int) -> None:
+    def end_decision(self, computed: AbstractSet[Sequence]) -> int:
+        """See ``HostTierMemory``; the step before is over by the next decision."""
+        before, wait = self.scheduled, super().end_decision(computed)
+        self._process(before)
+        if self._has_freed:
+            self._settle_cache()
+        return wait
+
+    def _finish_in_vain(self, sequence: Sequence, decode_step: int) -> None:
         cache, tables = self.cache, self.group_tables
         assert cache is not None and tables is not None
         cache.publish(sequence, tables.tables[sequence], sequence.held_tokens(decode_step))
@@ -635,18 +681,9 @@ class OffloadedMemory(HostTierMemory):
         held = self.partial[sequence]
         tokens = held.computed_tokens + 1
         self.partial[sequence] = held._replace(computed_tokens=tokens, known_tokens=tokens)
-        self.deferred[sequence] = tables.detach(sequence)
+        self._defer(sequence)
 
-    def _free_deferred(self) -> None:
-        self._has_freed = bool(self.deferred)
-        if not self.deferred:
-            return
-        assert self.group_tables is not None
-        for sequence, tables in self.deferred.items():
-            held = self.partial.pop(sequence)
-            self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
-            self.free += self.fixed
-            # The last group's last block comes first.
-            self.group_tables.give_back_all(tables)
-        self.deferred = {}
-        self._settle_cache()
+    def _leave(self, sequence: Sequence) -> None:
+        held = self.partial.pop(sequence)
+        self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
+        self.free += self.fixed

@@ -23,7 +23,7 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ..accounting.kv_groups import SLIDING
 from ..accounting.ledger import Meter
-from ..accounting.moments import after_row, after_step
+from ..accounting.moments import after_step
 from .counts import BlockCounts, Partial
 from .group_cache import Table
 from .transaction import PagedTransaction
@@ -174,12 +174,6 @@ class PagedMemory(BlockCounts):
                 decoding.append(sequence)
         return decoding
 
-    def _given_back_at(self, decode_step: int) -> int:
-        """The moment at which blocks are given back before ``decode_step``."""
-        if self.pipelined and self.cache_log is not None:
-            return after_row(self.cache_log.row - 1)
-        return after_step(decode_step)
-
     def _pass_at_end(self, sequence: Sequence) -> None:
         """Beside a KV connector a finished sequence gives back what its windows have passed, before its other blocks; nothing happens to
         one without tables, as those that the decision has preempted."""
@@ -210,7 +204,7 @@ class PagedMemory(BlockCounts):
             else:
                 self.release((sequence,), decode_step)
         # Nothing may be scheduled for long after this.
-        self._settle_cache(self._given_back_at(decode_step))
+        self._settle_cache(after_step(decode_step))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """Free the blocks of victims before ``decode_step``, including victims within a chunked prefill."""
@@ -269,7 +263,7 @@ class PagedMemory(BlockCounts):
             if self.group_tables:
                 self._pass_at_end(sequence)
                 self.group_tables.drop(sequence)
-        self._settle_cache(self._given_back_at(decode_step))
+        self._settle_cache(after_step(decode_step))
 
     def settle(self, state: State, steps: int) -> None:
         tables = self.tables or self.group_tables

@@ -29,9 +29,11 @@ from ..accounting.cache_log import CacheLog
 from ..accounting.ledger import METER, Meter
 from ..accounting.moments import after_row, at_row, in_step
 from ..interface.memory import Memory
-from ..prefix import Pages, Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens
+from ..prefix import Pages, Place, RadixNode, RadixTree, Rest, WindowTree, all_but_last, first_tokens
 from .phases import Phases
 
+#: ``SGLANG_SWA_EVICTION_INTERVAL``: tokens before its window that a decoding sequence gives back at once.
+EVICTION_INTERVAL = 128
 #: ``SGLANG_RETRACT_DECODE_STEPS``: slots made free, and reserved, for each sequence left after a retraction.
 RETRACT_STEPS = 20
 
@@ -45,12 +47,23 @@ class Holding:
         pages: Pages up to there.
         computed: Tokens computed up to its last prefill.
         rest: The pages that follow in its prompt and output, once any of them has joined the tree.
+        bound: Of its lock, see ``WindowTree.lock``.
+        freed: Pages whose windows it has given back, from its first one on.
+        branch: Pages that its look-up walked through, where windows were missing at their end; 0 once they are there again.
     """
 
     node: RadixNode
     pages: int
     computed: int
     rest: Rest | None = None
+    bound: int = 0
+    freed: int = 0
+    branch: int = 0
+
+    @property
+    def first(self) -> int:
+        """Its first page with windows of its own."""
+        return max(self.pages, self.freed)
 
 
 @dataclass(slots=True)
@@ -95,6 +108,16 @@ class RadixTransaction:
         """Slots that are free or evictable."""
         return self.memory.room
 
+    @property
+    def windows(self) -> Windows | None:
+        """See ``RadixMemory``."""
+        return self.memory.windows
+
+    @property
+    def window_room(self) -> int:
+        """As ``room``, in the pool of windows."""
+        return self.memory.window_room
+
     def max_output_tokens(self, sequence: Sequence) -> int:
         """See ``RadixMemory``."""
         return self.memory.max_output_tokens(sequence)
@@ -110,7 +133,21 @@ class RadixTransaction:
         """Evict until so many slots are free; whether they are."""
         memory = self.memory
         memory.make_free(memory.pages_of(slots))
-        return memory.free * memory.block_size >= slots
+        free = memory.free if memory.windows is None else min(memory.free, memory.window_free)
+        return free * memory.block_size >= slots
+
+    def can_decode(self) -> bool:
+        """Whether the running sequences find the pages that they begin."""
+        if self.memory.windows is not None:
+            return self.make_free(self.begun())
+        return self.room >= self.begun()
+
+    def slide(self, sequence: Sequence, tokens: int) -> None:
+        """Give back windows of a sequence that decodes, once enough of its ``tokens`` lie before the window."""
+        windows = self.memory.windows
+        assert windows is not None
+        if tokens - windows.tokens >= self.memory.holdings[sequence].freed * self.memory.block_size + EVICTION_INTERVAL:
+            self.memory.slide(sequence, tokens)
 
     @property
     def departures(self) -> int:
@@ -155,28 +192,46 @@ class RadixTransaction:
         known = self.memory.known_of(sequence)
         known.found = found = self.memory.tree.follow(known.before_last, known.found)
         tokens = found.tokens * self.memory.block_size
-        self._found = Holding(found.node, found.tokens, tokens)
+        self._found = Holding(found.node, found.tokens, tokens, branch=self.memory.branch(found.tokens))
         return tokens
 
     def lock(self, sequence: Sequence) -> None:
         """Lock the prefix that was looked up last for a sequence."""
         self.memory.holdings[sequence] = self._found
-        self.memory.tree.lock(self._found.node)
+        self._found.bound = self.memory.tree.lock(self._found.node)
 
     def enter(self, sequence: Sequence) -> None:
         """Set ``computed_tokens`` of a sequence to its locked prefix."""
         sequence.computed_tokens = found = self._found.computed
-        self.memory.log.look_ups.append((sequence.index, sequence.start_tokens, found))
+        self.memory.log.look_up(sequence.index, sequence.start_tokens, found)
 
     def unlock(self, sequence: Sequence) -> None:
         """Undo ``lock``."""
-        self.memory.tree.unlock(self.memory.holdings.pop(sequence).node)
+        holding = self.memory.holdings.pop(sequence)
+        self.memory.tree.unlock(holding.node, holding.bound)
 
     def retract(self, sequence: Sequence, left: int) -> None:
         """Free a running sequence's own pages and its locks, and some slots for each of so many that are left."""
         memory = self.memory
         memory.drop(sequence, self.decode_step)
         memory.make_free(memory.pages_of(RETRACT_STEPS * left))
+
+
+@dataclass(slots=True)
+class Windows:
+    """The pool of the layers with a sliding window, beside that of all others.
+
+    Attributes:
+        tokens: ``sliding_window_size`` of SGLang: tokens before the coming one that it attends to.
+        pages: Pages of the pool.
+        in_flight: Most tokens of a chunk that runs while the next step is decided.
+        own: Pages of it that sequences have beside the tree.
+    """
+
+    tokens: int
+    pages: int
+    in_flight: int
+    own: int = 0
 
 
 class RadixMemory(Memory):
@@ -188,10 +243,11 @@ class RadixMemory(Memory):
         runs: Tokens of every request; None if no two requests share any.
         keeps: Whether the tree keeps nodes that no sequence locks.
         ahead: Whether the results of a step are processed after the next one was decided (overlap schedule).
+        windows: The pool of layers with a window, if it is one of its own. Each leap is then one step.
 
     Attributes:
         tree: Computed pages, locked or evictable.
-        holdings: For each sequence that runs or prefills, its part of the tree; in order of admission.
+        holdings: For each sequence that runs or prefills, its part of the tree; those that run in the order of SGLang's batch.
         decoding: Sequences that decode in the next step that does, in the order in which their prefills ended.
         phases: In which steps these begin a page.
         free: Pages that are neither in the tree nor held by one sequence.
@@ -204,6 +260,8 @@ class RadixMemory(Memory):
     """
 
     meter = (*METER[:2], "prefill_tail")
+    #: Classes of trees, without and with windows in a pool of their own.
+    trees: tuple[type[RadixTree], type[WindowTree]] = (RadixTree, WindowTree)
     evicted_blocks = steps_in_vain = 0
 
     def __init__(
@@ -213,12 +271,15 @@ class RadixMemory(Memory):
         keeps: bool = True,
         block_size: int = 1,
         ahead: bool = False,
+        windows: Windows | None = None,
     ) -> None:
-        self._runs, self.keeps, self.block_size, self.ahead = runs, keeps, block_size, ahead
+        self._runs, self.keeps, self.block_size, self.ahead, self.windows = runs, keeps, block_size, ahead, windows
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
         self.num_blocks = self.free = num_blocks
-        self.tree, self._pages, self.phases = RadixTree(), Pages(block_size), Phases(block_size)
+        plain, windowed = self.trees
+        self.tree = plain() if windows is None else windowed(self.pages_of(windows.tokens))
+        self._pages, self.phases = Pages(block_size), Phases(block_size)
         self.holdings: dict[Sequence, Holding] = {}
         self.departures = 0
         # Sequences that prefill in this step, in order, and the tokens that are computed of each when it is over.
@@ -235,6 +296,34 @@ class RadixMemory(Memory):
     def room(self) -> int:
         """Slots that are free or can be evicted."""
         return (self.free + self.tree.evictable_tokens) * self.block_size
+
+    @property
+    def window_free(self) -> int:
+        """Free pages of the pool of windows."""
+        assert self.windows is not None and isinstance(self.tree, WindowTree)
+        return self.windows.pages - self.windows.own - self.tree.window_evictable - self.tree.window_protected
+
+    @property
+    def window_room(self) -> int:
+        """Slots of the pool of windows that are free or can be evicted."""
+        assert isinstance(self.tree, WindowTree)
+        return (self.window_free + self.tree.window_evictable) * self.block_size
+
+    def branch(self, pages: int) -> int:
+        """Pages of the last look-up, which found ``pages``, if there were more; else 0."""
+        return self.tree.hit if isinstance(self.tree, WindowTree) and self.tree.hit > pages else 0
+
+    def slide(self, sequence: Sequence, tokens: int) -> None:
+        """Give back a sequence's own windows before that of its last ``tokens`` (``free_swa_out_of_window_slots``)."""
+        windows, holding, size = self.windows, self.holdings[sequence], self.block_size
+        assert windows is not None
+        if tokens - windows.tokens <= holding.freed * size:
+            return
+        # What joins the tree has a whole window in full pages; without a tree the tokens are enough.
+        kept = max(1, self.pages_of(windows.tokens)) * size if self.keeps else windows.tokens
+        first = holding.first
+        holding.freed = max(first, (tokens - kept) // size)
+        windows.own -= holding.freed - first
 
     def pages_of(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -283,13 +372,14 @@ class RadixMemory(Memory):
 
     def drop(self, sequence: Sequence, decode_step: int) -> None:
         """Free a running sequence's own pages and its locks before ``decode_step``; the tree keeps the rest."""
-        holding = self.holdings.pop(sequence)
+        holding, pages = self.holdings.pop(sequence), self.pages_of(sequence.held_tokens(decode_step))
         self._stop(sequence)
         # The overlap schedule drops the result of one that is retracted.
         self._results.pop(sequence, None)
-        self.free += self.pages_of(sequence.held_tokens(decode_step)) - holding.pages
-        self.tree.unlock(holding.node)
-        self._drop_unkept()
+        self.free += pages - holding.pages
+        if self.windows is not None:
+            self.windows.own -= pages - holding.first
+        self.tree.unlock(holding.node, holding.bound)
 
     def _phase(self, sequence: Sequence) -> int:
         """The steps in which a running sequence begins a page, modulo the page size."""
@@ -307,8 +397,10 @@ class RadixMemory(Memory):
 
     def make_free(self, pages: int) -> None:
         """Evict so many that these are free, as far as there are leaves."""
-        if self.free < pages:
-            freed = self.tree.evict(pages - self.free)
+        lacking = max(0, pages - self.free)
+        of_windows = 0 if self.windows is None else max(0, pages - self.window_free)
+        if lacking or of_windows:
+            freed = self.tree.evict(lacking, of_windows)
             self.free += freed
             self.evicted_blocks += freed
 
@@ -361,6 +453,8 @@ class RadixMemory(Memory):
     def _take_for_prefills(self) -> None:
         """The pages of the prefills of a step; with pages of several tokens SGLang asks for one more a sequence."""
         own = [(tokens, self.holdings[sequence].computed) for sequence, tokens in self._batch]
+        if self.windows is not None and not self.keeps:
+            self._slide_prefills()
         pages = sum(self.pages_of(tokens) - self.pages_of(computed) for tokens, computed in own)
         spare = len(own) * self.block_size * (self.block_size > 1)
         self._take(pages, self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
@@ -375,8 +469,12 @@ class RadixMemory(Memory):
         """Take so many pages, after those that are asked for were made free."""
         self.make_free(asked)
         self.free -= pages
-        if self.free < 0:
-            raise Overdrawn(f"{-self.free * self.block_size} more slots are taken than there are")
+        left = self.free
+        if self.windows is not None:
+            self.windows.own += pages
+            left = min(left, self.window_free)
+        if left < 0:
+            raise Overdrawn(f"{-left * self.block_size} more slots are taken than there are")
 
     def _grow(self, batch_size: int, decode_step: int, end: int) -> None:
         """The pages of each step from ``decode_step`` to before ``end``, at once up to the next that must evict."""
@@ -400,20 +498,25 @@ class RadixMemory(Memory):
 
     def _end_prefills(self, decode_step: int) -> None:
         """A step that only prefills is over: chunks join the tree, and the results of the other prefills are there."""
+        chunks = []
         for sequence, tokens in self._batch:
             if tokens < sequence.start_tokens:
-                self._keep(sequence, tokens)
+                chunks.append((sequence, tokens))
                 continue
             self._results[sequence] = tokens
+            # It joins the batch now, behind others that may have started later.
+            self.holdings[sequence] = self.holdings.pop(sequence)
             self.decoding[sequence] = None
             self.phases.add(self._phase(sequence), 1)
             if not self.ahead and sequence.finish_step <= decode_step:
                 self._leaving[sequence] = tokens
         self._batch.clear()
-        if self.ahead:
-            self._settle(after_row(self.log.row - 1))
-        else:
+        if not self.ahead:
             self.process_results()
+        # The next decision, which is the first to see results without the overlap schedule, begins with these.
+        for sequence, tokens in chunks:
+            self._keep(sequence, tokens)
+        self._settle(after_row(self.log.row - 1))
 
     def process_results(self, moment: int | None = None) -> None:
         """Prefills that ended join the tree; so do finished sequences, which leave.
@@ -431,33 +534,51 @@ class RadixMemory(Memory):
         self._settle(after_row(self.log.row - 1) if moment is None else moment)
 
     def _settle(self, moment: int) -> None:
-        """What is no longer locked is cached, or gone."""
-        self._drop_unkept()
+        """What is no longer locked is cached."""
         self.log.settle(self.tree.evictable_tokens, moment)
-
-    def _drop_unkept(self) -> None:
-        """What is not locked is free, where the tree keeps nothing."""
-        if not self.keeps:
-            self.free += self.tree.evict(self.tree.evictable_tokens)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """What a prefill computed joins the tree, and the sequence's lock moves there."""
-        node = self._insert(sequence, tokens)
-        self._part(sequence, tokens)
         holding = self.holdings[sequence]
+        holding.computed = tokens
+        if not self.keeps:
+            return
+        cached = self._cached(holding, tokens)
+        if self.windows is not None:
+            self.slide(sequence, cached - 1)
+        first, node = holding.first, self._insert(sequence, cached)
+        self._part(sequence, tokens)
         # Before the other is unlocked, so that the path to both stays locked.
-        self.tree.lock(node)
-        self.tree.unlock(holding.node)
-        holding.node, holding.pages, holding.computed = node, tokens // self.block_size, tokens
+        bound = self.tree.lock(node)
+        self.tree.unlock(holding.node, holding.bound)
+        holding.node, holding.bound, holding.pages = node, bound, cached // self.block_size
+        if self.windows is not None:
+            self.windows.own -= holding.first - first
+            if holding.branch and cached // self.block_size >= holding.branch:
+                holding.branch = 0
+                self.slide(sequence, tokens - 1)
+
+    def _cached(self, holding: Holding, tokens: int) -> int:
+        """Of so many computed tokens those that join the tree: not beyond where its windows were missing, so that they join it there."""
+        branch = holding.branch * self.block_size
+        return branch if holding.branch > holding.pages and branch <= tokens else tokens
 
     def _leave(self, sequence: Sequence, tokens: int) -> None:
         """What a finished sequence computed joins the tree, and the sequence is gone."""
-        self._insert(sequence, tokens)
-        self._part(sequence, tokens)
-        # Its last page, if that is not full.
-        self.free += tokens % self.block_size > 0
+        holding = self.holdings[sequence]
+        first, pages = holding.first, self.pages_of(tokens)
+        if self.keeps:
+            cached = self._cached(holding, tokens)
+            self._insert(sequence, cached)
+            self._part(sequence, tokens)
+            holding.pages = cached // self.block_size
+        # Its last page, if that is not full; and what does not join the tree.
+        self.free += pages - holding.pages
+        if self.windows is not None:
+            self.windows.own -= pages - first
         self._stop(sequence)
-        self.tree.unlock(self.holdings.pop(sequence).node)
+        self.tree.unlock(holding.node, holding.bound)
+        del self.holdings[sequence]
         del self._known[sequence]
         self.departures += 1
 
@@ -468,15 +589,21 @@ class RadixMemory(Memory):
             holding.rest = Rest(self._pages.of(self._runs_of(sequence)))
             holding.rest.take(holding.pages)
         pages = tokens // self.block_size - holding.pages
-        node, known = self.tree.insert(holding.rest.take(pages), holding.node)
+        node, known = self.tree.insert(holding.rest.take(pages), holding.node, max(0, holding.freed - holding.pages))
         self.free += known
         return node
 
     def _part(self, sequence: Sequence, tokens: int) -> None:
         """An edge ends with the prompt, so that an output can be evicted without it."""
         prompt = sequence.prompt_tokens
-        if tokens // self.block_size > prompt // self.block_size:
+        if self.windows is None and tokens // self.block_size > prompt // self.block_size:
             self.tree.match(self._pages.of(first_tokens(self._runs_of(sequence), prompt)))
+
+    def _slide_prefills(self) -> None:
+        """Without a tree, give back windows before the chunks of a step, or before the chunk in flight."""
+        assert self.windows is not None
+        for sequence, _ in self._batch:
+            self.slide(sequence, self.holdings[sequence].computed - self.windows.in_flight)
 
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         """Sequences leave before ``decode_step``; the tree keeps their computed tokens.

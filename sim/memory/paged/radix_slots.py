@@ -14,9 +14,9 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.content import Tokens
 from ..accounting.ledger import Meter
-from ..prefix import RadixNode, RadixTree
+from ..prefix import RadixNode, RadixTree, WindowTree
 from ..prefix.block_tables import BlockTables
-from .radix_memory import RadixMemory
+from .radix_memory import RadixMemory, Windows
 
 
 class SlotTree(RadixTree):
@@ -27,8 +27,8 @@ class SlotTree(RadixTree):
         evicted: Slots of the leaves that were evicted, until they are taken.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
         self.slots: dict[RadixNode, list[int]] = {}
         self.evicted: list[int] = []
 
@@ -37,13 +37,19 @@ class SlotTree(RadixTree):
         return [slot for step in reversed(self.path(node, above)) for slot in self.slots[step]]
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
-        upper, slots = super()._split(node, tokens), self.slots[node]
-        self.slots[upper], self.slots[node] = slots[:tokens], slots[tokens:]
+        upper = super()._split(node, tokens)
+        # A new leaf has none yet.
+        if slots := self.slots.get(node):
+            self.slots[upper], self.slots[node] = slots[:tokens], slots[tokens:]
         return upper
 
     def _remove(self, leaf: RadixNode) -> None:
         super()._remove(leaf)
         self.evicted += self.slots.pop(leaf)
+
+
+class SlotWindowTree(SlotTree, WindowTree):
+    """A ``SlotTree`` with windows, whose slots have no ids."""
 
 
 class SlotRadixMemory(RadixMemory):
@@ -53,6 +59,9 @@ class SlotRadixMemory(RadixMemory):
         tables: Page ids of each sequence's tokens.
     """
 
+    trees = (SlotTree, SlotWindowTree)
+    tree: SlotTree
+
     def __init__(
         self,
         num_blocks: int,
@@ -60,9 +69,9 @@ class SlotRadixMemory(RadixMemory):
         keeps: bool = True,
         block_size: int = 1,
         ahead: bool = False,
+        windows: Windows | None = None,
     ) -> None:
-        super().__init__(num_blocks, runs, keeps, block_size, ahead)
-        self.tree: SlotTree = SlotTree()
+        super().__init__(num_blocks, runs, keeps, block_size, ahead, windows)
         self.tables: BlockTables = BlockTables(num_blocks, 0, block_size)
         # Of the leap that is about to run, once it has been looked at: what its row says, and the steps that hand out
         # their pages.
@@ -157,17 +166,20 @@ class SlotRadixMemory(RadixMemory):
             self.tree.evicted = []
 
     def _leave(self, sequence: Sequence, tokens: int) -> None:
-        """See ``RadixMemory``; of the table the tree has the full pages."""
+        """See ``RadixMemory``; of the table the tree has the first pages."""
+        holding = self.holdings[sequence]
         super()._leave(sequence, tokens)
-        self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[tokens // self.block_size :])
+        self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[holding.pages :])
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
         """See ``RadixMemory``; the sequence goes on with the tree's pages."""
         holding, table = self.holdings[sequence], self.tables.tables[sequence]
         node, first, end = super()._insert(sequence, tokens), holding.pages, tokens // self.block_size
-        # A new leaf is there, the end of the string.
-        if node is not self.tree.root:
-            self.tree.slots.setdefault(node, table[end - node.tokens : end])
+        # A new leaf is there, the end of the string; windows may have divided it.
+        last = end
+        for step in self.tree.path(node, holding.node):
+            self.tree.slots.setdefault(step, table[last - step.tokens : last])
+            last -= step.tokens
         # Up to the node that it has locked the table has the tree's pages.
         pages = self.tree.along(node, holding.node)
         own = table[first:end]

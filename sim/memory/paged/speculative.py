@@ -1,16 +1,23 @@
-"""Paged memory under speculative decoding: slots for drafts, and for the drafter's look-ahead.
+"""Paged memory of sequences that do not grow in lockstep: steps verify drafts, or several batches are in flight.
 
 A step computes the next token of a decoding sequence and verifies its drafts; the first of them that is wrong, and all after it, are
-rejected. The sequence gains one token and those accepted, so sequences no longer grow in lockstep, and blocks are held one by one:
+rejected. The sequence gains one token and those accepted, and blocks are held one by one:
 
     before the step   c tokens have KV
     reserved          c + 1 + drafts + look-ahead      at most max_model_len
     after the step    c + 1 + accepted                 rejected slots are written again
 
 A block that a step reserves stays in the table. A full block can be found from the step on that computes its last known token; with
-EAGLE and MTP also the token after it must be known, which its name covers. Where steps are scheduled ahead, a step reserves as if
-all drafts of the step before it were accepted, and knows none of the tokens that that step generates; windows and states release
-blocks for what was computed before it. States have a block for each draft besides (``group_tables``).
+EAGLE and MTP also the token after it must be known, which its name covers.
+
+A decision that is taken while batches are in flight counts what they compute as computed, all drafts included, and knows none of their
+tokens (``Progress``): windows and states release blocks behind what is processed. States have a block for each draft besides
+(``group_tables``).
+
+    batch            1       2       3               prompt of 8 in chunks of 4, two stages
+    scheduled        0-3     4-7     8
+    in flight        0       4       0               batch 3 is decided when 1 and 2 are over
+    processed        0       0       8
 
 Source: vLLM 0.33, vllm/v1/core/sched/scheduler.py and async_scheduler.py, vllm/v1/core/kv_cache_manager.py (``allocate_slots``),
 vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
@@ -20,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
@@ -34,26 +40,57 @@ from .paged import PagedMemory
 from .transaction import PagedTransaction
 
 
-class Verified(NamedTuple):
-    """Drafts of a sequence in a step, those of them that its output keeps, and the tokens that it had before the step."""
+class Progress:
+    """What vLLM's ``Request`` says of a sequence with blocks.
 
-    drafts: int
-    kept: int
-    before: int
-
-
-class Progress(NamedTuple):
-    """Tokens of a sequence with blocks when a step is decided.
+    Args:
+        computed: Tokens with KV, those of batches in flight and all their drafts included (``num_computed_tokens``).
+        known: Tokens that are known (``num_tokens``).
 
     Attributes:
-        computed: Those that are computed before the step, drafts in flight included.
-        known: Those that are known.
-        processed: Those that are computed whatever the step in flight does; windows and states release what is behind them.
+        in_flight: Tokens that batches in flight compute (``num_in_flight_tokens``).
+        rejected: Drafts in flight that will be rejected, which no decision knows.
+        prefills: Whether it has computed a part of its prompt only.
     """
 
-    computed: int
-    known: int
-    processed: int
+    __slots__ = ("computed", "in_flight", "known", "prefills", "rejected")
+
+    def __init__(self, computed: int, known: int, prefills: bool = False) -> None:
+        self.computed, self.known, self.prefills = computed, known, prefills
+        self.in_flight = self.rejected = 0
+
+    @property
+    def processed(self) -> int:
+        """Tokens that are computed whatever the batches in flight do; windows and states release what is behind them."""
+        return self.computed - self.in_flight
+
+    @property
+    def held(self) -> int:
+        """Tokens with KV, without the drafts that will be rejected."""
+        return self.computed - self.rejected
+
+
+class Scheduled:
+    """A sequence in a batch.
+
+    Args:
+        progress: Of the sequence; another one counts after a preemption.
+        tokens: Those that the batch computes.
+
+    Attributes:
+        sampled: Tokens that the batch generates; 0 within a prompt.
+        rejected: Drafts among ``tokens`` that are rejected.
+    """
+
+    __slots__ = ("progress", "rejected", "sampled", "tokens")
+
+    def __init__(self, progress: Progress, tokens: int) -> None:
+        self.progress, self.tokens = progress, tokens
+        self.sampled = self.rejected = 0
+
+
+#: The sequences that a batch computes.
+Batch = dict[Sequence, Scheduled]
 
 
 class SpeculativeTransaction(PagedTransaction):
@@ -63,21 +100,20 @@ class SpeculativeTransaction(PagedTransaction):
     memory: SpeculativeMemory
 
     def tokens_of(self, sequence: Sequence, budget: int) -> int:
-        """Tokens that a sequence computes which decodes: the next one and its drafts; 0 if it surely ends in the step before."""
+        """Tokens that a sequence computes which decodes: the next one and its drafts; 0 if it surely ends in a batch in flight."""
         memory = self.memory
-        computed, known, _ = memory.progress(sequence, self.decode_step)
-        if sequence in memory.in_flight and known + 1 >= sequence.prompt_tokens + sequence.max_tokens:
+        progress = memory.progress[sequence]
+        if progress.in_flight and progress.known + 1 >= sequence.prompt_tokens + sequence.max_tokens:
             return 0
-        drafts = memory.speculation.config.num_speculative_tokens
-        return max(0, min(1 + drafts, budget, memory.max_model_len - computed - 1))
+        return max(0, min(1 + memory.num_drafts, budget, memory.max_model_len - progress.computed - 1))
 
     def padded(self, sequence: Sequence, computed: int, tokens: int) -> int:
         """Tokens of the next chunk of a sequence that computes ``tokens`` after ``computed``: where steps only decode, one that
         enters with one token is padded to the length of a decode with drafts."""
         memory = self.memory
-        if sequence in memory.prefilling or sequence.start_tokens - computed > 1 or memory.continues_prefill:
+        if memory.prefills(sequence) or sequence.start_tokens - computed > 1 or memory.continues_prefill:
             return tokens
-        length = 1 + memory.speculation.config.num_speculative_tokens
+        length = 1 + memory.num_drafts
         pads = (memory.drafts or computed) and computed + length < memory.max_model_len
         return length if pads else tokens
 
@@ -127,34 +163,39 @@ class SpeculativeTransaction(PagedTransaction):
         drafts = known + tokens - sequence.start_tokens
         if drafts > 0:
             self.memory.padding[sequence] = drafts
-        self._reach(sequence, known + tokens, sequence.start_tokens)
+        self._reach(sequence, tokens)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         memory = self.memory
-        computed, _, processed = memory.progress(sequence, self.decode_step)
-        memory.kept.skip(sequence, processed)
+        progress = memory.progress[sequence]
+        memory.kept.skip(sequence, progress.processed)
         self.free = memory.free = memory.kept.pool.num_free
-        until = computed + tokens
+        until = progress.computed + tokens
         slots = memory.slots_with_lookahead(until)
-        return memory.kept.lacked(sequence, memory.kept.tables[sequence], until, slots, computed)
+        return memory.kept.lacked(sequence, memory.kept.tables[sequence], until, slots, progress.computed)
 
     def take(self, sequence: Sequence, tokens: int, blocks: int) -> None:
         memory = self.memory
-        computed, known, _ = memory.progress(sequence, self.decode_step)
-        if sequence in memory.prefilling:
+        if memory.prefills(sequence):
             memory.continues_prefill = True
         else:
             memory.drafts[sequence] = tokens - 1
-        self._reach(sequence, computed + tokens, known)
+        self._reach(sequence, tokens)
 
-    def _reach(self, sequence: Sequence, tokens: int, known: int) -> None:
-        self.memory.reach(sequence, tokens, known)
+    def _reach(self, sequence: Sequence, tokens: int) -> None:
+        self.memory.reach(sequence, tokens)
         self.free = self.memory.free
 
     def preempt(self, sequence: Sequence) -> None:
         self.memory.drop_table(sequence)
         self.memory.drafts.pop(sequence, None)
+        self.memory.batch.pop(sequence, None)
         self.free = self.memory.free
+
+    def end_decision(self, computed: AbstractSet[Sequence]) -> int:
+        """See ``PagedTransaction``; vLLM's ``_update_after_schedule``."""
+        self.memory.begin_batch()
+        return super().end_decision(computed)
 
     def verifies(self, plan: StepPlan) -> StepPlan:
         """The plan with the drafts of the step, none of which count as prompts; how far the step gets is drawn."""
@@ -166,12 +207,10 @@ class SpeculativeTransaction(PagedTransaction):
         )
 
     def is_in_flight(self, sequence: Sequence) -> bool:
-        computed, processed = self.memory.prefilling[sequence]
-        return processed < computed
+        return self.memory.progress[sequence].in_flight > 0
 
     def pass_over(self, sequence: Sequence) -> None:
-        computed, _ = self.memory.prefilling[sequence]
-        self.memory.prefilling[sequence] = computed, computed
+        """See ``PagedTransaction``; batches in flight are counted."""
 
     # Tables are always up to date, and nothing is granted tentatively.
 
@@ -193,12 +232,12 @@ class SpeculativeMemory(PagedMemory):
 
     Attributes:
         kept: The block tables.
+        progress: Of every sequence with blocks.
+        batch: What the decision schedules.
         drafts: Drafts that each decoding sequence verifies in the coming step.
         padding: Drafts of sequences that enter with one token to compute, all of which are rejected: they pad it to the length
             of a decode.
         continues_prefill: Whether a running sequence computes a part of its prompt in the coming step.
-        in_flight: Drafts of the last step, by sequence that decoded in it, where the coming step does not know them yet.
-        prefilling: Tokens with KV of sequences in a chunked prefill, and those of them that are processed (``Progress``).
     """
 
     _transaction: SpeculativeTransaction
@@ -207,7 +246,7 @@ class SpeculativeMemory(PagedMemory):
         self,
         num_blocks: int,
         block_size: int,
-        speculation: Speculation,
+        speculation: Speculation | None,
         chains: Chains | None,
         max_model_len: int,
         order: type[FreeKVCacheBlockQueue],
@@ -216,51 +255,41 @@ class SpeculativeMemory(PagedMemory):
         super().__init__(num_blocks, block_size, ids=True, groups=groups, chains=chains, in_turn=True, order=order)
         assert self.group_tables is not None
         self.kept: GroupTables = self.group_tables
-        self.meter += ("rejected",)
-        self.speculation: Speculation = speculation
+        self.speculation, self.num_drafts, self._lookahead = speculation, 0, 0
+        if speculation is not None:
+            self.meter += ("rejected",)
+            self.num_drafts = speculation.config.num_speculative_tokens
+            self._lookahead = speculation.config.lookahead_tokens
         self.max_model_len = max_model_len
+        self.progress: dict[Sequence, Progress] = {}
+        self.batch: Batch = {}
         self.drafts: dict[Sequence, int] = {}
         self.padding: dict[Sequence, int] = {}
         self.continues_prefill = False
-        self.in_flight: dict[Sequence, Verified] = {}
-        self.prefilling: dict[Sequence, tuple[int, int]] = {}
-        self._lookahead = speculation.config.lookahead_tokens
         self._hash_lookahead = 0 if chains is None else chains.lookahead_tokens
-        # Tokens with KV of sequences that neither decode nor prefill; of sequences that decoded in the last step, where the coming
-        # one cannot find them yet; and rejected slots of the last step.
-        self._standing: dict[Sequence, int] = {}
-        self._to_publish: dict[Sequence, int] = {}
-        self._verified: dict[Sequence, Verified] = {}
+        # The batch in flight, where the engine does not count them.
+        self._unknown: Batch = {}
         self._is_decided = False
         self._transaction = SpeculativeTransaction(self)
 
     # --- What the transaction asks for ---
 
     def transaction(self, decode_step: int) -> SpeculativeTransaction:
-        if self._is_decided:
+        if self._is_decided and not self.pipelined:
             # The last decision led to no step: what was in flight is known by now.
             self._land()
         self._is_decided = True
         if self.cache is not None:
             self.cache.begin_step()
-        self.drafts, self.padding, self.continues_prefill = {}, {}, False
+        self.batch, self.drafts, self.padding, self.continues_prefill = {}, {}, {}, False
         transaction = self._transaction
         transaction.decode_step, transaction.free = decode_step, self.free
         transaction.takes = transaction.need = 0
         return transaction
 
-    def progress(self, sequence: Sequence, decode_step: int) -> Progress:
-        """Tokens of a sequence with blocks when ``decode_step`` is decided."""
-        if sequence in self.prefilling:
-            computed, processed = self.prefilling[sequence]
-            return Progress(computed, sequence.start_tokens, processed)
-        if sequence in self._standing:
-            held = self._standing[sequence]
-            return Progress(held, held + 1, held)
-        held, last = sequence.held_tokens(decode_step), self.in_flight.get(sequence)
-        if last is None:
-            return Progress(held, held + 1, held)
-        return Progress(held + last.drafts - last.kept, held - last.kept, last.before)
+    def prefills(self, sequence: Sequence) -> bool:
+        """Whether a sequence has computed a part of its prompt only."""
+        return sequence in self.progress and self.progress[sequence].prefills
 
     def slots_with_lookahead(self, tokens: int) -> int:
         """Slots of ``tokens`` and of the drafter's after them."""
@@ -273,64 +302,85 @@ class SpeculativeMemory(PagedMemory):
             self.kept.enter(sequence, found.tables)
         else:
             self.kept.receive(sequence, computed)
-        self.prefilling[sequence] = computed, computed
+        self.progress[sequence] = Progress(computed, sequence.start_tokens, prefills=True)
 
     def resume(self, sequence: Sequence, computed: int) -> None:
         """A sequence that stands computes again, after its first ``computed`` tokens."""
-        self._standing.pop(sequence, None)
         self.kept.skip(sequence, computed)
-        self.prefilling[sequence] = computed, computed
+        self.progress[sequence] = Progress(computed, sequence.start_tokens, prefills=True)
 
     def stand(self, sequence: Sequence, tokens: int) -> None:
         """A sequence has blocks, and its first ``tokens``, but computes nothing."""
-        self._standing[sequence] = tokens
+        self.progress[sequence] = Progress(tokens, sequence.start_tokens)
 
-    def leave(self, sequence: Sequence) -> None:
-        """A sequence has no blocks any more."""
-        for noted in (self.prefilling, self._standing, self._to_publish, self.in_flight):
-            noted.pop(sequence, None)
-
-    def reach(self, sequence: Sequence, tokens: int, known: int) -> None:
-        """A sequence takes the blocks of ``tokens``, of ``known`` ones, and of the slots after them that it lacks."""
+    def reach(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence takes the blocks to compute ``tokens``, and of the slots after them, that it lacks."""
+        progress = self.progress[sequence]
+        self.batch[sequence] = Scheduled(progress, tokens)
+        until, known = progress.computed + tokens, progress.known
         hashed = known - self._hash_lookahead
-        self.kept.take(sequence, tokens, min(tokens, known), self.slots_with_lookahead(tokens), hashed=hashed)
+        self.kept.take(sequence, until, min(until, known), self.slots_with_lookahead(until), hashed=hashed)
         self.free = self.kept.pool.num_free
 
-    def _publish(self, sequence: Sequence, tokens: int) -> None:
-        """Blocks of the first ``tokens`` can be found from now on, as far as the tokens that their hashes cover are known."""
+    def begin_batch(self) -> None:
+        """The decision is taken: what it schedules counts as computed for the next one."""
+        for scheduled in self.batch.values():
+            scheduled.progress.computed += scheduled.tokens
+            scheduled.progress.in_flight += scheduled.tokens
+
+    def land(self, batch: Batch) -> None:
+        """See ``Memory``; vLLM's ``update_from_output``."""
+        for sequence, scheduled in batch.items():
+            progress = scheduled.progress
+            progress.in_flight -= scheduled.tokens
+            progress.computed -= scheduled.rejected
+            progress.rejected -= scheduled.rejected
+            progress.known += scheduled.sampled
+            if scheduled.sampled and self.progress.get(sequence) is progress:
+                self._publish(sequence, progress.processed, progress.known)
+
+    def _land(self) -> None:
+        """The tokens of the step in flight are known."""
+        batch, self._unknown = self._unknown, {}
+        self.land(batch)
+
+    def _publish(self, sequence: Sequence, tokens: int, known: int) -> None:
+        """Blocks of the first ``tokens`` can be found from now on, as far as the tokens that their hashes cover are ``known``."""
         if self.cache is not None:
-            self.cache.publish(sequence, self.kept.tables[sequence], tokens, tokens + 1 - self._hash_lookahead)
+            self.cache.publish(sequence, self.kept.tables[sequence], tokens, known - self._hash_lookahead)
 
     def drop_table(self, sequence: Sequence) -> None:
         """A sequence gives up its blocks; nothing happens if it did."""
         if sequence not in self.kept.tables:
             return
         self.kept.drop(sequence)
-        self.leave(sequence)
+        del self.progress[sequence]
         self.free = self.kept.pool.num_free
 
     # --- Steps ---
 
     def _verify(self, state: State) -> None:
         """The step ends: its sequences gain the drafts that are accepted beside the token that each step computes."""
-        log, decode_step = self.speculation.log, state.decode_step
-        self._verified = {}
+        decode_step, gained = state.decode_step, {}
         for sequence in state.running:
-            padding = self.padding.get(sequence, 0)
-            drafts, kept = self.drafts.get(sequence, 0) or padding, 0
-            if drafts:
+            scheduled, padding = self.batch[sequence], self.padding.get(sequence, 0)
+            scheduled.sampled = 1
+            if (drafts := self.drafts.get(sequence, 0) or padding) and self.speculation is not None:
                 generated = decode_step + sequence.lag - sequence.prompt_tokens
-                accepted = 0 if padding else min(drafts, self.speculation.accepted(sequence, generated))
-                kept = min(accepted, sequence.output_tokens - generated - 1)
-                log.append((sequence.index, decode_step, drafts, accepted, kept))
-            enters = sequence.start_step == decode_step
-            before = sequence.computed_tokens if enters else sequence.held_tokens(decode_step)
-            self._verified[sequence] = Verified(drafts, kept, before)
-        state.accept({sequence: verified.kept for sequence, verified in self._verified.items() if verified.kept})
+                # What ended in a batch in flight computes in vain.
+                left = sequence.output_tokens - generated - 1
+                accepted = 0 if padding or left < 0 else min(drafts, self.speculation.accepted(sequence, generated))
+                kept = max(0, min(accepted, left))
+                self.speculation.log.append((sequence.index, decode_step, drafts, accepted, kept))
+                scheduled.sampled += kept
+                scheduled.rejected = drafts - kept
+                scheduled.progress.rejected += drafts - kept
+                if kept:
+                    gained[sequence] = kept
+        state.accept(gained)
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:
-        tables = self.kept.tables
-        return [tables[each] for each in (*self.prefilling, *self._standing, *admitted) if each in tables]
+        return [tables for sequence, tables in self.kept.tables.items() if sequence not in self.drafts]
 
     def advance(self, state: State, steps: int) -> Meter:
         if steps:
@@ -338,43 +388,28 @@ class SpeculativeMemory(PagedMemory):
         self._is_decided = False
         if self.cache_log is not None:
             self.cache_log.enter_row(self.kept.pool.num_cached)
+        if self.pipelined:
+            return self._meter()
         self._land()
-        verified = self._verified if steps else {}
-        self._verified = {}
-        meter = self._meter(state, verified)
-        for sequence in verified:
-            self._to_publish[sequence] = state.decode_step + sequence.lag
-        if self.groups.ahead:
-            self.in_flight = verified
-        else:
+        meter, self._unknown, self.batch = self._meter(), self.batch, {}
+        if not self.groups.ahead:
             self._land()
         return meter
-
-    def _land(self) -> None:
-        """The tokens of the last step are known."""
-        for sequence, tokens in self._to_publish.items():
-            self._publish(sequence, tokens)
-        self._to_publish, self.in_flight = {}, {}
 
     def _held_tables(self) -> list[tuple[Sequence, tuple[Table, ...]]]:
         """The tables of all sequences with blocks."""
         return [*self.kept.tables.items()]
 
-    def _meter(self, state: State, verified: dict[Sequence, Verified]) -> Meter:
+    def _meter(self) -> Meter:
         """Slots of the step by the columns of ``meter``: those of a full group, and what groups of another kind have less of."""
         size, groups = self.block_size, self.groups
         # Of a group of each kind; all that grow have as many entries, those without a block included.
         sliding, state_group = (groups.kinds.index(kind) if kind in groups.kinds else None for kind in (SLIDING, STATE))
         growing = next((place for place, kind in enumerate(groups.kinds) if kind not in (STATE, RING)), 0)
-        sums = dict.fromkeys(self.meter, 0)
+        sums = dict.fromkeys((*self.meter, "rejected"), 0)
         for sequence, own in self._held_tables():
-            slots, last = len(own[growing]) * size, verified.get(sequence)
-            if last is not None:
-                tokens, refused = state.decode_step + sequence.lag, last.drafts - last.kept
-            elif sequence in self.prefilling:
-                tokens, refused = self.prefilling[sequence][0], 0
-            else:
-                tokens, refused = self._standing.get(sequence, 0), 0
+            slots, progress = len(own[growing]) * size, self.progress[sequence]
+            tokens, refused = progress.held, progress.rejected
             sums["live"] += tokens
             sums["rejected"] += refused
             if groups.sizes:
@@ -396,7 +431,7 @@ class SpeculativeMemory(PagedMemory):
         elif self.cache is not None:
             names = ("shared", "shared_in_windows", "shared_states")
             sums |= {name: entries * size for name, entries in zip(names, self.cache.shared_by_kind(), strict=True)}
-        return tuple(sums.values())
+        return tuple(sums[name] for name in self.meter)
 
     def _meter_classes(self, sums: dict[str, int], own: tuple[Table, ...], target: int) -> None:
         """Add the slots of a sequence in each class of groups, whose blocks have sizes of their own; ``target`` is what it will fill."""
@@ -410,19 +445,16 @@ class SpeculativeMemory(PagedMemory):
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         """See ``Memory``; its blocks were taken when the step was decided."""
-        self.prefilling.pop(sequence, None)
-        self._standing.pop(sequence, None)
+        self.progress[sequence].prefills = False
 
     def prefill(self, sequence: Sequence, decode_step: int) -> None:
         """See ``Memory``; its blocks were taken when the step was decided."""
-        before, computed = self.prefilling[sequence][0], sequence.computed_tokens
-        self.prefilling[sequence] = computed, before if self.groups.ahead else computed
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
-        self.stand(sequence, sequence.held_tokens(decode_step))
+        """See ``Memory``; it keeps what it has."""
 
     def pass_windows(self, sequence: Sequence) -> None:
-        self.kept.skip(sequence, self._standing[sequence])
+        self.kept.skip(sequence, self.progress[sequence].held)
         self.free = self.kept.pool.num_free
         self._end_row()
 
@@ -430,16 +462,18 @@ class SpeculativeMemory(PagedMemory):
         for sequence in leaving:
             self._pass_at_end(sequence)
             self.drop_table(sequence)
-            self.speculation.forget(sequence)
+            self._forget(sequence)
         self._end_row()
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        for sequence in leaving:
-            self._publish(sequence, sequence.held_tokens(decode_step))
-            self._pass_at_end(sequence)
-            self.drop_table(sequence)
+        if not self.pipelined:
+            self._land()
+        self.release(leaving, decode_step)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """A sequence has finished."""
+        if self.speculation is not None:
             self.speculation.forget(sequence)
-        self._end_row()
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """See ``Memory``; their blocks were given up when the step was decided."""

@@ -1,6 +1,6 @@
-"""Offloading of blocks to the host under speculative decoding: the parts of ``offload`` and of ``speculative`` together.
+"""Offloading of blocks to the host where sequences do not grow in lockstep: the parts of ``offload`` and of ``speculative`` together.
 
-What vLLM 0.33 does beside both (vllm/v1/core/sched/scheduler.py):
+What vLLM 0.33 does beside drafts (vllm/v1/core/sched/scheduler.py):
 
     a load             takes no slots for the drafter's look-ahead, which its admission takes
     room for a load    beside it the next step of a sequence with drafts must fit (``_spec_decode_step_blocks``), and prefills in
@@ -18,7 +18,7 @@ from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.tiers import Offloaded
 from .group_cache import NULL_BLOCK, Table
 from .offload import HostTierMemory, OffloadTransaction
-from .speculative import SpeculativeMemory, SpeculativeTransaction
+from .speculative import Batch, SpeculativeMemory, SpeculativeTransaction
 
 
 class SpeculativeOffloadTransaction(OffloadTransaction, SpeculativeTransaction):
@@ -56,7 +56,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         self,
         num_blocks: int,
         block_size: int,
-        speculation: Speculation,
+        speculation: Speculation | None,
         chains: Chains,
         host: Offloaded,
         watermark_blocks: int,
@@ -67,8 +67,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
     ) -> None:
         SpeculativeMemory.__init__(self, num_blocks, block_size, speculation, chains, max_model_len, order, groups)
         self._connect(host, watermark_blocks, reserves_whole)
-        config = speculation.config
-        self._step_tokens = 1 + config.num_speculative_tokens + config.lookahead_tokens
+        self._step_tokens = 1 + self.num_drafts + self._lookahead if self.num_drafts else 0
         sizes = zip(groups.kinds, groups.block_sizes(block_size), strict=True)
         self.step_blocks = sum(-(-self._step_tokens // size) for kind, size in sizes if kind != STATE)
         self.in_progress: dict[Sequence, None] = {}
@@ -103,7 +102,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
     # --- Steps ---
 
     def _held_tables(self) -> list[tuple[Sequence, tuple[Table, ...]]]:
-        return [*super()._held_tables(), *self.deferred.items()]
+        return [*super()._held_tables(), *((sequence, each.tables) for sequence, each in self.deferred.items())]
 
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         super().admit(sequence, decode_step, padded_tokens, past)
@@ -120,25 +119,27 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
             super().release((sequence,), decode_step)
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
+        """See ``Memory``; the blocks of sequences that batches in flight compute in vain come free after these."""
+        if not self.pipelined:
+            self._land()
         for sequence in leaving:
-            self._publish(sequence, sequence.held_tokens(decode_step))
             self._finish(sequence)
-            if sequence in self.drafts:
-                self.deferred[sequence] = self.kept.detach(sequence)
-                self.leave(sequence)
-                self.stand(sequence, sequence.held_tokens(decode_step))
+            progress = self.progress[sequence]
+            if progress.in_flight:
+                self._defer(sequence)
+                self.stand(sequence, progress.processed)
                 # What it has passed is free at once.
                 self.free = self.kept.pool.num_free
             else:
                 self.drop_table(sequence)
-            self.speculation.forget(sequence)
+            self._forget(sequence)
         self._end_row()
 
-    def _free_deferred(self) -> None:
-        self._has_freed = bool(self.deferred)
-        for sequence, tables in self.deferred.items():
-            self.kept.give_back_all(tables)
-            self.leave(sequence)
-        self.deferred = {}
-        self.free = self.kept.pool.num_free
+    def land(self, batch: Batch) -> None:
+        if batch:
+            self._process(self.processed + 1)
+            self.free = self.kept.pool.num_free
+        super().land(batch)
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.progress[sequence]

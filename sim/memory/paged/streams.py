@@ -39,7 +39,7 @@ class StreamTransaction(ContiguousTransaction):
         memory.kept.pop(slot, None)
         if memory.cache_log:
             sequence.computed_tokens = found
-            memory.cache_log.look_ups.append((sequence.index, sequence.start_tokens, found))
+            memory.cache_log.look_up(sequence.index, sequence.start_tokens, found)
 
     def kept_tokens(self, slot: int) -> int:
         """Tokens that a slot keeps of its last request."""

@@ -13,8 +13,8 @@ it. All its blocks become the most recently used ones when it finishes.
 So blocks lie in groups, one for each request that is served and for each one that has finished, in the order of these; within
 a group the block of the last place goes first. An eviction takes the first groups, whole or from their ends.
 
-Of blocks at the same place, one of each KV group, that of the first KV group goes first while the request is served; after it, that of
-the KV group that the request used last for the first time.
+Of blocks at the same place, one of each KV group, that of the first KV group goes first while the request is served, and that of the last
+one after it.
 
 Source: vLLM 0.33, vllm/v1/kv_offload/cpu/manager.py (CPUOffloadingManager) and policies/lru.py (LRUCachePolicy), with one block
 per chunk and without a store threshold.
@@ -187,8 +187,7 @@ class HostCache:
         places = {name: place for name, place in use.places.items() if name in readers}
         number = self._kv_groups
         if number > 1:
-            turns = {group: turn for turn, group in enumerate(dict.fromkeys(name % number for name in use.places))}
-            places = {name: place // number * number + turns[name % number] for name, place in places.items()}
+            places = {name: place // number * number + name % number for name, place in places.items()}
         self._move(last, places)
 
     def _new_group(self) -> _Group:

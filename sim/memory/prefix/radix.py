@@ -56,6 +56,10 @@ class RadixNode:
         touch: Serial number of the last touch here, or of an evicted node below.
         queued: Whether it is in the heap.
         children: Children by the first token of their edges.
+        windowed: Whether the windows of its tokens are there; this and what follows is of ``WindowTree``.
+        window_locks: Locks of these windows, of missing ones too.
+        bound: Names the segments of locks that end here; 0 without any.
+        newer, older: Its neighbours by when windows were used, while it has any.
     """
 
     parent: RadixNode | None = None
@@ -65,6 +69,11 @@ class RadixNode:
     touch: int = 0
     queued: bool = False
     children: dict[Token, RadixNode] = field(default_factory=dict)
+    windowed: bool = False
+    window_locks: int = 0
+    bound: int = 0
+    newer: RadixNode | None = None
+    older: RadixNode | None = None
 
 
 class Place(NamedTuple):
@@ -128,13 +137,14 @@ class RadixTree:
         """Whether the node has not been evicted."""
         return node is self.root or node.parent is not None
 
-    def insert(self, key: Sequence[Run], after: RadixNode | None = None) -> tuple[RadixNode, int]:
+    def insert(self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0) -> tuple[RadixNode, int]:
         """Cache ``key``. Returns the node at its end, and the number of its tokens that were cached before.
 
         Touches the nodes on the path. New nodes are not locked.
 
         Args:
             after: End of the string that ``key`` goes on with; by default the empty one.
+            live: See ``WindowTree``.
 
         Raises:
             SimulationFault: ``after`` is evicted.
@@ -147,8 +157,8 @@ class RadixTree:
             node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
         return node, tokens
 
-    def lock(self, node: RadixNode) -> None:
-        """Protect ``node`` and its ancestors from eviction.
+    def lock(self, node: RadixNode) -> int:
+        """Protect ``node`` and its ancestors from eviction. Returns what ``unlock`` asks for.
 
         Raises:
             SimulationFault: The node is evicted.
@@ -160,8 +170,9 @@ class RadixTree:
             self.evictable_tokens -= node.tokens
             self.protected_tokens += node.tokens
             node = self._parent_of(node)
+        return 0
 
-    def unlock(self, node: RadixNode) -> None:
+    def unlock(self, node: RadixNode, bound: int = 0) -> None:
         """Remove one lock of ``node`` and of its ancestors.
 
         Raises:
@@ -178,7 +189,7 @@ class RadixTree:
             self._offer(node)
             node = self._parent_of(node)
 
-    def evict(self, tokens: int) -> int:
+    def evict(self, tokens: int, windows: int = 0) -> int:
         """Evict leaves until ``tokens`` are freed or no leaf without locks is left. Returns the number of freed tokens.
 
         Whole leaves are evicted, so more than ``tokens`` may be freed.
@@ -187,6 +198,8 @@ class RadixTree:
         while freed < tokens and self._queue:
             touch, node = heappop(self._queue)
             node.queued = False
+            if not self.holds(node):
+                continue
             if touch == node.touch and not node.locks and not node.children:
                 freed += node.tokens
                 self._remove(node)
@@ -214,10 +227,14 @@ class RadixTree:
 
     def _remove(self, leaf: RadixNode) -> None:
         parent, leaf.parent = self._parent_of(leaf), None
-        parent.touch = max(parent.touch, leaf.touch)
+        self._inherit(parent, leaf)
         del parent.children[leaf.runs[0][:2]]
         self.evictable_tokens -= leaf.tokens
         self._offer(parent)
+
+    def _inherit(self, parent: RadixNode, leaf: RadixNode) -> None:
+        """What an evicted leaf leaves to its parent."""
+        parent.touch = max(parent.touch, leaf.touch)
 
     def _touch(self, node: RadixNode) -> None:
         self._touches += 1

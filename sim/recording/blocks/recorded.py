@@ -90,17 +90,6 @@ class BlockMap:
         end = min(end_ticks, self.meta["end_ticks"]) - start_ticks
         return BlockMap({**self.meta, "end_ticks": end}, **kept)
 
-    def same_blocks(self, other: BlockMap) -> bool:
-        """Whether both maps show the same: moments, every block, and preemptions in any order."""
-        names = ("at_ticks", "block_ids", "bucket", "sequence", "live_slots", "references", "census_slots")
-        preempted = [
-            sorted(zip(found.preempted_ticks.tolist(), found.preempted_sequence.tolist(), strict=True))
-            for found in (self, other)
-        ]
-        return preempted[0] == preempted[1] and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in names
-        )
-
     def save(self, path: str | PathLike[str]) -> None:
         """Write ``blocks.npz``; the same map gives the same bytes. Integers have the smallest type that fits.
 

@@ -14,7 +14,7 @@ vLLM counts what is there after the profiled step and was not at the worker's st
 No formula gives the rest: it is read off logs, as the low, the likely and the high GiB by release, link and compute capability. Ranks on Hopper
 and later cards with NVLink share buffers of NVLS and of fused all-reduces; others do not, nor do pipeline stages of one rank.
 
-Sources: experiments/vllm_serve/facts/startups.json; 28 boots of 0.29 and 0.30 on RTX 4090, L4, A6000, A100 and H100 (mondegreens/apron,
+Sources: tools/startups.json; 28 boots of 0.29 and 0.30 on RTX 4090, L4, A6000, A100 and H100 (mondegreens/apron,
 kv-budget-residuals.md), which also traced the counts; ``gpu/sample/penalties.py``, ``gpu/structured_outputs.py``, ``gpu/mm/encoder_runner.py``
 and ``gpu/spec_decode`` in the wheels of 0.27 to 0.33, ``gpu_model_runner.py`` in that of 0.27.
 """

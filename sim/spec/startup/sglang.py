@@ -7,7 +7,11 @@
     - weights
     = KV cache, in slots of a token of all layers
 
-Not computed: further room for multimodal models, data-parallel attention, DeepEP, drafts, and pools of their own for windows.
+A slot has a token of the layers that keep all, and ``swa_full_tokens_ratio`` of one of the layers with a window where these have a pool
+of their own (``model_executor/pool_configurator.py``).
+
+Not computed: further room for multimodal models, data-parallel attention, DeepEP and drafts; and a pool of windows for the requests
+alone (``SWARequestCapPoolConfigurator``: no radix cache, and ``--max-running-requests`` given).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..deployment import stages
-from ..gpu import GpuSpec
+from ..gpu import GIB, GpuSpec
 from ..shape import ModelSpec, refuse_states
 from .launch import Launch
 from .loading import loaded_bytes
@@ -35,6 +39,14 @@ _BY_GIB = (
 #: of them, and beside these; and the least on a card with more than so many MiB.
 _CHUNK_MIB, _DECODE_MIB, _PREFILL_MIB, _LATENT_MIB, _OTHER_MIB = 1.5, 2, 8, 1536, 512
 _LEAST_MIB, _LARGE_MIB = 10 * 1024, 60 * 1024
+#: Models whose layers with a window have a pool of their own (``is_hybrid_swa_model``), by ``model_type``; and whether their window counts
+#: the token itself, which SGLang leaves out. Gemma 2 and 3, Mistral and others keep every token in all layers.
+_LESS = {"gpt_oss": 1, "gemma4": 1, "mimo_v2_flash": 0, "step3p5": 0, "step3p7": 0, "llama4": 0}
+_WINDOWED = ("sliding", "chunked")
+#: GiB in use beside the weights, by SGLang's logs: of one rank 78.47 of 79.19 are free before the weights on an H100 (0.5.19, and another start of
+#: 2026); with NVLink 77.43 of 79.19 on eight H100; without, four RTX 4090 have 23.08 of 23.52 before and 16.00 after weights of 6.87, four L4
+#: 21.63 of 22.03 and 6.09 after 15.26. vLLM's ranks have less with NVLink and more without.
+_USED_ONE, _USED_PCIE, _USED_NVLINK = 0.71, 0.56, 1.75
 #: A chunk counts as at least so many tokens.
 _LEAST_TOKENS = 2048
 
@@ -86,6 +98,13 @@ def server_defaults(
     return ServerDefaults(chunk, most, round((gpu_mib - kept) / gpu_mib, 3))
 
 
+def window_of(model: ModelSpec) -> int | None:
+    """``sliding_window_size`` of a model whose layers with a window have a pool of their own; None for all others, which keep every token."""
+    less = _LESS.get(model.model_type or "")
+    found = {group.span.tokens for group in model.kv_groups() if group.span.kind in _WINDOWED}
+    return max(found) - less if found and less is not None else None
+
+
 def page_size(gpu: GpuSpec, model: ModelSpec) -> int:
     """Tokens of a page, by the default attention backend: TensorRT-LLM's on compute capability 10 has pages of 64."""
     return 64 if gpu.major == 10 and model.latent is None else 1
@@ -117,12 +136,21 @@ def fraction_of(launch: Launch) -> float:
     ).mem_fraction_static
 
 
-def num_slots(launch: Launch, fraction: float | None = None) -> int:
+def _used_at_start(launch: Launch) -> int:
+    """Bytes in use on each GPU when SGLang loads its weights."""
+    if launch.gpu.unified_memory:
+        return used_at_start(launch).likely
+    several = _USED_NVLINK if launch.gpu.has_nvlink else _USED_PCIE
+    return round(GIB * (several if launch.num_gpus > 1 else _USED_ONE))
+
+
+def num_slots(launch: Launch, fraction: float | None = None, window_share: float = 1) -> int:
     """Slots of the KV cache; of pipeline stages, of the one with the fewest. 0 or less where the weights leave none.
 
     Args:
         launch: ``max_num_batched_tokens`` is the chunk; ``max_num_seqs`` is 0 where the line says nothing.
         fraction: ``--mem-fraction-static``; None is SGLang's default.
+        window_share: Slots of layers with a window for each of the others, where these have a pool of their own.
 
     Raises:
         SettingError: The model has layers with a state of fixed size.
@@ -130,11 +158,15 @@ def num_slots(launch: Launch, fraction: float | None = None) -> int:
     model, deployment = launch.model, launch.deployment
     refuse_states(model, "the slots of policy sglang have no room for its states")
     share = fraction_of(launch) if fraction is None else fraction
-    budget = int((launch.gpu.memory_bytes - used_at_start(launch).likely) * share)
+    budget = int((launch.gpu.memory_bytes - _used_at_start(launch)) * share)
     found = []
     parts = stages(model.num_layers, deployment.pipeline_parallel)
     for layers, weights in zip(parts, loaded_bytes(launch), strict=True):
         groups = model.kv_groups(layers)
-        slot_bytes = sum(model.group_slot_bytes(each, deployment.kv_dtype, launch.tensor_parallel) for each in groups)
-        found.append((budget - weights.likely) // slot_bytes)
+        slot_bytes = sum(
+            model.group_slot_bytes(each, deployment.kv_dtype, launch.tensor_parallel)
+            * (window_share if each.span.kind in _WINDOWED else 1)
+            for each in groups
+        )
+        found.append(int((budget - weights.likely) // slot_bytes))
     return min(found)

@@ -11,9 +11,11 @@ import pytest
 from engine_runs import settings_of
 from fragmeter.experiments.capacity.cache_text import cache_text
 from fragmeter.experiments.capacity.detail import detail, limit, waiting_shares
+from fragmeter.experiments.capacity.fleet import serve
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.runs.inputs import Inputs, Requests
+from fragmeter.experiments.runs.near_saturation import with_steps
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck, check_slo
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
@@ -118,3 +120,17 @@ def test_the_memory_of_cached_blocks_in_vain_has_a_price():
     (text,) = cache_text(answer, SimpleNamespace(per_hour=10.0), "USD")
     assert "too early" in text and "USD" not in text
     assert cache_text(SimpleNamespace(at_rate={"cache_worth": None}), SimpleNamespace(per_hour=1.0), "USD") == []
+
+
+def test_a_plan_has_the_range_of_its_fleet():
+    """The ends are the fleet's runs with other step times; in half of the load latency is no range."""
+    chosen = settings(cost="paper")
+    load, fleet = Load(Inputs(settings=chosen, requests=Requests(num_prompts=300))), Cluster(num_replicas=2)
+    goal = Goal(Objectives(ttft=60_000))
+    found = {rate: detail(chosen, load, goal, 0, fleet, rate, rate) for rate in (2.0, 3.8)}
+    assert (found[2.0]["load"], found[2.0]["near_saturation"]) == ("light", None)
+    near, work = found[3.8]["near_saturation"], load.draw(0, 2).at(3.8)
+    for end, factor in (("shorter", 0.95), ("longer", 1.05)):
+        times = serve(with_steps(chosen, factor), work, fleet).times
+        assert near[end]["mean_ttft_ms"] == times.ttft_ms.mean()
+    assert near["longer"]["mean_ttft_ms"] > 1.5 * near["shorter"]["mean_ttft_ms"] and found[3.8]["load"] == "busy"

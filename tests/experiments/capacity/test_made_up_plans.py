@@ -103,7 +103,7 @@ class TestForARate:
             assert found["request_rate"] == 100 / size and not found["every_rate_meets"]
             assert found["seed_rates"] == [service.of_one(gpu)] and found["spread"] == 0
             assert found["saturated_request_rate"] == 2 * service.of_one(gpu) and found["attained_alone"] == 1
-            assert "known_rates" not in found and "verified" not in found and "prefill_replicas" not in found
+            assert "known_rates" not in found and "prefill_replicas" not in found
             # The detail is of the first seed, with the highest rate of one replica.
             assert service.of_stage("detail", gpu) == [(FIRST, Cluster(num_replicas=size), 100, service.of_one(gpu))]
         assert not service.of_stage("known")
@@ -130,61 +130,6 @@ class TestForARate:
                 for each in fleet["chances"]:
                     assert each["chance"] == pytest.approx(chance_of(service, gpu, each["replicas"], scales))
                 assert not fleet["is_unsure"] and fleet["seeds"] == NUM_SEEDS
-
-    @pytest.mark.slow
-    def test_all_inputs_on_request(self, plan):
-        service = Service()
-        first, _ = plan(service, "--request-rate", "100", "--sensitivity")["candidates"]
-        effects = {each["name"]: each for each in first["sensitivity"]}
-        assert effects["step time"]["lower"]["bill"] == pytest.approx(0.9)
-        assert effects["ttft"]["lower"]["bill"] == pytest.approx(0.9**-0.5)
-        assert effects["ttft"]["higher"]["bill"] == pytest.approx(1.1**-0.5)
-        cluster = Cluster(num_replicas=first["fleet"]["replicas"])
-        assert {call[:3] for call in service.of_stage("sensitivity")} == {(FIRST, cluster, 100)}
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("count", [1, 40])
-    def test_other_seeds_verify_it(self, plan, count):
-        """The seeds after all that the search may have seen, with the fleet and with one replica fewer."""
-        service = Service()
-        document = plan(service, "--request-rate", "100", "--verify-seeds", str(count))
-        first_new = FIRST + 4 + NUM_SEEDS
-        for found in document["candidates"]:
-            gpu, size = found["candidate"]["gpu"], found["fleet"]["replicas"]
-            shares = [
-                sum(rate >= 100 for rate in service.rates(gpu, replicas, count, first_new)) / count
-                for replicas in (size, size - 1)
-            ]
-            expected = [
-                {"replicas": size - fewer, "factor": 1.0, "share": share}
-                for fewer, share in zip((0, 1), shares, strict=True)
-            ]
-            assert found["verified"] == expected
-
-    def test_a_single_replica_has_no_smaller_fleet(self, plan):
-        service = Service()
-        document = plan(service, "--request-rate", "5", "--verify-seeds", "3", "--explain")
-        assert [each["replicas"] for found in document["candidates"] for each in found["verified"]] == [1, 1]
-        assert [each["fleet"]["replicas"] for each in document["candidates"]] == [1, 1]
-        assert document["recommended"] == {"gpu": "a100-80gb"}
-
-    def test_above_its_saturated_rate_a_smaller_fleet_meets_nothing_and_is_not_served(self, plan):
-        """A replica that always has requests waiting serves 8.95 a second: eleven serve 98, and ten do not."""
-        service = Service(saturated=0.9)
-        (found,) = plan(service, "--request-rate", "98", "--verify-seeds", "2", gpus="a100-80gb")["candidates"]
-        assert found["fleet"]["replicas"] == 11 == min(each["replicas"] for each in found["fleet"]["tried"])
-        assert found["verified"][-1] == {"replicas": 10, "factor": 1.0, "share": 0.0}
-        assert {cluster.size for _, cluster, _ in service.of_stage("fleets")} == {11}
-
-    @pytest.mark.parametrize("seeds", [(3,), (3, 4, 5, 6)])
-    def test_where_the_first_seed_takes_every_rate_nothing_is_changed(self, seeds, plan, monkeypatch):
-        rates = dict.fromkeys(seeds, inf)
-        monkeypatch.setattr(Service, "of_one", lambda self, gpu, seed=FIRST: rates.get(seed, 30.0))
-        monkeypatch.setitem(POWERS, "a100-80gb", 700)
-        service = Service(saturated=None)
-        (found,) = plan(service, "--request-rate", "20", "--sensitivity", gpus="a100-80gb")["candidates"]
-        assert found["fleet"]["replicas"] == 1 and "sensitivity" not in found
-        assert not service.of_stage("sensitivity")
 
     def test_a_fault_of_a_run_is_raised_with_its_last_line(self, monkeypatch):
         monkeypatch.setattr(jobs, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
@@ -289,13 +234,12 @@ class TestForARate:
     def test_gpus_are_counted_where_one_has_no_price(self, plan, tmp_path):
         PRICED = {name: price for name, price in PRICES.items() if name != "h200"}
         (tmp_path / "few.json").write_text(json.dumps({"per_gpu_hour": PRICED}))
-        document = plan(Service(), "--request-rate", "100", "--prices", str(tmp_path / "few.json"), "--sensitivity")
+        document = plan(Service(), "--request-rate", "100", "--prices", str(tmp_path / "few.json"))
         first, other = document["candidates"]
         assert (document["currency"], document["gpus_without_price"]) == ("GPU-hours", ["h200"])
         assert [each["bill"]["per_hour"] for each in (first, other)] == [
             each["bill"]["gpus"] for each in (first, other)
         ]
-        assert {each["name"] for each in first["sensitivity"]} == {"wanted rate", "step time", "ttft"}
 
 
 class TestDivided:
@@ -303,7 +247,7 @@ class TestDivided:
 
     def test_the_share_divides_every_fleet(self, plan):
         service = Service(saturated=2.0, known=0.99)
-        flags = ["--request-rate", "100", "--prefill-replicas", "auto", "--verify-seeds", "2"]
+        flags = ["--request-rate", "100", "--prefill-replicas", "auto"]
         (found,) = plan(service, *flags, gpus="a100-80gb")["candidates"]
         size = smallest(service, "a100-80gb", 100)
         assert (found["fleet"]["replicas"], found["prefill_replicas"]) == (size, round(size / 4))
@@ -311,22 +255,20 @@ class TestDivided:
             (FIRST, ceil(100 / service.of_one("a100-80gb")), "round-robin", 100)
         ]
         clusters = {call[1] for call in service.of_stage("fleets")}
-        assert all(each.prefill_replicas == max(1, int(each.size / 4 + 0.5)) for each in clusters)
+        assert clusters and all(each.prefill_replicas == max(1, int(each.size / 4 + 0.5)) for each in clusters)
         # Its limit is sought above its own highest rate, and its known rates are asked for though replicas saturate.
         ((_, cluster, rate, highest),) = service.of_stage("detail")
         assert (cluster.size, rate, highest) == (size, 100, service.rates("a100-80gb", size)[0])
         assert len(service.of_stage("known")) == 4 and found["known_rates"] == pytest.approx(
             [0.99 * each for each in found["fleet"]["rates"]]
         )
-        assert [each["replicas"] for each in found["verified"]] == [size, size - 1]
 
     @pytest.mark.parametrize(("prefill", "least"), [("1", 2), ("3", 4), ("auto", 2)])
     def test_the_smallest_has_both_kinds(self, plan, prefill, least):
         service = Service()
-        flags = ["--request-rate", "1", "--prefill-replicas", prefill, "--verify-seeds", "2"]
+        flags = ["--request-rate", "1", "--prefill-replicas", prefill]
         (found,) = plan(service, *flags, gpus="a100-80gb")["candidates"]
         assert found["fleet"]["replicas"] == found["fleet"]["fewest"] == least
-        assert [each["replicas"] for each in found["verified"]] == [least]
 
     def test_a_share_that_cannot_be_found_is_an_error(self, plan):
         service = Service(failing=("prefill share", "a100-80gb"))
@@ -357,7 +299,7 @@ class TestWithoutARate:
 
     def test_the_answer(self, plan):
         service = Service()
-        document = plan(service, "--verify-seeds", "30", "--sensitivity")
+        document = plan(service)
         first, other = document["candidates"]
         assert (first["candidate"]["gpu"], document["wanted_request_rate"]) == ("h200", None)
         for found in (first, other):
@@ -375,25 +317,6 @@ class TestWithoutARate:
                 == pytest.approx(PRICES[gpu] / (0.0036 * sure * 60))
             )
             assert service.of_stage("detail", gpu) == [(FIRST, Cluster(), sure, rates[0])]
-            first_new = FIRST + 4 + NUM_SEEDS
-            assert found["verified"] == [
-                {
-                    "replicas": 1,
-                    "factor": factor,
-                    "share": sum(rate >= sure * factor for rate in service.rates(gpu, 1, 30, first_new)) / 30,
-                }
-                for factor in (1.0, 1.15)
-            ]
-        effects = {each["name"]: each for each in first["sensitivity"]}
-        assert {*effects} == {"price of a GPU", "step time", "ttft"}
-        assert effects["step time"]["higher"] == {"factor": 1.1, "bill": pytest.approx(1.1), "replicas": None}
-        assert effects["ttft"]["lower"]["bill"] == pytest.approx(0.9**-0.5)
-        assert {call[:3] for call in service.of_stage("sensitivity")} == {(FIRST, Cluster(), first["request_rate"])}
-
-    def test_without_a_request_for_it_nothing_is_changed(self, plan):
-        service = Service()
-        assert not any("sensitivity" in found for found in plan(service)["candidates"])
-        assert not service.of_stage("sensitivity") and not service.of_stage("fleets")
 
     def test_bursts_make_bounds(self, plan):
         service = Service(saturated=None, known=0.5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine_runs import settings_of
-from fragmeter.experiments.capacity.answer import Answer, Verified, bill, ranked
+from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import Chance
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
@@ -31,9 +31,7 @@ from fragmeter.experiments.capacity.text import (
     hourly_text,
     range_text,
     rate_text,
-    sure_headroom_text,
     tokens_text,
-    verified_text,
     why_loses,
 )
 from fragmeter.experiments.runs.inputs import Inputs, Requests
@@ -265,15 +263,6 @@ class TestRange:
         reason = why_loses(*other, first, None, "EUR")
         assert reason.startswith(f"{prices_[0]} EUR a million tokens at the full rate against {prices_[1]}; ")
 
-    def test_the_table_has_the_headroom_with_confidence(self):
-        """The mean of the first seeds is 24 requests/s, and 22 are sure."""
-        answer = answer_of("a100-80gb", 10.0, wanted=20.0)
-        fleet = replace(not_none(answer.fleet), rates=(24.0,) * 4, sure_rate=22.0)
-        answer = replace(answer, fleet=fleet)
-        assert (headroom_text(answer), sure_headroom_text(answer)) == ("+20%", "+10%")
-        bound = replace(answer, known_rates=(23.0,) * 4)
-        assert sure_headroom_text(bound) == headroom_text(bound) == ">+15%"
-
 
 class TestFirstLine:
     """25 requests/s by replicas of 10 on two GPUs each: three, of which the seeds say that two may be enough."""
@@ -401,19 +390,11 @@ class TestTheRateOfAFleet:
         assert any("idle at the wanted rate" in line for line in lines) == idle
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (0.9, "a100-80gb: of 40 other seeds 90.0% with 2 replicas meet the goal"),
-        (
-            0.85,
-            "a100-80gb: of 40 other seeds 85.0% with 2 replicas meet the goal: fewer than 90%; begin with more than 48 seeds (--seeds)",
-        ),
-    ],
-)
-def test_other_seeds_that_the_goal_is_too_much_for_are_called_too_few(share, text):
-    answer = replace(answer_of("a100-80gb", 11.0, wanted=20.0), verified=(Verified(2, 1.0, share),))
-    assert verified_text(answer, 40) == text
+def test_a_fleet_that_meets_the_goal_at_every_rate_has_no_number():
+    fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf), seeds=2)
+    found = MaxRate(SloCheck(True, 80, 80, {}), 3.0, (2.0,), 5)
+    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail={})
+    assert (headroom_text(answer), rate_text(answer)) == ("every rate", "every rate")
 
 
 @pytest.mark.slow

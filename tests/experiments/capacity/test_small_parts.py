@@ -21,7 +21,7 @@ from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit,
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.questions import Subject
 from fragmeter.experiments.capacity.request import Aims
-from fragmeter.experiments.capacity.sensitivity import effect_of, influences
+from fragmeter.experiments.capacity.what_if import changed_replicas
 from fragmeter.experiments.cli.app import MISTAKE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine
@@ -65,31 +65,18 @@ class TestShare:
         assert share == pytest.approx(tried / (tried + 1)) and sizes <= {tried + 1}
 
 
-class TestEffect:
+class TestChangedFleet:
     @pytest.mark.slow
     @given(
         st.integers(1, 60), st.sampled_from([1, 2, 8]), st.fractions(Fraction(1, 4), 4, max_denominator=40),
-        st.fractions(1, 4, max_denominator=40), st.booleans(),
+        st.fractions(1, 4, max_denominator=40),
     )  # fmt: skip
-    def test_replicas_are_the_fewest_that_the_rate_needs(self, groups, engines, relative, margin, worse):
-        replicas = groups * engines
-        found = effect_of(0.9, float(relative), float(margin), replicas, engines, worse=worse)
+    def test_replicas_are_the_fewest_that_the_rate_needs(self, groups, engines, relative, margin):
+        replicas, worse = groups * engines, relative > 1
+        found = changed_replicas(replicas, engines, float(relative), float(margin))
         needed = replicas * relative / (margin if worse else 1)
         fewest = next(size for size in range(engines, 4 * replicas + engines + 1, engines) if size >= needed)
-        assert found.replicas == (max(replicas, fewest) if worse else min(replicas, fewest))
-        assert (found.bill, found.percent) == (float(relative), pytest.approx(100 * (float(relative) - 1)))
-
-    def test_what_no_rate_meets_has_none(self):
-        assert effect_of(1.1, inf, 1.0, 3, worse=True).replicas is None
-        assert effect_of(1.1, inf, 1.0, 3, worse=True).percent is None
-
-    def test_the_price_changes_no_fleet_and_all_are_a_tenth(self):
-        price, wanted = influences({}, 10.0, 1.0, 3, 3)
-        assert (price.lower.factor, price.higher.factor) == pytest.approx((0.9, 1.1))
-        assert (price.lower.bill, price.higher.bill) == pytest.approx((0.9, 1.1))
-        assert (price.lower.replicas, price.higher.replicas) == (3, 3)
-        assert (wanted.lower.replicas, wanted.higher.replicas) == (3, 6)
-        assert (price.name, price.label, price.range) == ("price of a GPU", "price of a GPU", pytest.approx(0.2))
+        assert found == (max(replicas, fewest) if worse else min(replicas, fewest))
 
 
 class TestRatesOfSeeds:

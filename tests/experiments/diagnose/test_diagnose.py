@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import exp, sqrt
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -202,6 +204,27 @@ class TestCertainty:
     def test_the_state_follows_from_mean_and_interval(self, value, interval, state):
         gain = Gain(value, interval)
         assert (gain.helps, gain.is_large and not gain.helps) == (state == "remedy", state == "undecided")
+
+    def test_the_prediction_holds_the_effect_on_19_of_20_other_draws(self):
+        """By draws of known spread; the interval of the mean does not hold them."""
+        random = np.random.default_rng(7)
+        found = [(Gain.over(draws[:4].tolist(), True), draws[4]) for draws in random.normal(0.3, 0.2, (4000, 5))]
+        held = {
+            name: fmean(low <= other <= high for gain, other in found for low, high in [getattr(gain, name)])
+            for name in ("prediction", "interval")
+        }
+        assert held["prediction"] == pytest.approx(0.95, abs=0.012) and held["interval"] < 0.85
+
+    def test_the_intervals_of_a_closed_form(self):
+        """Four draws: mean 0.5, deviation 0.2, Student's t of three degrees 3.1824; of the index exp(-saved)."""
+        saved = [0.5 + each for each in (-0.2, -0.1, 0.1, 0.2)]
+        deviation = sqrt(0.1 / 3)
+        index, shares = Gain.over(saved, False), Gain.over(saved, True)
+        for half, name in ((deviation / 2, "interval"), (deviation * sqrt(1.25), "prediction")):
+            low, high = (0.5 + sign * 3.182446 * half for sign in (-1, 1))
+            assert getattr(shares, name) == pytest.approx((low, high), rel=1e-6)
+            assert getattr(index, name) == pytest.approx((1 - exp(-low), 1 - exp(-high)), rel=1e-6)
+        assert Gain.over([0.5], True) == Gain(0.5, None)
 
     def test_caching_that_may_pay_is_not_said_to_pay(self, tmp_path, capsys):
         """Two draws of a load with few shared tokens: the interval of their difference includes 0."""

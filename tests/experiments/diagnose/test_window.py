@@ -139,7 +139,8 @@ def test_lengths_follow_from_tokens_and_the_use_of_the_pool():
 
 class TestNotKnown:
     def test_an_interval_of_gain_and_harm_has_no_figure(self):
-        wide, sure, small = Gain(0.42, (-20.15, 0.98), 0.7), Gain(0.42, (0.2, 0.6), 0.99), Gain(0.0, (-0.02, 0.03), 0.6)
+        wide, sure = Gain(0.42, (-20.15, 0.98), 0.7), Gain(0.42, (0.3, 0.5), 0.99, (0.2, 0.6))
+        small = Gain(0.0, (-0.01, 0.02), 0.6, (-0.02, 0.03))
         assert _gain_text(wide, None) == "the change of the latency index is not known"
         assert _effect(wide, None) == "not known"
         assert _gain_text(sure, None) == "latency index -42% (-60% to -20%)"

@@ -9,11 +9,11 @@ import pytest
 
 from fragmeter.experiments.measured.evidence import evidence, evidence_lines, recorded_text
 from fragmeter.experiments.measured.servers_like import Served, stored_rows
-from fragmeter.experiments.reproduce.servers import facts
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import cost, default_cost, profile
 from fragmeter.sim.cost.kernels import UNPACKING_TABLE
 from fragmeter.sim.spec import Deployment, gpu, model
+from tools.servers.servers import facts
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "results" / "servers.md"

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from fragmeter.experiments.measured.intervals import (
-    COVERAGE,
     LEAST_RUNS,
     METRICS,
     SHARE,
     Calibrated,
     Interval,
-    coverage,
-    judged,
     levels_of,
     run_errors,
 )
 from fragmeter.experiments.measured.servers_like import stored_rows
+from tools.servers.coverage import COVERAGE, coverage, half_width, judged, score
 
 #: Spread of the errors between servers, by card.
 SPREADS = {"small": 0.02, "middle": 0.06, "large": 0.2}
@@ -63,7 +61,7 @@ def test_planted_errors_are_covered_as_often_as_asked_for(bias):
         calibrated = Calibrated(run_errors(drawn(rng, bias=bias), "tpot"))
         for gpu, spread in SPREADS.items():
             interval = calibrated.interval(levels(gpu))
-            half_widths[gpu].append(interval.half_width)
+            half_widths[gpu].append(half_width(interval))
             new = bias * spread + spread * rng.standard_normal(200)
             inside.append(np.mean([interval.holds(exp(each)) for each in new]))
     assert abs(np.mean(inside) - SHARE) < 0.05
@@ -96,7 +94,7 @@ def test_fitted_runs_narrow_no_interval():
     assert run_errors(rows + fitted, "tpot") == run_errors(rows, "tpot")
     seen = [each | {"standing": "unseen"} for each in fitted]
     intervals = [Calibrated(run_errors(found, "tpot")).interval(levels()) for found in (rows, rows + seen)]
-    assert intervals[1].half_width < 0.5 * intervals[0].half_width
+    assert half_width(intervals[1]) < 0.5 * half_width(intervals[0])
 
 
 def test_a_server_has_one_vote():
@@ -143,10 +141,10 @@ def test_ttft_of_requests_that_wait_and_throughput_below_overload_are_apart():
 def test_the_interval_score():
     """Winkler's: a miss costs 2 / (1 - 0.9) times its distance."""
     interval = Interval(0.9, 1.1)
-    assert [interval.score(value) for value in (1.0, 1.2, 0.85)] == pytest.approx(
+    assert [score(interval, value) for value in (1.0, 1.2, 0.85)] == pytest.approx(
         [0.2, 0.2 + 20 * 0.1, 0.2 + 20 * 0.05]
     )
-    assert interval.half_width == pytest.approx(0.1)
+    assert half_width(interval) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("quantile", "covered"), [(0.0, 0.0), (50.0, 1.0)])

@@ -62,7 +62,7 @@ def test_the_best_block_size_is_named_for_each_load():
 
 @pytest.mark.parametrize("name", ["fig1", "fig3", "fig19a", "table1"])
 def test_the_sentence_has_numbers_of_both_sides_of_the_document(name):
-    document = FIGURES[name].document(None, None)
+    document = FIGURES[name].make(None)
     text = headline(document)
     assert text and text.endswith(".") and "published" in text
     moved = [row | {"simulated": row["simulated"] * 2} for row in document["rows"]]

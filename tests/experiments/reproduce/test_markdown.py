@@ -47,8 +47,3 @@ def test_several_figures_have_a_summary(made):
 
 def test_on_standard_output_nothing_else_is_printed(made):
     assert run_here("reproduce", "fig1", "--markdown", "-").stdout == made[1]
-
-
-def test_refused_where_there_is_none(tmp_path):
-    done = run_here("reproduce", "prefix-cache", "--markdown", tmp_path / "page.md")
-    assert done.returncode == 2 and "has no effect on prefix-cache; leave it out" in done.stderr

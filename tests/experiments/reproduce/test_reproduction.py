@@ -255,7 +255,7 @@ def test_the_hash_is_of_names_lengths_and_seeds():
 
 
 def test_the_command_knows_every_figure():
-    assert get_args(verb_reproduce.Wanted) == (*FIGURES, "all", "prefix-cache", "servers", "startups")
+    assert get_args(verb_reproduce.Wanted) == (*FIGURES, "all")
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -93,17 +93,17 @@ def test_the_answer(capsys, tmp_path):
     assert "Without --schedule-conservativeness, not counted, it has slots: qwen3-8b on 1 x " in text
 
 
-def test_pools_of_windows_are_named(tmp_path, capsys):
-    """The slots are those of one pool, which --disable-hybrid-swa-memory has."""
+def test_pools_of_windows_are_counted(tmp_path, capsys):
+    """12 layers of gpt-oss-20b keep every token and 12 a window, of 0.8 slots for each of the others."""
     found = []
     for flags in ("", " --disable-hybrid-swa-memory"):
         line = f"python -m sglang.launch_server --model-path openai/gpt-oss-20b{flags}"
         assert status(["plan", "--gpu", "h100-80gb", "--serve", line, "--json", str(tmp_path / "out.json")]) == DONE
         found.append(json.loads((tmp_path / "out.json").read_text()))
-    (named, not_named), shown = found, " ".join(capsys.readouterr().out.split())
-    assert named["slots"] == not_named["slots"] and not_named["not_simulated"] == []
-    assert named["not_simulated"][0].startswith("pools of windows (")
-    assert shown.startswith("Without pools of windows, not counted, it has slots")
+    apart, together = found
+    assert apart["slots"] == pytest.approx(together["slots"] * 2 / 1.8, abs=2) and "window_slots" not in together
+    assert apart["window_slots"] == int(apart["slots"] * 0.8)
+    assert "swa_max_total_num_tokens" in capsys.readouterr().out
 
 
 def test_fewer_slots_than_the_memory_has(tmp_path):

@@ -81,7 +81,7 @@ def test_pages_are_conserved_and_kinds_never_share_a_large_page(operations, size
                 pages[kind] += taken
                 in_large[number] = in_large.get(number, 0) + taken
         assert all(count <= pool.pages_of(kind_of[number]) for number, count in in_large.items())
-        assert all(pool.used_pages(kind) == count for kind, count in pages.items())
+        assert all(pool._used[kind] == count for kind, count in pages.items())
         assert pool.free_large == pool.num_large - len(in_large)
         stranded = sum(pool.stranded_bytes(kind) for kind in kinds)
         used = sum(count * kind.layer_bytes for kind, count in pages.items())

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fragmeter.gpu.check import compile_gate
 from fragmeter.gpu.ops.arguments import Argument, Extent
 from fragmeter.gpu.ops.arrays import Array
 from fragmeter.gpu.ops.cpu_kernels import CpuKernels
 from fragmeter.gpu.ops.source import Kernel
 from fragmeter.sim.types.errors import KernelFault
+from tools.kernels import compile_gate
 
 from .machine import Machine
 from .memory import Fault, Global

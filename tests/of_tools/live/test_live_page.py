@@ -20,6 +20,7 @@ from tools.live import page
 from tools.live.decisions import compare_blocks
 from tools.live.figures import OverTime, kv_use, measured_over_time, simulated_over_time
 from tools.live.loads import Load, Session
+from tools.live.page import same_blocks
 from tools.live.prediction import settings_of
 from tools.live.probed import probed_blocks
 from tools.live.results import results
@@ -94,18 +95,18 @@ def loads(out, found) -> dict:
 def test_the_server_and_the_simulator_have_the_same_blocks(probe, chosen):
     server, simulated = compare_blocks(probe, chosen, 0, SAME_STEPS)
     assert server.num_columns == simulated.num_columns == SAME_STEPS
-    assert server.same_blocks(simulated) and simulated.same_blocks(server)
+    assert same_blocks(server, simulated) and same_blocks(simulated, server)
     # From the second step on.
     begin = read_probe(probe).steps[1].start_ns
     later, _ = maps = compare_blocks(probe, chosen, begin, SAME_STEPS - 1)
-    assert maps[0].same_blocks(maps[1])
+    assert same_blocks(maps[0], maps[1])
     assert later.at_ticks.tolist() == [*range(SAME_STEPS - 1)]
     assert np.array_equal(later.bucket, server.bucket[1:])
 
 
 def test_a_difference_is_seen(probe, chosen):
     server, simulated = compare_blocks(probe, chosen, 0, SAME_STEPS + 1)
-    assert not server.same_blocks(simulated)
+    assert not same_blocks(server, simulated)
 
 
 def test_a_time_after_the_last_step_is_refused(probe, chosen):

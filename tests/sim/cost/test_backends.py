@@ -7,7 +7,6 @@ import pytest
 
 import fragmeter.sim.cost as costs
 from calibrations import calibration
-from fragmeter.experiments.reproduce.servers import runs_of
 from fragmeter.sim.cost import CalibratedCost, ServerConstants, calibrated, cost, profile
 from fragmeter.sim.cost.backends import (
     FLASH_ATTN_2,
@@ -22,6 +21,7 @@ from fragmeter.sim.cost.calibrated import AttentionCurves
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec import Deployment, gpu, model
 from tools.profiles.mixed_calls import rule_us
+from tools.servers.servers import runs_of
 
 QWEN = model("qwen3-14b")
 

@@ -16,7 +16,7 @@ from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.links import Links
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
 from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
-from fragmeter.sim.spec.weights import layer_matrices
+from fragmeter.sim.spec.weights import layer_matrices, num_params
 from fragmeter.sim.types.ticks import PER_SECOND, PER_US
 
 A100 = gpu("a100-80gb")
@@ -139,7 +139,7 @@ class TestExperts:
         weights = streamed_bytes(spec, tokens, 1, "awq") - 2 * 32_000 * 4096
         mlp, attention = 2 * 3 * 14_336, 2 * (32 + 8) * 128
         activations = 2 * tokens * 32 * (4 * 4096 + attention + mlp)
-        flops = 2 * (spec.active_params - 2 * 32_000 * 4096 - 65 * 4096) * tokens / FLOPS_PER_S
+        flops = 2 * (num_params(spec, used=True) - 2 * 32_000 * 4096 - 65 * 4096) * tokens / FLOPS_PER_S
         expected = max((weights + activations) / READ_PER_S, flops)
         assert seconds(step_cost.gemm_ticks(tokens)) == pytest.approx(expected, rel=1e-5)
 

@@ -17,7 +17,7 @@ from fragmeter.sim.memory.accounting.ledger import Ledger
 from fragmeter.sim.memory.accounting.moves import Moves
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransaction
-from fragmeter.sim.memory.paged.speculative import SpeculativeMemory
+from fragmeter.sim.memory.paged.speculative import Progress, SpeculativeMemory
 from fragmeter.sim.memory.prefix import Chains, FreeKVCacheBlockQueue
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.runs.integrals import Accounts
@@ -239,15 +239,12 @@ class TestDrafts:
         transaction = memory.transaction(0)
         transaction.look_up(sequence)
         transaction.enter(sequence, 6, 2)
-        served = Served(memory)
-        memory.admit(sequence, 0)
-        served.state.start(sequence, 0)
-        transaction = memory.transaction(1)
+        transaction.end_decision({sequence})
         # Six tokens are computed, and the model has places for the inputs of 11 at the most.
         assert [transaction.tokens_of(sequence, budget) for budget in (9, 3, 2, 0)] == [3, 3, 2, 0]
-        transaction = memory.transaction(4)
+        memory.progress[sequence].computed = 9
         assert transaction.tokens_of(sequence, 9) == 11 - 9
-        transaction = memory.transaction(6)
+        memory.progress[sequence].computed = 11
         assert transaction.tokens_of(sequence, 9) == 0
 
     def test_a_decode_that_ends_in_the_step_that_runs_computes_no_more(self):
@@ -258,12 +255,14 @@ class TestDrafts:
         transaction = memory.transaction(0)
         transaction.look_up(sequence)
         transaction.enter(sequence, 6, 2)
+        transaction.end_decision({sequence})
         memory.admit(sequence, 0)
         served.state.start(sequence, 0)
         served.step()
         transaction = memory.transaction(1)
         assert transaction.tokens_of(sequence, 9) == 3
         transaction.take(sequence, 3, 0)
+        transaction.end_decision({sequence})
         served.step()
         assert memory.transaction(2).tokens_of(sequence, 9) == 0
 
@@ -292,7 +291,7 @@ class TestDrafts:
         if decodes:
             memory.drafts[Sequence(1, 4, 4, 4)] = 2
         if prefilling:
-            memory.prefilling[sequence] = computed, computed
+            memory.progress[sequence] = Progress(computed, prompt, prefills=True)
         assert transaction.padded(sequence, computed, tokens) == padded
 
     def test_a_step_that_goes_on_with_a_prefill_pads_nothing(self):

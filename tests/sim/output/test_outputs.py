@@ -73,7 +73,6 @@ class TestAFolderOfTheUsers:
         "sweep": (*SWEEP, "--out"),
         "plan": (*PLAN, "--out"),
         "reproduce": ("reproduce", "table1", "--out"),
-        "prefix-cache": ("reproduce", "prefix-cache", "--trace", "missing.jsonl", "--out"),
         "validate": ("validate", "--quick", "--out"),
         "against": ("validate", "--against", "missing.json", "--gpu", "h100-80gb", "--out"),
         "images": ("report", "RESULT", "--out", "PAGE", "--images"),

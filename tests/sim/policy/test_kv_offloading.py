@@ -489,7 +489,6 @@ def test_a_step_waits_for_what_a_request_stores_as_it_ends_if_it_takes_those_blo
     "chosen",
     [
         {"enable_prefix_caching": False},
-        {"pipeline_parallel_size": 2},
         {"ids": True},
         {"kv_offloading_size": 1e-5},
     ],

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fragmeter.sim.spec import Deployment, gpu, model, stage_bytes, streamed_bytes
+from fragmeter.sim.spec import Deployment, gpu, model, stage_bytes
 from fragmeter.sim.spec.deployment import ExpertRanks
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.spec.startup.loading import loaded_bytes
-from fragmeter.sim.spec.weights import touched
+from fragmeter.sim.spec.weights import num_params
 from fragmeter.sim.types.errors import SettingError
 
 # Parameters of the checkpoints (safetensors metadata on huggingface.co), and active ones as the model cards
@@ -55,7 +51,7 @@ def spec_of(tmp_path):
 @pytest.mark.parametrize(("name", "params", "active_billions"), [(name, *rest) for name, rest in PUBLISHED.items()])
 def test_parameters_are_the_published_ones(name, params, active_billions):
     assert model(name).num_params == params
-    assert model(name).active_params / 1e9 == pytest.approx(active_billions, rel=5e-3)
+    assert num_params(model(name), used=True) / 1e9 == pytest.approx(active_billions, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +70,7 @@ def test_gpt_oss_has_its_published_sizes(spec_of, config, billions, active_billi
     rest = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880}
     spec = spec_of(**config, **rest, num_experts_per_tok=4, vocab_size=201_088, sliding_window=128)
     assert spec.num_params / 1e9 == pytest.approx(billions, abs=5e-3)
-    assert (spec.active_params - spec.head_params()) / 1e9 == pytest.approx(active_billions, abs=5e-3)
+    assert (num_params(spec, used=True) - spec.head_params()) / 1e9 == pytest.approx(active_billions, abs=5e-3)
 
 
 def test_starcoder_and_deepseek_v2_lite_have_their_published_sizes(spec_of, tmp_path):
@@ -123,7 +119,7 @@ def test_experts_stand_where_the_config_puts_them(spec_of):
         spec = spec_of(**moe, **changes)
         assert spec.experts.layers == layers
         assert spec.num_params - dense == len(layers) * (8 * one + router - 3 * 256 * 512)
-        assert spec.num_params - spec.active_params == len(layers) * 6 * one
+        assert spec.num_params - num_params(spec, used=True) == len(layers) * 6 * one
     assert spec_of(**moe, mlp_only_layers=[0, 1]).experts is None
 
 
@@ -254,43 +250,6 @@ class TestStages:
         assert len(set(middle)) == 1
         assert first - middle[0] == 2 * (50_272 * 9216 // 2 + 2050 * 9216)
         assert last - middle[0] == 2 * (50_272 * 9216 // 2 + 2 * 9216)
-
-
-class TestStreamed:
-    def test_a_dense_model_is_read_whole_but_for_embedding_vectors_and_positions(self):
-        spec = model("llama-3.1-8b")
-        vectors = 32 * 2 * 4096 + 4096
-        assert streamed_bytes(spec) == 2 * (spec.num_params - 128_256 * 4096 - vectors)
-        assert streamed_bytes(spec, 500) == streamed_bytes(spec)
-        assert streamed_bytes(spec, 1, 2) == streamed_bytes(spec) // 2
-
-    def test_one_token_reads_the_experts_that_it_is_sent_to(self):
-        spec = model("qwen3-30b-a3b")
-        vectors = 48 * (2 * 2048 + 2 * 128) + 2048
-        assert streamed_bytes(spec, 0) == streamed_bytes(spec) - 2 * 48 * 8 * 3 * 2048 * 768
-        assert streamed_bytes(spec) == 2 * (spec.active_params - 151_936 * 2048 - vectors)
-
-    def test_many_tokens_read_all(self):
-        spec = model("mixtral-8x7b")
-        vectors = 32 * 2 * 4096 + 4096
-        assert streamed_bytes(spec, 1000) == 2 * (spec.num_params - 32_000 * 4096 - vectors)
-        assert streamed_bytes(spec, 1000, 1, "awq") < 0.27 * streamed_bytes(spec, 1000)
-
-    @pytest.mark.parametrize(("count", "used", "tokens"), [(4, 2, 3), (5, 1, 4), (3, 3, 2), (6, 2, 2)])
-    def test_the_mean_over_all_routings(self, count, used, tokens):
-        """Every choice of experts by every token, written out."""
-        choices = list(itertools.combinations(range(count), used))
-        reached = [len(set().union(*routing)) for routing in itertools.product(choices, repeat=tokens)]
-        mean = Fraction(sum(reached), len(reached)) / count
-        assert touched(10**12, used, count, tokens) == pytest.approx(float(10**12 * mean), abs=tokens)
-
-    @settings(deadline=None)
-    @given(st.integers(1, 300), st.data())
-    def test_more_tokens_never_reach_less(self, count, data):
-        used = data.draw(st.integers(1, count))
-        reached = [touched(10**9, used, count, tokens) for tokens in range(40)]
-        assert reached == sorted(reached) and reached[0] == 0 and reached[-1] <= 10**9
-        assert reached[1] == pytest.approx(10**9 * used / count, abs=1)
 
 
 def test_the_index_of_a_checkpoint_s_files_says_what_it_weighs(tmp_path):

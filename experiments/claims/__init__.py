@@ -1,1 +1,0 @@
-"""Claims of texts and of other systems, put to the test."""

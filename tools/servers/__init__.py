@@ -1,0 +1,1 @@
+"""Runs of real servers beside their simulation: ``python -m tools.servers``."""
