@@ -14,7 +14,7 @@ from . import offloading
 from .drafts import drawn
 from .server import Stuck
 from .tiering import Tier
-from .workloads import KINDS, number
+from .workloads import KINDS, number_of_workloads
 
 
 def _copies(seed: int, chunk_blocks: int, tiers: int) -> offloading.Copies:
@@ -42,7 +42,7 @@ def test_every_step_is_that_of_the_tiering_manager(
         pytest.skip("is no case of tiers or chunks")
     differing: dict[str, object] = {}
     stuck = loaded = 0
-    seeds = range(number(12))
+    seeds = range(number_of_workloads(12))
     for seed in seeds:
         case = KINDS[kind](seed) if method is None else drawn(kind, seed, method)
         case = replace(case, prefix_caching=True)
