@@ -98,9 +98,9 @@ class Engine:
     ) -> None:
         self.env, self.source, self.policy, self.memory, self.cost = env, source, policy, memory, cost
         self.state = state or State(policy.preempted_first)
-        transfers = memory.transfers
+        memory.clock, transfers = lambda: int(env.now), memory.transfers
         if transfers is not None:
-            transfers.connect(lambda: int(env.now), cost.swap_in_ticks, cost.swap_out_ticks)
+            transfers.connect(memory.clock, cost.swap_in_ticks, cost.swap_out_ticks)
             self.source = source = TransferSource(source, transfers, self.state)
         self._transfers = transfers
         self.state.speculates = memory.speculation is not None

@@ -12,7 +12,8 @@ from .paged.cached import CachedMemory
 from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
 from .paged.paged import PagedMemory
-from .paged.radix_memory import RadixMemory, Windows
+from .paged.radix_holdings import Windows
+from .paged.radix_memory import RadixMemory
 from .paged.radix_slots import SlotRadixMemory
 from .paged.reserved import ReservedMemory
 from .paged.sharing import SharingMemory

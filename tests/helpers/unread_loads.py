@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from expanded import expand
 from fragmeter.sim import Settings, Workload, settings, simulate, summary
-from fragmeter.sim.metrics.result import expand, preemptions_table, requests_table, steps_table
+from fragmeter.sim.metrics.result import preemptions_table, requests_table, steps_table
 from fragmeter.sim.types.errors import UserError
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue

@@ -15,9 +15,10 @@ import pytest
 
 from fragmeter.sim import Workload
 from fragmeter.sim.memory import RadixMemory
-from fragmeter.sim.memory.paged import radix_memory
+from fragmeter.sim.memory.paged import radix_transaction
 from fragmeter.sim.memory.prefix import WindowTree
-from fragmeter.sim.policy.sglang import PrefillBatch, SGLang
+from fragmeter.sim.policy.sglang import SGLang
+from fragmeter.sim.policy.sglang_prefill import PrefillBatch
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.state import State
 
@@ -284,7 +285,7 @@ def test_windows_without_their_tombstones_are_noticed(monkeypatch):
 
 
 def test_windows_that_are_given_back_token_by_token_are_noticed(monkeypatch):
-    monkeypatch.setattr(radix_memory, "EVICTION_INTERVAL", 1)
+    monkeypatch.setattr(radix_transaction, "EVICTION_INTERVAL", 1)
     assert _is_noticed("windows")
 
 

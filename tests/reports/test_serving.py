@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from expanded import expand
 from fragmeter.reports.data.over_time import MOST_SPANS, over_time
 from fragmeter.reports.figures.figures import batch_over_time, throughput_over_time
 from fragmeter.reports.style.look import data_of
@@ -14,7 +15,7 @@ from fragmeter.sim.cluster import Cluster, cluster_summary, simulate_cluster
 from fragmeter.sim.cluster.result import cluster_requests_table, cluster_residencies_table
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.metrics.residencies import residencies_table
-from fragmeter.sim.metrics.result import expand, requests_table, steps_table
+from fragmeter.sim.metrics.result import requests_table, steps_table
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.traces import synthetic_pairs, workload
 

@@ -187,7 +187,7 @@ def judge_anyscale(values: Mapping[str, float]) -> Judged:
     return Judged(
         tuple(Part(name, value / said, *within) for name, (value, said) in times.items()),
         ", ".join(f"{name} {value:.1f} (said: {said:g})" for name, (value, said) in times.items()),
-        "`fragmeter reproduce anyscale` has every cap, and what decides each ratio.",
+        "`tools/claims/anyscale.py` has every cap, and what decides each ratio.",
     )
 
 

@@ -36,7 +36,7 @@ A policy sees more than this of the kind of memory that it needs, by the transac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -214,6 +214,7 @@ class Accounts(Protocol):
         contents_kept: Intervals in which each content was cached, and the requests for it; None if not logged.
         transfers: Copies between device and host that run beside steps; None if every copy is part of a step.
         speculation: Drafts that steps verify, and the accepted ones; None without speculative decoding.
+        clock: The time in ticks, which the engine sets; for orders of eviction that a policy brings.
     """
 
     num_blocks: int
@@ -230,6 +231,7 @@ class Accounts(Protocol):
     contents_kept: ContentsKept | None = None
     transfers: HostTier | None = None
     speculation: Speculation | None = None
+    clock: Callable[[], int] = staticmethod(lambda: 0)
 
     @property
     def capacity_slots(self) -> int:

@@ -16,7 +16,8 @@ from ...workload.content import Tokens
 from ..accounting.ledger import Meter
 from ..prefix import RadixNode, RadixTree, WindowTree
 from ..prefix.block_tables import BlockTables
-from .radix_memory import RadixMemory, Windows
+from .radix_holdings import Windows
+from .radix_memory import RadixMemory
 
 
 class SlotTree(RadixTree):

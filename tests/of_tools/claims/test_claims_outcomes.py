@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from claim_cases import CLAIMS
+from fragmeter.experiments.paper.figures import fig14
 from system_cases import OPEN, SYSTEMS
-from tools.claims import anyscale, fig14, systems_throughput
+from tools.claims import anyscale, systems_throughput
 from tools.claims import claims as claims_module
 from tools.claims.claim import (
     FAIL,

@@ -15,8 +15,10 @@ from fragmeter.sim.cost.envelope import stretches
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.links import Links
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES, speedup
-from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes, streamed_bytes
-from fragmeter.sim.spec.weights import layer_matrices, num_params
+from fragmeter.sim.spec import Deployment, gpu, model, padded_batch, stage_bytes
+from fragmeter.sim.spec.matrix import matrix_bytes
+from fragmeter.sim.spec.shape import ModelSpec
+from fragmeter.sim.spec.weights import head_bytes, layer_matrices, num_params
 from fragmeter.sim.types.ticks import PER_SECOND, PER_US
 
 A100 = gpu("a100-80gb")
@@ -129,6 +131,33 @@ def test_latent_attention_by_hand():
     assert seconds(step_cost.decode_attention_ticks(64, 640_000)) == pytest.approx(read, rel=2e-5)
     alone = RooflineCost(model("deepseek-v3"), A100)
     assert seconds(alone.decode_attention_ticks(64, 640_000)) == pytest.approx(8 * compute, rel=2e-5)
+
+
+def touched(total: int, used: int, count: int, tokens: int) -> int:
+    """Part of ``total``, spread over ``count`` experts, that ``tokens`` tokens read if each goes to ``used`` experts.
+
+    The mean over routings in which tokens draw their experts uniformly and independently:
+    ``total * (1 - (1 - used / count) ** tokens)``. Computed in integers, so that all machines give the same value.
+    """
+    left = total
+    for _ in range(tokens):
+        if not left:
+            break
+        left = left * (count - used) // count
+    return total - left
+
+
+def streamed_bytes(model: ModelSpec, tokens: int = 1, tensor_parallel: int = 1, quantization: str | None = None) -> int:
+    """Bytes of weights that a step over ``tokens`` tokens reads on each rank, over all pipeline stages.
+
+    Every matrix and the output head are read once; of the experts, only those that compute a token.
+    """
+    matrices = [matrix for layer in range(model.num_layers) for matrix in layer_matrices(model, layer, tensor_parallel)]
+    always = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part != "expert")
+    routed = sum(matrix_bytes(matrix, quantization) for matrix in matrices if matrix.part == "expert")
+    if model.experts:
+        routed = touched(routed, model.experts.used, model.experts.count, tokens)
+    return always + routed + head_bytes(model, tensor_parallel, quantization)
 
 
 class TestExperts:

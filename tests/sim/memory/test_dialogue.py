@@ -13,11 +13,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine_runs import what_is_read
+from expanded import expand
 from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.memory.accounting.buckets import BUCKETS
 from fragmeter.sim.memory.paged.dialogue import DialogueMemory, Start
 from fragmeter.sim.memory.prefix import BlockPool
-from fragmeter.sim.metrics.result import expand, steps_table
+from fragmeter.sim.metrics.result import steps_table
 from fragmeter.sim.types.errors import SettingError, TraceError
 from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
 from fragmeter.traces import read, workload, write

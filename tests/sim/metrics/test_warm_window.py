@@ -92,3 +92,30 @@ def test_a_warm_cache_hits_what_a_cold_one_does_not():
     begins = int(ticks_of(warm.log, warm.replica.cache_log.look_up_moments())[1])
     assert cache_worth(warm).slot_ticks()["hit_later"] == 160 * (begins - 100 * PER_SECOND)
     assert cache_worth(served([0, 100], [160, 320])).slot_ticks()["hit_later"] > 90 * PER_SECOND * 160
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"policy": "sglang"},
+        {"policy": "llama-cpp"},
+        {"policy": "vllm-v1", "model": "gemma-3-27b"},
+        {"policy": "vllm-v1", "kv_offloading_size": 1},
+    ],
+    ids=str,
+)
+def test_every_memory_says_when_a_look_up_was(chosen):
+    """A look-up that every memory dated at the start would lie in the first window."""
+    turn, count = np.repeat(np.arange(4), 20), 80
+    content = PromptContent.of_sessions(np.tile(np.arange(20), 4))
+    arrivals = np.arange(count) * PER_SECOND // 20
+    work = Workload("turns", arrivals, 300 * (turn + 1), np.full(count, 10), content=content)
+    chosen = {"model": "llama-3.1-8b", "gpu": "h200", **chosen}
+    whole = simulate(settings(**chosen), work)
+    end = whole.log.end_ticks / PER_SECOND
+    spans = [(0, end / 3), (end / 3, end / 2), (end / 2, end + 1)]
+    found = [hits_and_evictions(simulate(settings(**chosen, window=span), work)) for span in spans]
+    for count in COUNTS:
+        assert sum(part[count] for part in found) == hits_and_evictions(whole)[count]
+    assert all(part["queried_tokens"] for part in found)

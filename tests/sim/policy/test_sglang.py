@@ -14,8 +14,8 @@ from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory import RadixMemory
 from fragmeter.sim.metrics.summary import summary
-from fragmeter.sim.policy import sglang
-from fragmeter.sim.policy.sglang import NewTokenRatio
+from fragmeter.sim.policy import sglang_prefill
+from fragmeter.sim.policy.sglang_prefill import NewTokenRatio
 from fragmeter.sim.types.errors import SettingError, SimulationFault
 from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.content import PromptContent
@@ -147,7 +147,7 @@ class TestStories:
         ]
 
     def test_more_than_the_input_is_computed_at_once_but_none_follows(self):
-        with mock.patch.object(sglang, "MAX_PREFILL_TOKENS", 9), mock.patch.object(oracle, "INPUT_TOKENS", 9):
+        with mock.patch.object(sglang_prefill, "MAX_PREFILL_TOKENS", 9), mock.patch.object(oracle, "INPUT_TOKENS", 9):
             assert log_lines(story([(0, 1, [(-1, 5)]), (0, 1, [(-2, 4)]), (0, 1, [(-3, 2)])], 60)) == [
                 "0+109 | run 0 1 | prefill 0:5 1:4 | live 9 free 51",
                 "109+102 | run 2 | prefill 2:2 | live 2 cached 9 free 49",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from engine_runs import buckets_at_rows, serve
 from fragmeter.sim.memory import RadixMemory
-from fragmeter.sim.memory.paged.radix_memory import Holding
+from fragmeter.sim.memory.paged.radix_holdings import Holding
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
-from fragmeter.sim.policy import sglang
-from fragmeter.sim.policy.sglang import NewTokenRatio
+from fragmeter.sim.policy import sglang, sglang_prefill
+from fragmeter.sim.policy.sglang_prefill import NewTokenRatio
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.types.state import State
 from oracle import Limits, Pool, Request
@@ -42,7 +42,8 @@ class TestAgainstTheOracle:
         """The fixed numbers of SGLang are beyond these cases; so others stand for them."""
         quick = NewTokenRatio.DECAY * 50
         with (
-            mock.patch.multiple(sglang, MOST_SORTED=4, IN_BATCH_TOKENS=2, MAX_PREFILL_TOKENS=9, CLIP_MAX_NEW_TOKENS=6),
+            mock.patch.multiple(sglang, MOST_SORTED=4, IN_BATCH_TOKENS=2),
+            mock.patch.multiple(sglang_prefill, MAX_PREFILL_TOKENS=9, CLIP_MAX_NEW_TOKENS=6),
             mock.patch.object(NewTokenRatio, "DECAY", quick),
             mock.patch.multiple(oracle, MOST_SORTED=4, ALIKE=2, INPUT_TOKENS=9, LONGEST_OUTPUT=6, DECAY=quick),
         ):

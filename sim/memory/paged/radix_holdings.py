@@ -1,0 +1,73 @@
+"""What sequences have in SGLang's radix tree and beside it, and the pool of windows beside that of all tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...workload.content import Run
+from ..prefix import Place, RadixNode, Rest
+
+
+@dataclass(slots=True)
+class Holding:
+    """What a sequence has in the tree, and beside it.
+
+    Attributes:
+        node: The node that it locks.
+        pages: Pages up to there.
+        computed: Tokens computed up to its last prefill.
+        rest: The pages that follow in its prompt and output, once any of them has joined the tree.
+        bound: Of its lock, see ``WindowTree.lock``.
+        freed: Pages whose windows it has given back, from its first one on.
+        branch: Pages that its look-up walked through, where windows were missing at their end; 0 once they are there again.
+    """
+
+    node: RadixNode
+    pages: int
+    computed: int
+    rest: Rest | None = None
+    bound: int = 0
+    freed: int = 0
+    branch: int = 0
+
+    @property
+    def first(self) -> int:
+        """Its first page with windows of its own."""
+        return max(self.pages, self.freed)
+
+
+@dataclass(slots=True)
+class Known:
+    """The known tokens of a sequence that waits, prefills or runs: they are looked up again and again.
+
+    Attributes:
+        tokens: How many they are.
+        string: All of them.
+        pages: The full pages of all of them.
+        before_last: The full pages of all but the last one, which has to be computed.
+        place, found: How far the tree had ``pages`` and ``before_last`` when they were looked up last.
+    """
+
+    tokens: int
+    string: tuple[Run, ...]
+    pages: tuple[Run, ...]
+    before_last: tuple[Run, ...]
+    place: Place
+    found: Place
+
+
+@dataclass(slots=True)
+class Windows:
+    """The pool of the layers with a sliding window, beside that of all others.
+
+    Attributes:
+        tokens: ``sliding_window_size`` of SGLang: tokens before the coming one that it attends to.
+        pages: Pages of the pool.
+        in_flight: Most tokens of a chunk that runs while the next step is decided.
+        own: Pages of it that sequences have beside the tree.
+    """
+
+    tokens: int
+    pages: int
+    in_flight: int
+    own: int = 0
