@@ -176,6 +176,11 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         table.add_row(
             "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
         )
+        for label, tier in offloaded.get("tiers", {}).items():
+            share = tier["hit_tokens"] / offloaded["queried_tokens"] if offloaded["queried_tokens"] else 0.0
+            table.add_row(
+                f"of these from {label}", f"{share:.1%}", f"which had {tier['max_used_blocks']:,} blocks at most"
+            )
     drafted = content.get("speculative_decoding")
     if drafted is not None:
         tokens = f"of {drafted['spec_decode_draft_tokens']:,} draft tokens"

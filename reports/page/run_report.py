@@ -298,6 +298,11 @@ _TIERS = {"prefix_cache": "GPU", "kv_offloading": "host"}
 
 def _tier_rows(result: Result) -> list[dict[str, Any]]:
     tiers = {name: found for key, name in _TIERS.items() if (found := result.summary.get(key)) is not None}
+    if (host := tiers.get("host")) is not None:
+        queried = host["queried_tokens"]
+        for label, tier in host.get("tiers", {}).items():
+            rate = tier["hit_tokens"] / queried if queried else 0.0
+            tiers[f"of these from {label}"] = tier | {"queried_tokens": queried, "hit_rate": rate}
     return [
         {
             "Run": result.name,

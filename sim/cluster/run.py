@@ -44,6 +44,7 @@ from ..engine.run import (
 from ..memory.accounting.kv_groups import FULL, SLIDING, GroupClass
 from ..memory.accounting.ledger import Table
 from ..memory.prefix import Chains
+from ..memory.prefix.tiers import FleetTiers
 from ..policy.options import either
 from ..policy.registry import POLICIES
 from ..runs.cluster_run import ClusterRun
@@ -104,7 +105,7 @@ class Fleet:
         self._boundaries: Boundaries | None = None
         self.engines: Sequence[Engine | CoreEngine | RoutedCoreEngine]
         self._barriers = self._lock_steps()
-        apart = not (cluster.disaggregated or self._barriers or workload.users)
+        apart = not (cluster.disaggregated or self._barriers or workload.users or _shares(settings))
         # All replicas have the same settings.
         self._by_core = apart and not choose.follows and serves(settings, replicas[0])
         if apart and not choose.looks:
@@ -461,6 +462,12 @@ def _check_engines(settings: Settings, cluster: Cluster, schedule: FleetSchedule
         raise SettingError("data_parallel_size", engines, remedy)
 
 
+def _shares(settings: Settings) -> bool:
+    """Whether replicas have a tier of the prefix cache together."""
+    found = settings.policy_options.offloading
+    return found is not None and any(tier.shared for tier in found.tiers)
+
+
 def _replicas(
     settings: Settings,
     cluster: Cluster,
@@ -470,11 +477,12 @@ def _replicas(
 ) -> list[Replica]:
     """The replicas, of which the first ``prefilling`` prefill. Those with the same settings share one cost model, which is immutable:
     the first of ``costs``, or of a ``Pair``'s decode replicas the second, or their settings' own."""
-    build_one = partial(build, kv_connector=cluster.disaggregated)
+    build_one = partial(build, kv_connector=cluster.disaggregated, fleet=FleetTiers() if _shares(settings) else None)
     first = build_one(settings, costs[0], sent[0])
     own, decode_cost = cluster.decode_settings(settings), costs[0] if type(cluster) is Cluster else costs[1]
     # Where requests only decode, their prompts come from elsewhere: nothing is cached, on the GPU or on the host.
-    options = tuple((name, value) for name, value in own.options if name != "kv_offloading_size")
+    offloading = ("kv_offloading_size", "kv_offloading_backend", "kv_transfer_config")
+    options = tuple((name, value) for name, value in own.options if name not in offloading)
     decodes = replace(own, enable_prefix_caching=False, options=options)
     found = [first, *(build_one(settings, first.cost, part) for part in sent[1:prefilling])]
     for part in sent[prefilling:]:

@@ -27,6 +27,8 @@ _BEGIN = ("first_scheduled_ticks", "first_token_ticks")
 _END = ("finish_ticks", "recomputed", "swapped")
 _COUNTS = _END[1:]
 _HITS = ("queried_tokens", "hit_tokens", "preempted_queried_tokens", "preempted_hit_tokens", "evicted_blocks")
+#: Keys of a tier that are those of its store.
+_OF_STORE = ("num_blocks", "evicted_blocks", "max_used_blocks", "mean_used_blocks")
 _HOST_HITS = (*_HITS, "num_blocks", "max_used_blocks", "loaded_blocks", "stored_blocks")
 
 
@@ -58,7 +60,7 @@ def cluster_summary(run: ClusterRun, *, divided: bool = False) -> dict[str, Any]
         "work": work_summary(_work(run)),
         "prefix_cache": _hits(map(hits_and_evictions, run.runs), _HITS),
         **({"cache_worth": cached} if divided and (cached := cluster_cache_summary(run)) is not None else {}),
-        "kv_offloading": _hits(map(kv_offloading, run.runs), _HOST_HITS),
+        "kv_offloading": _offloaded(run),
         "speculative_decoding": _speculative_decoding(run),
         "replicas": [_replica(number, run.role(number), part) for number, part in enumerate(run.runs)],
     }
@@ -143,6 +145,25 @@ def _hits(found: Iterable[dict[str, Any] | None], names: Iterable[str]) -> dict[
         return None
     sums = {name: sum(cache[name] for cache in caches) for name in names}
     return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
+
+
+def _offloaded(run: ClusterRun) -> dict[str, Any] | None:
+    """Sums over all replicas of the host, and of the tiers behind it; a tier that they share has its blocks once."""
+    found = [each for each in map(kv_offloading, run.runs) if each is not None]
+    together, transfers = _hits(found, _HOST_HITS), run.runs[0].replica.memory.transfers
+    if together is None or transfers is None or not transfers.behind:
+        return together
+    behind = [[each["tiers"][label] for each in found] for label in transfers.labels]
+    tiers = {
+        label: {
+            name: value
+            if link.store.shared and name in _OF_STORE or value is None
+            else sum(each[name] for each in replicas)
+            for name, value in replicas[0].items()
+        }
+        for label, link, replicas in zip(transfers.labels, transfers.behind, behind, strict=True)
+    }
+    return together | {"tiers": tiers}
 
 
 def _speculative_decoding(run: ClusterRun) -> dict[str, Any] | None:

@@ -147,10 +147,13 @@ class Engine:
         ended: list[Sequence] = []
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
+        tiers = self._transfers if self._transfers is not None and self._transfers.behind else None
         # When what the next decision knows was known.
         seen = now = int(self.env.now)
         leap: Leap | None
         while not self.stopped:
+            if tiers is not None:
+                tiers.seen_ticks = seen
             if source.next_ticks <= seen:
                 source.deliver(seen, state.waiting)
                 plan = schedule(state, transaction(state.decode_step))

@@ -10,6 +10,7 @@ from typing import cast
 from ..config.settings import Settings
 from ..cost import SpeculativeCost, StepCost, cost, default_cost, outside_ticks, read_server
 from ..memory import GroupSize, Memory, PageGroups, most_prompt_blocks
+from ..memory.prefix.tiers import FleetTiers
 from ..policy import Limits, Pool, Server
 from ..policy.base import AnyPolicy, PairedPolicy
 from ..policy.options import Options, option_names
@@ -66,6 +67,7 @@ def build(
     grouped: bool = False,
     dialogue: Dialogue | None = None,
     kv_connector: bool = False,
+    fleet: FleetTiers | None = None,
 ) -> Replica:
     """Build a replica: server -> pool size -> limits -> policy -> memory -> cost.
 
@@ -76,6 +78,7 @@ def build(
             share.
         dialogue: For each request, the earlier request that it continues and shares memory with; None without any.
         kv_connector: See ``Limits``.
+        fleet: What the replicas of a fleet have together, where one of their tiers is shared.
 
     Raises:
         SettingError: The model or GPU is unknown; the model has states that the policy does not serve, leaves no room
@@ -88,11 +91,15 @@ def build(
     num_blocks, size = _pool_size(settings, kind, server)
     limits = replace(_limits(kind, server, options, num_blocks, size), kv_connector=kv_connector)
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
+    offloaded = options.offloaded(server, size)
+    if offloaded is not None and fleet is not None:
+        offloaded = replace(offloaded, fleet=fleet)
     pool = Pool(
         num_blocks=num_blocks,
         block_size=size,
         max_model_len=server.max_model_len,
         host_blocks=options.host_blocks(server, size),
+        offloaded=offloaded,
         ids=settings.ids,
         token_runs=workload.token_runs() if workload is not None and caches else None,
         caches_prefixes=settings.enable_prefix_caching is not False,

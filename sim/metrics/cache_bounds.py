@@ -36,8 +36,8 @@ from ..types.ticks import PER_SECOND
 from .belady import Spans, most_kept
 from .cache_worth import CacheWorth, cache_worth
 from .cached_names import CachedNames
-from .host_worth import host_slot_ticks
 from .prefix_cache import is_measured
+from .tier_worth import tier_slot_ticks
 from .time_to_live import shortest
 
 
@@ -110,9 +110,15 @@ def cache_summary(run: Run) -> dict[str, Any] | None:
     ticks, span = worth.slot_ticks(), run.window.end_ticks - run.window.start_ticks
     pool = run.log.capacity_slots * span
     found: dict[str, Any] = {**shares_of_pool(run, ticks, pool), **_bounds(run, worth, pool)}
-    on_host, tier = host_slot_ticks(run), run.replica.memory.transfers
-    if on_host is not None and tier is not None:
-        found["host"] = shares_of_pool(run, on_host, tier.cache.num_blocks * run.replica.block_size * span)
+    tiers, tier = tier_slot_ticks(run), run.replica.memory.transfers
+    if tiers is not None and tier is not None:
+        whole = tier.chunk_blocks * run.replica.block_size * span
+        found["host"] = shares_of_pool(run, tiers[0], tier.cache.num_blocks * whole)
+        # Of a tier without end, as if it were as large as it grew.
+        sizes = (link.store.num_blocks or link.store.most_used_blocks for link in tier.behind)
+        behind = zip(tier.labels, tiers[1:], sizes, strict=False)
+        if tier.behind:
+            found["tiers"] = {label: shares_of_pool(run, ticks, size * whole) for label, ticks, size in behind}
     return found
 
 

@@ -39,7 +39,35 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
         "max_used_blocks": int(used["used_blocks"].max(initial=0)),
         "mean_used_blocks": dot(used["used_blocks"], until - used["ticks"]) / max(1, run.log.end_ticks),
         **_copies(tier),
+        **({"tiers": _tiers(run, tier, first)} if tier.behind else {}),
     }
+
+
+def _tiers(run: Run, tier: HostTier, first: np.ndarray) -> dict[str, dict[str, Any]]:
+    """The tiers behind the host, by vLLM's labels.
+
+    Args:
+        first: The rows of the look-ups that are the first of their requests.
+    """
+    found = {}
+    columns = tier.behind_hits.columns()
+    for place, (label, link) in enumerate(zip(tier.labels, tier.behind, strict=True)):
+        hits = columns["hit_tokens"][(columns["tier"] == place) & np.isin(columns["look_up"], first)]
+        levels, copies = link.store.levels.columns(), link.copies.columns()
+        writes, ticks = copies["is_store"] == 1, copies["end_ticks"] - copies["start_ticks"]
+        until = np.append(levels["ticks"][1:], run.log.end_ticks)
+        found[label] = {
+            "num_blocks": link.store.num_blocks,
+            "hit_tokens": total(hits),
+            "evicted_blocks": link.store.evicted_blocks,
+            "max_used_blocks": link.store.most_used_blocks,
+            "mean_used_blocks": dot(levels["used_blocks"], until - levels["ticks"]) / max(1, run.log.end_ticks),
+            "loaded_blocks": total(copies["blocks"][~writes]),
+            "stored_blocks": total(copies["blocks"][writes]),
+            "load_seconds": total(ticks[~writes]) / PER_SECOND,
+            "store_seconds": total(ticks[writes]) / PER_SECOND,
+        }
+    return found
 
 
 def _copies(tier: HostTier) -> dict[str, Any]:

@@ -22,17 +22,19 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from ..memory.accounting.kv_groups import RING
+from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, HybridLayout, ModelSpec, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
 from ..spec.deployment import Sampling
 from ..spec.gpu import GIB
 from ..spec.kernels import NAMED_EXPERTS, named_experts
-from ..spec.pool import offloaded_blocks
+from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..spec.startup.sglang import window_of
+from ..spec.tiers import OffloadSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from ..types.ticks import PER_MS
 from ..workload.workload import Workload
 from .api_times import api_server_us
@@ -112,13 +114,22 @@ class Options:
         return 0.0
 
     def host_blocks(self, server: Server, block_size: int) -> int:
-        """Blocks of host memory, for swapping or for a second tier of the prefix cache.
+        """Blocks of host memory for swapping.
 
         Args:
             server: The model and the GPUs.
             block_size: Tokens per block.
         """
         return 0
+
+    @property
+    def offloading(self) -> OffloadSpec | None:
+        """What is behind the GPU as tiers of the prefix cache; None without any."""
+        return None
+
+    def offloaded(self, server: Server, block_size: int) -> Offloaded | None:
+        """The same in chunks. See ``host_blocks``."""
+        return None
 
     @property
     def schedules_ahead(self) -> bool:
@@ -398,6 +409,12 @@ def _is_speculative(text: str | None) -> str | None:
     return text
 
 
+def _is_offloading(text: str | None) -> str | None:
+    if text is not None:
+        transfer_config(text)
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmV1Options(VllmServeOptions):
     """Options of vLLM V1."""
@@ -482,6 +499,25 @@ class VllmV1Options(VllmServeOptions):
         ),
         Tried(0.5),
     ] = 0.0
+    kv_offloading_backend: Annotated[
+        Literal["native", "lmcache"],
+        Field(description="What keeps the blocks of --kv-offloading-size: vLLM, or LMCache, in chunks of 256 tokens."),
+    ] = "native"
+    kv_transfer_config: Annotated[
+        str | None,
+        BeforeValidator(as_json),
+        AfterValidator(_is_offloading),
+        Field(
+            description="Tiers of the prefix cache behind the GPU, as vLLM's JSON: kv_connector (OffloadingConnector,"
+            " LMCacheConnectorV1) and kv_connector_extra_config (cpu_bytes_to_use, block_size, spec_name TieringOffloadingSpec with"
+            " secondary_tiers of type fs, obj or mooncake, and their size_gib, read_gb_s, write_gb_s, latency_us, shared).",
+            examples=[
+                '{"kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",'
+                ' "secondary_tiers": [{"type": "fs", "size_gib": 1000}]}}'
+            ],
+        ),
+        Tried('{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 536870912}}'),
+    ] = None
     speculative_config: Annotated[
         str | None,
         BeforeValidator(as_json),
@@ -595,29 +631,42 @@ class VllmV1Options(VllmServeOptions):
     def queue_limits(self) -> tuple[int | None, int | None]:
         return self.max_num_queued_reqs, self.max_num_queued_tokens
 
-    def host_blocks(self, server: Server, block_size: int) -> int:
-        """See ``Options``; those of native KV offloading.
+    @property
+    def offloading(self) -> OffloadSpec | None:
+        return parse_offloading(self.kv_transfer_config, self.kv_offloading_size, self.kv_offloading_backend)
+
+    def offloaded(self, server: Server, block_size: int) -> Offloaded | None:
+        """See ``Options``; those of KV offloading.
 
         Raises:
             SettingError: The given memory holds no block.
         """
-        if not self.kv_offloading_size:
-            return 0
-        host_bytes, drafts, ranks = int(self.kv_offloading_size * GIB), self.speculative, server.tensor_parallel
+        spec = self.offloading
+        if spec is None:
+            return None
+        drafts, ranks = self.speculative, server.tensor_parallel
         of_drafter = 0 if drafts is None else drafts.drafter_slot_bytes(server.model, ranks, server.deployment)
         # Ranks that divide a sequence keep a part of each block.
         block_size //= self.decode_context_parallel_size
+        chunk_blocks = spec.chunk_blocks(block_size)
+        if chunk_blocks > 1 and server.layout is not None:
+            name = "kv_transfer_config.block_size"
+            raise NotSimulated(name, chunk_blocks * block_size, "is not simulated over several KV groups")
         parts = server.deployment, server.layout, of_drafter * block_size
-        blocks = offloaded_blocks(server.model, ranks, block_size, host_bytes, *parts)
-        if not blocks:
-            raise SettingError("kv_offloading_size", self.kv_offloading_size, "holds no block; give more GiB")
-        return blocks
+        chunk_bytes = offloaded_bytes(server.model, ranks, block_size, chunk_blocks, *parts)
+        host_bytes = spec.host_bytes * (ranks if spec.of_each_rank else 1)
+        chunks = host_bytes // chunk_bytes
+        if not 0 < chunks <= MOST_HOST_BLOCKS:
+            remedy = "holds no block; give more GiB" if not chunks else f"comes to {chunks:,} blocks; lower it"
+            name = "kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"
+            raise SettingError(name, self.kv_offloading_size or f"{host_bytes / GIB:g} GiB", remedy)
+        return Offloaded(chunks, chunk_bytes, chunk_blocks, spec.tiers)
 
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
     ) -> dict[str, dict[str, bool]]:
         both = {"requests that share memory": grouped}
-        drafts, offloads = self.speculative_config is not None, self.kv_offloading_size > 0
+        drafts = self.speculative_config is not None
         of_a_server = {"constants of a server": replica.server is not None}
         others: dict[str, dict[str, bool]] = {}
         if drafts:
@@ -635,8 +684,9 @@ class VllmV1Options(VllmServeOptions):
                 "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
-        if offloads:
-            others["kv_offloading_size"] = {
+        if self.offloading is not None:
+            others["kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"] = {
+                "pipeline parallelism": bool(self.offloading.tiers) and replica.pipeline_parallel_size > 1,
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, page_bytes, paper_num_blocks
 from ..types.errors import SettingError
 from ..workload.content import Tokens
@@ -81,7 +82,8 @@ class Pool:
         num_blocks: Blocks of the device pool.
         block_size: Tokens per block.
         max_model_len: Longest prompt + output in tokens.
-        host_blocks: Blocks of host memory, for swapping or for a second tier of the prefix cache.
+        host_blocks: Blocks of host memory for swapping.
+        offloaded: What is behind the GPU as tiers of the prefix cache; None without any.
         ids: Whether blocks have ids; False only counts them.
         token_runs: Contents of the prompts if prefixes are cached, else None.
         caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
@@ -95,6 +97,7 @@ class Pool:
     block_size: int
     max_model_len: int
     host_blocks: int = 0
+    offloaded: Offloaded | None = None
     ids: bool = False
     token_runs: Tokens | None = None
     caches_prefixes: bool = True

@@ -74,7 +74,7 @@ class VllmV1(TokenBudget):
         super().__init__(limits, options, groups)
         chosen, self.schedules_ahead = self.options, self.options.schedules_ahead
         drafts = 0 if chosen.speculative is None else chosen.speculative.num_speculative_tokens
-        connects = limits.kv_connector or chosen.kv_offloading_size > 0
+        connects = limits.kv_connector or chosen.offloading is not None
         drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
         plain = groups or PageGroups(ahead=self.schedules_ahead)
         retained = self._retention_tokens(connects)
@@ -91,7 +91,7 @@ class VllmV1(TokenBudget):
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
         # Calls of ``schedule`` so far, which count a sequence's turn where stages work on batches of their own.
         self._calls = 0
-        self._offloads, self._overlaps = chosen.kv_offloading_size > 0, self.stages + self.schedules_ahead > 1
+        self._offloads, self._overlaps = chosen.offloading is not None, self.stages + self.schedules_ahead > 1
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
         in_turn = self._cap.tokens > 0 or self._cadence is not None or self._offloads
@@ -190,14 +190,14 @@ class VllmV1(TokenBudget):
         usable, size = pool.num_blocks - self.null_blocks, pool.block_size
         if not self._in_lockstep:
             return self._speculative_memory(pool, usable)
-        chains = None if pool.token_runs is None else Chains(pool.token_runs, self.groups.hash_block_size(size))
-        if chains is not None and pool.host_blocks:
+        chains = self._chains(pool)
+        if chains is not None and pool.offloaded is not None:
             return OffloadedMemory(
                 usable,
                 size,
                 groups=self.groups,
                 chains=chains,
-                offloaded_blocks=pool.host_blocks,
+                host=pool.offloaded,
                 order=self._order(True),
                 watermark_blocks=self.limits.watermark_blocks,
                 reserves_whole=self.reserves_whole,
@@ -214,15 +214,22 @@ class VllmV1(TokenBudget):
             order=self._order(chains is not None),
         )
 
+    def _chains(self, pool: Pool, lookahead_tokens: int = 0) -> Chains | None:
+        """Names of the contents of prompts, in a fleet with a shared tier those of all replicas; None where prefixes are not cached."""
+        if pool.token_runs is None:
+            return None
+        fleet = None if pool.offloaded is None else pool.offloaded.fleet
+        size = self.groups.hash_block_size(pool.block_size)
+        return Chains(pool.token_runs, size, lookahead_tokens, None if fleet is None else fleet.chains)
+
     def _speculative_memory(self, pool: Pool, usable: int) -> SpeculativeMemory:
-        runs, size, config = pool.token_runs, pool.block_size, self._speculative
+        size, config = pool.block_size, self._speculative
         drafts = None if config is None else Speculation(config, pool.seed)
-        ahead = 0 if config is None or self.groups.drops_block else config.hash_lookahead_tokens
-        chains = None if runs is None else Chains(runs, self.groups.hash_block_size(size), ahead)
-        length, order = self.limits.max_model_len, self._order(runs is not None)
-        if chains is None or not pool.host_blocks:
+        chains = self._chains(pool, 0 if config is None or self.groups.drops_block else config.hash_lookahead_tokens)
+        length, order = self.limits.max_model_len, self._order(chains is not None)
+        if chains is None or pool.offloaded is None:
             return SpeculativeMemory(usable, size, drafts, chains, length, order, self.groups)
-        host = pool.host_blocks, self.limits.watermark_blocks, self.reserves_whole
+        host = pool.offloaded, self.limits.watermark_blocks, self.reserves_whole
         return SpeculativeOffloadedMemory(usable, size, drafts, chains, *host, length, order, self.groups)
 
     def longest_tokens(self, workload: Workload) -> np.ndarray:

@@ -148,28 +148,25 @@ def host_blocks(
     return blocks
 
 
-def offloaded_blocks(
+def offloaded_bytes(
     model: ModelSpec,
     num_gpus: int,
     block_size: int,
-    host_bytes: int,
+    chunk_blocks: int,
     deployment: Deployment = Deployment(),
     hybrid: HybridLayout | None = None,
     drafter_bytes: int = 0,
 ) -> int:
-    """Blocks of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
+    """Bytes of a chunk of vLLM's native KV offloading (``CPUOffloadingSpec`` of vLLM 0.33, vllm/v1/kv_offload/cpu/spec.py).
 
-    A block has the bytes of a rank of the first pipeline stage for every rank of all stages, and begins on a page of the host. Of latent
+    It has the bytes of a rank of the first pipeline stage for every rank of all stages, and begins on a page of the host. Of latent
     attention all ranks have the same bytes, which are kept once, unless they divide the tokens, or there are stages.
 
     Args:
         block_size: Tokens of a block on a rank.
-        host_bytes: Over all ranks.
+        chunk_blocks: Blocks of a chunk.
         hybrid: KV groups, each of which has blocks of its own; None is one group of all layers.
         drafter_bytes: Of a block on each rank of the last stage, what the layers of a drafter keep; KV groups have these layers.
-
-    Raises:
-        SettingError: There are more than ``MOST_HOST_BLOCKS``.
     """
     parts = stages(model.num_layers, deployment.pipeline_parallel)
     if hybrid is not None:
@@ -179,12 +176,8 @@ def offloaded_blocks(
         own = block_size * sum(model.group_slot_bytes(group, deployment.kv_dtype, num_gpus) for group in groups)
         own += drafter_bytes * (len(parts) == 1)
     alike = model.has_vectors and deployment.decode_context_parallel == 1 and len(parts) == 1
-    whole = own * (1 if alike else num_gpus * len(parts))
-    blocks = host_bytes // (-(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES)
-    if blocks > MOST_HOST_BLOCKS:
-        remedy = f"comes to {blocks:,} blocks, more than {MOST_HOST_BLOCKS:,}; lower it or take larger blocks"
-        raise SettingError("kv_offloading_size", host_bytes / GIB, remedy)
-    return blocks
+    whole = chunk_blocks * own * (1 if alike else num_gpus * len(parts))
+    return -(-whole // HOST_PAGE_BYTES) * HOST_PAGE_BYTES
 
 
 def _rotary_bytes(model: ModelSpec, layers: range) -> int:

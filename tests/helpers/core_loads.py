@@ -249,3 +249,13 @@ def loaded(library: Path) -> ModuleType:
     module = module_from_spec(spec_from_loader("_core", loader))
     loader.exec_module(module)
     return module
+
+
+def turns(seed: int, sessions: int = 10, longest: int = 3) -> Workload:
+    """Sessions whose turns repeat what came before; others evict it meanwhile."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(np.repeat(np.arange(sessions), longest))
+    turn = [int((order[:place] == session).sum()) for place, session in enumerate(order)]
+    arrivals = np.cumsum(rng.integers(0, 3000, len(order)))
+    lengths = 12 + 12 * np.array(turn), np.full(len(order), 4)
+    return Workload("turns", arrivals, *lengths, content=PromptContent.of_sessions(order))

@@ -6,6 +6,7 @@ orders them: stores begin with the step after the one that asks, a step waits fo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.types.optional import not_none
 from tools.live.step_log import Served, Step, StepLog
 
-from . import ours, server, speculation
+from . import ours, server, speculation, tiering
 from .drafts import beside_drafts
 from .workloads import Case
 
@@ -36,11 +37,21 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class Copies:
-    """Blocks of the host, and ticks to load and to store one."""
+    """Chunks of the host, ticks to load and to store a block, blocks of a chunk, and the tiers behind the host."""
 
     host_blocks: int
     load_ticks: int
     store_ticks: int
+    chunk_blocks: int = 1
+    tiers: tuple[tiering.Tier, ...] = ()
+
+    def extra_config(self, chunk_bytes: int) -> dict[str, Any]:
+        """Of the connector, for both."""
+        found: dict[str, Any] = {"blocks_per_chunk": self.chunk_blocks} if self.chunk_blocks > 1 else {}
+        if self.tiers:
+            tiers = [each.config(chunk_bytes) for each in self.tiers]
+            found |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": tiers}
+        return found
 
 
 class _Result(server.Result):
@@ -90,9 +101,9 @@ class OffloadingRecorder(server.Recorder):
         wait = max((max(0, self.ends.get(job, 0) - now) for job in flushed), default=0)
         self.flushes += wait > 0
         for job, each in meta.load_jobs.items():
-            self._submit(job, len(each.src_spec.block_ids), False, now + wait)
+            self._submit(job, len(each.dst_spec.block_ids), False, now + wait)
             self.loads[job] = each.req_id
-            self.loaded += len(each.src_spec.block_ids)
+            self.loaded += len(each.dst_spec.block_ids)
         asks = output.total_num_scheduled_tokens or output.preempted_req_ids or meta.load_jobs or self._unsubmitted
         self.idle = not asks
         with (
@@ -150,7 +161,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
         options={server._CONFIG_NAMES.get(name, name): value for name, value in options.items()},
         parallel=case.parallel,
     )
-    gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
+    gib = copies.host_blocks * _host_bytes(case, copies) / (1 << 30)
     offloading = {"kv_offloading_size": gib}
 
     def config_of(max_model_len: int, cache: dict[str, Any], scheduler: dict[str, Any], **others: Any) -> VllmConfig:
@@ -159,10 +170,13 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     with (
         mock.patch.object(server, "vllm_config", config_of),
         mock.patch.object(server, "Recorder", recorder_of),
+        tiering.behind(copies.extra_config(1), copies.tiers),
     ):
         engine = start(setup)
     connector = engine.scheduler.connector.connector_scheduler
-    assert connector.manager._num_chunks == copies.host_blocks
+    manager = connector.manager
+    assert getattr(manager, "primary_tier", manager)._num_chunks == copies.host_blocks
+    behind = getattr(manager, "secondary_tiers", [])
     build = connector._build_connector_meta
 
     def in_order(output: SchedulerOutput) -> Any:
@@ -173,6 +187,8 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
 
     connector._build_connector_meta = in_order
     clock, recorder = server.clock_of(engine, case.step_ticks), engine.model_executor
+    for tier in behind:
+        tier.clock = clock
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, requests, finished, arrived, idle = case.workload.arrival_ticks.tolist(), [], [], 0, 0
@@ -199,6 +215,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
                 ]
             runs = any(future._runs for future, *_ in engine.batch_queue or ())
             idle = idle + 1 if recorder.idle and not runs and clock.now == before else 0
+            events += [end for tier in behind for end in tier.ends()]
             if idle > server.MOST_IDLE:
                 raise server.Stuck(case.name)
             if idle and events:
@@ -208,8 +225,8 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
             clock.wait_until(min(events))
 
 
-def _host_bytes(case: Case) -> int:
-    """Bytes of a block on the host, of all workers; of the real ones each has such layers."""
+def _host_bytes(case: Case, copies: Copies) -> int:
+    """Bytes of a chunk on the host, of all workers; of the real ones each has such layers."""
     chosen = ours.settings_of(case, True, enable_prefix_caching=True)
     replica, ranks = build(chosen), chosen.tensor_parallel_size
     size = replica.block_size // chosen.value("decode_context_parallel_size")
@@ -229,7 +246,7 @@ def _host_bytes(case: Case) -> int:
             else 0
         )
     workers = stages * max(ranks, case.parallel.get("tensor_parallel_size", 1))
-    return -(-own * workers // _PAGE) * _PAGE
+    return -(-own * workers * copies.chunk_blocks // _PAGE) * _PAGE
 
 
 @dataclass(frozen=True)
@@ -248,9 +265,13 @@ class _Cost(ours.ConstantCost):
 def serve_ours(case: Case, copies: Copies, asynchronous: bool = False, **others: Any) -> Served:
     """What our engine does with a case, with ``others`` of the settings."""
     log = StepLog()
-    gib = copies.host_blocks * _host_bytes(case) / (1 << 30)
+    chunk_bytes = _host_bytes(case, copies)
+    gib = copies.host_blocks * chunk_bytes / (1 << 30)
+    if extra := copies.extra_config(chunk_bytes):
+        others["kv_transfer_config"] = json.dumps({"kv_connector_extra_config": extra})
     chosen = ours.settings_of(case, asynchronous, enable_prefix_caching=True, kv_offloading_size=gib, **others)
-    run = simulate(chosen, case.workload, _Cost(case.step_ticks, copies=copies), observers=[log])
+    with tiering.timed(chunk_bytes, copies.tiers):
+        run = simulate(chosen, case.workload, _Cost(case.step_ticks, copies=copies), observers=[log])
     return log.served(run)
 
 

@@ -1,4 +1,4 @@
-"""Paged memory with a second tier of its prefix cache in host memory, as in vLLM's native KV offloading.
+"""Paged memory with a second tier of its prefix cache in host memory, as in vLLM's native KV offloading, and tiers behind it.
 
     look up    a waiting sequence finds its prefix in the GPU's cache, and the blocks that follow it in the host's
     load       it takes blocks for these, and waits while they are copied; the sequences after it go on without it
@@ -13,7 +13,8 @@ One link goes each way, and copies one job after the other. Copies overlap with 
     a flush    every sequence: a step begins only after the stores of a preempted sequence, and of finished sequences with a
                block that is taken again in the step
 
-A sequence that waits for a copy keeps its place in the queue, without a slot in the batch.
+A sequence that waits for a copy keeps its place in the queue, without a slot in the batch. So does one whose blocks a tier behind the
+host has: they are promoted to the host first.
 
 With asynchronous scheduling, and over pipeline stages, a decision is taken while batches are in flight, and a load must not write what
 these may still write (``defer_block_free``). So blocks of a sequence that one of them computes come free only after it: the sequence is
@@ -26,7 +27,8 @@ vllm/v1/core/sched/scheduler.py, vllm/v1/kv_offload/cpu/gpu_worker.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import NamedTuple
@@ -36,7 +38,9 @@ from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, PageGroups
 from ..accounting.moments import after_step
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.contents_log import SettledContentsLog
+from ..prefix.host_cache import Placed
 from ..prefix.host_tier import HostTier, Offer
+from ..prefix.tiers import Link, Offloaded
 from .counts import Partial
 from .group_cache import NULL_BLOCK, Found
 from .group_cache import Table as GroupTable
@@ -149,7 +153,7 @@ class _Seeker(NamedTuple):
 
     Attributes:
         place: The group.
-        size: Tokens of its blocks.
+        size: Tokens of its chunks on the host: one block, or several where there is one group.
         window_tokens: Tokens of its window; 0 in another group.
         needed: Blocks that a look-up needs before a token, of a window or a state; 0 where it needs all.
     """
@@ -194,25 +198,29 @@ class HostTierMemory(PagedMemory, ABC):
     tier: HostTier
     step_blocks = 0
 
-    def _connect(self, offloaded_blocks: int, watermark_blocks: int, reserves_whole: bool) -> None:
-        """Join a host of ``offloaded_blocks`` to the memory."""
+    def _connect(self, host: Offloaded, watermark_blocks: int, reserves_whole: bool) -> None:
+        """Join a host, and the tiers behind it, to the memory."""
         groups, block_size = self.groups, self.block_size
         self.watermark_blocks, self.reserves_whole = watermark_blocks, reserves_whole
-        self._hashed = groups.hash_block_size(block_size)
-        self.tier = self.transfers = HostTier(offloaded_blocks, self._hashed, groups.number)
+        self._hashed, self._chunk_blocks = groups.hash_block_size(block_size), host.chunk_blocks
+        links = [
+            Link(spec, host.store(place, groups.number), host.chunk_bytes) for place, spec in enumerate(host.tiers)
+        ]
+        self.tier = self.transfers = HostTier(host.num_chunks, self._hashed, groups.number, links, host.chunk_blocks)
         assert self.cache is not None
         if (contents := self.cache.log.contents) is not None:
             contents.log_holdings()
             self.tier.cache.contents = SettledContentsLog(groups.number)
         self.cache.states = []
-        #: Tokens of a block of each group.
-        self._sizes = groups.block_sizes(block_size)
+        #: Tokens of a chunk of each group.
+        self._sizes = tuple(size * host.chunk_blocks for size in groups.block_sizes(block_size))
         seekers: list[_Seeker] = []
         for each in groups.classes(block_size):
             window = each.window_tokens if each.kind == SLIDING else 0
             needed = 0 if each.kind == FULL else -(-window // each.block_size) or 1
             if each.kind != RING:
-                seekers += (_Seeker(place, each.block_size, window, needed) for place in each.places)
+                size = each.block_size * host.chunk_blocks
+                seekers += (_Seeker(place, size, window, needed) for place in each.places)
         seekers.sort()
         #: Of each group that look-ups find, in their order, and in that of a look-up on the host.
         self._seekers = seekers
@@ -231,6 +239,8 @@ class HostTierMemory(PagedMemory, ABC):
 
     def log_no_contents(self) -> None:
         self.tier.cache.contents = None
+        for link in self.tier.behind:
+            link.store.contents = None
         super().log_no_contents()
 
     @property
@@ -279,12 +289,12 @@ class HostTierMemory(PagedMemory, ABC):
                     return 0
                 dropped = drops and seeker.place == self.groups.drafter
                 stop = min(-(-most // size) + dropped, hashed)
-                names = cache.group_names(sequence, seeker.place, start, stop)
+                placed = self._placed(sequence, seeker, start, stop)
                 if not seeker.needed:
-                    blocks = tier.prefix(names)
+                    blocks = tier.prefix(sequence.index, placed)
                 else:
                     first = seeker.needed_before(min(most, (stop - dropped) * size))
-                    blocks = tier.window(names, seeker.needed + dropped, first + dropped)
+                    blocks = tier.window(sequence.index, [*placed], seeker.needed + dropped, first + dropped)
                 waits = waits or blocks is None
                 if blocks is not None:
                     most = min(most, (start + blocks - dropped) * size)
@@ -310,7 +320,7 @@ class HostTierMemory(PagedMemory, ABC):
         start, stop = known // seeker.size, -(-tokens // seeker.size)
         if seeker.needed:
             start = max(start, stop - seeker.needed_before(tokens))
-        return self.tier.is_loading(self.cache.group_names(sequence, seeker.place, start, stop))
+        return self.tier.is_loading(self._names(sequence, seeker, start, stop))
 
     def load(self, sequence: Sequence, found: Found, tokens: int) -> None:
         """A waiting sequence takes the blocks that it found, and new ones up to ``tokens`` that it loads from the host."""
@@ -319,18 +329,62 @@ class HostTierMemory(PagedMemory, ABC):
         known = found.blocks * self.block_size
         kept = tables.passed(found.tables, tokens)
         until = tuple(-(-tokens // size) for size in self._sizes)
-        blocks: list[tuple[int, int]] = []
-        for place, size, _, _ in self._seekers:
-            at, stop = max(known // size, len(kept[place])), until[place]
-            places = (self._place(size, block) for block in range(at, stop))
-            blocks += zip(cache.group_names(sequence, place, at, stop), places, strict=True)
+        blocks: list[Placed] = []
+        behind: dict[int, int] = {}
+        num_blocks, promoted = 0, self.tier.sources(sequence)
+        for seeker in self._seekers:
+            stop = until[seeker.place]
+            first = max(known * self._chunk_blocks // seeker.size, len(kept[seeker.place]))
+            at = first // self._chunk_blocks
+            num_blocks += -(-tokens * self._chunk_blocks // seeker.size) - first
+            chunks = [*self._placed(sequence, seeker, at, stop)]
+            blocks += chunks
+            if promoted:
+                self._note_sources(behind, seeker, chunks, at, (known, tokens), promoted)
         cache.enter(sequence, Found(kept, found.blocks))
         tables.enter(sequence, kept)
         tables.take(sequence, tokens, known, loads=True)
         tables.take_after_load(sequence, tokens)
         self._hold_load(sequence, tokens, known)
-        self.tier.on_looked_up(sequence, known, tokens - known)
-        self.tier.load(sequence, tokens, blocks, until)
+        by_tier: Counter[int] = Counter()
+        for unit, tier in behind.items():
+            by_tier[tier] += min((unit + 1) * self._hashed, tokens) - max(unit * self._hashed, known)
+        self.tier.on_looked_up(sequence, known, tokens - known, by_tier)
+        self.tier.load(sequence, tokens, blocks, num_blocks, until)
+
+    def _names(self, sequence: Sequence, seeker: _Seeker, start: int, stop: int) -> list[int]:
+        """Names of chunks of a sequence in one group: those of their last blocks."""
+        assert self.cache is not None
+        each = self._chunk_blocks
+        return self.cache.group_names(sequence, seeker.place, start * each, stop * each)[each - 1 :: each]
+
+    def _placed(self, sequence: Sequence, seeker: _Seeker, start: int, stop: int) -> Iterator[Placed]:
+        places = (self._place(seeker.size, chunk) for chunk in range(start, stop))
+        return zip(self._names(sequence, seeker, start, stop), places, strict=True)
+
+    def _note_sources(
+        self,
+        behind: dict[int, int],
+        seeker: _Seeker,
+        chunks: list[Placed],
+        at: int,
+        span: tuple[int, int],
+        promoted: Mapping[int, int],
+    ) -> None:
+        """Note the farthest tier that has the tokens of a span in one of the groups; a state stands for all of them.
+
+        Args:
+            behind: The place of the tier, by place of a hash.
+            chunks: Those that are loaded, from the place ``at`` on.
+        """
+        unit = self._hashed
+        for chunk, (name, _) in enumerate(chunks, at):
+            if (tier := promoted.get(name)) is None:
+                continue
+            own = chunk * seeker.size, (chunk + 1) * seeker.size
+            start, stop = span if seeker.needed and not seeker.window_tokens else own
+            for place in range(max(start, span[0]) // unit, -(-min(stop, span[1]) // unit)):
+                behind[place] = max(tier, behind.get(place, tier))
 
     def _place(self, size: int, block: int) -> int:
         """Place of a block's last hash among those of its sequence, in a group with blocks of ``size`` tokens."""
@@ -411,7 +465,7 @@ class HostTierMemory(PagedMemory, ABC):
         offers = []
         for sequence, _, name, at, block in sorted(states, key=lambda state: (turns[state[0]], state[1])):
             if (at + 1) * self.block_size <= sequence.prompt_tokens:
-                offers.append(Offer(sequence, self.tier.offered(sequence), [(name, at, block)], {block}))
+                offers.append(Offer(sequence, self.tier.offered(sequence), [(name, at, [block])], {block}))
         return offers
 
     def may_admit(self, waiting: Sequence, running: Iterable[Sequence]) -> bool:
@@ -421,7 +475,7 @@ class HostTierMemory(PagedMemory, ABC):
         """
         cache = self.cache
         assert cache is not None
-        if self.groups.kinds != (FULL,):
+        if self.groups.kinds != (FULL,) or any(link.spec.shared for link in self.tier.behind):
             return True
         names, place = cache.names_of(waiting), cache.look_up(waiting).blocks
         return (
@@ -437,7 +491,7 @@ class HostTierMemory(PagedMemory, ABC):
         # Blocks with generated tokens are not offered (``offload_prompt_only``, the default).
         tokens, offered = min(cache.computed(sequence), sequence.prompt_tokens), self.tier.offered(sequence)
         until = tuple(max(before, tokens // size) for before, size in zip(offered, self._sizes, strict=True))
-        blocks: list[tuple[int, int, int]] = []
+        blocks: list[tuple[int, int, list[int]]] = []
         passing: set[int] = set()
         if until == offered:
             return Offer(sequence, offered, blocks)
@@ -448,13 +502,13 @@ class HostTierMemory(PagedMemory, ABC):
                 table = self._in_windows.get(sequence, {}).get(place, [])
             elif needed:
                 continue
-            names = cache.group_names(sequence, place, offered[place], until[place])
-            for at, name in enumerate(names, offered[place]):
-                block = table[at]
-                if block is not None and (not window_tokens or self._can_be_found(sequence, seeker, at)):
-                    blocks.append((name, self._place(size, at), block))
+            each = self._chunk_blocks
+            for at, name in enumerate(self._names(sequence, seeker, offered[place], until[place]), offered[place]):
+                ids = [block for block in table[at * each : (at + 1) * each] if block is not None]
+                if ids and (not window_tokens or self._can_be_found(sequence, seeker, at)):
+                    blocks.append((name, self._place(size, at), ids))
                     if window_tokens:
-                        passing.add(block)
+                        passing.update(ids)
         return Offer(sequence, until, blocks, passing)
 
     def _can_be_found(self, sequence: Sequence, seeker: _Seeker, at: int) -> bool:
@@ -504,7 +558,7 @@ class OffloadedMemory(HostTierMemory):
 
     Args:
         num_blocks, block_size, groups, chains, order: See ``PagedMemory``.
-        offloaded_blocks: Blocks of the host memory.
+        host: The host memory, and the tiers behind it.
         watermark_blocks, reserves_whole: See ``HostTierMemory``.
     """
 
@@ -516,13 +570,13 @@ class OffloadedMemory(HostTierMemory):
         block_size: int,
         groups: PageGroups,
         chains: Chains,
-        offloaded_blocks: int,
+        host: Offloaded,
         order: type[FreeKVCacheBlockQueue],
         watermark_blocks: int,
         reserves_whole: bool,
     ) -> None:
         super().__init__(num_blocks, block_size, groups=groups, chains=chains, in_turn=True, order=order)
-        self._connect(offloaded_blocks, watermark_blocks, reserves_whole)
+        self._connect(host, watermark_blocks, reserves_whole)
         #: Classes of the groups that give blocks back while their sequences run, as in ``giving``.
         classes = [each for each in groups.classes(block_size) if each.window_tokens]
         self._passing = [each for kind in (SLIDING, STATE) for each in classes if each.kind == kind]
@@ -591,7 +645,8 @@ class OffloadedMemory(HostTierMemory):
         """Set the blocks that a stalled sequence is counted for to those in its block tables."""
         assert self.group_tables is not None
         tables, held = self.group_tables.tables[sequence], self.partial[sequence]
-        blocks = min(len(tables[place]) * size for place, size, _, _ in self._seekers) // self.unit_tokens
+        sizes = ((place, size // self._chunk_blocks) for place, size, _, _ in self._seekers)
+        blocks = min(len(tables[place]) * size for place, size in sizes) // self.unit_tokens
         skipped = tuple(tables[each.places[0]].count(NULL_BLOCK) for each in self._passing)
         more = [now - before for now, before in zip(skipped, held.skipped, strict=True)]
         self._hold(blocks - held.blocks, more, held.blocks)

@@ -15,6 +15,7 @@ from ...types.sequence import Sequence
 from ..accounting.drafts import Speculation
 from ..accounting.kv_groups import STATE, PageGroups
 from ..prefix import Chains, FreeKVCacheBlockQueue
+from ..prefix.tiers import Offloaded
 from .group_cache import NULL_BLOCK, Table
 from .offload import HostTierMemory, OffloadTransaction
 from .speculative import Batch, SpeculativeMemory, SpeculativeTransaction
@@ -42,7 +43,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
 
     Args:
         num_blocks, block_size, speculation, chains, max_model_len, order, groups: See ``SpeculativeMemory``.
-        offloaded_blocks: Blocks of the host memory.
+        host: See ``OffloadedMemory``.
         watermark_blocks, reserves_whole: See ``HostTierMemory``.
 
     Attributes:
@@ -57,7 +58,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         block_size: int,
         speculation: Speculation | None,
         chains: Chains,
-        offloaded_blocks: int,
+        host: Offloaded,
         watermark_blocks: int,
         reserves_whole: bool,
         max_model_len: int,
@@ -65,7 +66,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
         groups: PageGroups,
     ) -> None:
         SpeculativeMemory.__init__(self, num_blocks, block_size, speculation, chains, max_model_len, order, groups)
-        self._connect(offloaded_blocks, watermark_blocks, reserves_whole)
+        self._connect(host, watermark_blocks, reserves_whole)
         self._step_tokens = 1 + self.num_drafts + self._lookahead if self.num_drafts else 0
         sizes = zip(groups.kinds, groups.block_sizes(block_size), strict=True)
         self.step_blocks = sum(-(-self._step_tokens // size) for kind, size in sizes if kind != STATE)

@@ -91,12 +91,19 @@ class Chains:
         tokens: Tokens of the requests.
         block_size: Tokens per block.
         lookahead_tokens: Tokens after a block for which its name stands, too; a block without them has no name.
+        children: Chains that others know, too, with which these have the same names.
     """
 
-    def __init__(self, tokens: Tokens, block_size: int, lookahead_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        block_size: int,
+        lookahead_tokens: int = 0,
+        children: dict[tuple[int, int, int, int], Chain] | None = None,
+    ) -> None:
         self._tokens, self._block_size, self.lookahead_tokens = tokens, block_size, lookahead_tokens
         #: Chains by number of the parent chain, token at which they begin, and their first token (stream, start).
-        self._children: dict[tuple[int, int, int, int], Chain] = {}
+        self._children: dict[tuple[int, int, int, int], Chain] = {} if children is None else children
         #: For each request, whether no other request begins with the same token.
         self.unshared = tokens.unshared
 

@@ -23,7 +23,7 @@ per chunk and without a store threshold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .contents_log import SettledContentsLog
@@ -42,12 +42,14 @@ class _Group:
         rank: Its turn of eviction, among groups.
         places: By name: its place, times the number of KV groups, plus its turn among the blocks there.
         in_turn: The names by place, those that have left the group included; None after a block came.
+        idle: How many of its blocks are ready, and read by no copy.
         is_served: Whether the request may use blocks yet.
     """
 
     rank: int
     places: dict[int, int] = field(default_factory=dict)
     in_turn: list[int] | None = None
+    idle: int = 0
     is_served: bool = True
 
 
@@ -68,6 +70,7 @@ class HostCache:
 
     Attributes:
         contents: Log of what became of each block, by its name, or None.
+        on_evicted: Called with the names that are evicted, if any.
         evicted_blocks: Blocks evicted so far.
         refused_stores: Offers that found too few blocks to evict, so that nothing was stored.
     """
@@ -75,6 +78,7 @@ class HostCache:
     def __init__(self, num_blocks: int, num_kv_groups: int = 1) -> None:
         self.num_blocks, self._kv_groups = num_blocks, num_kv_groups
         self.contents: SettledContentsLog | None = None
+        self.on_evicted: Callable[[list[int]], None] | None = None
         self.evicted_blocks = self.refused_stores = 0
         # By name: number of copies that read the block, or ``_WRITTEN``; and its group.
         self._readers: dict[int, int] = {}
@@ -110,21 +114,30 @@ class HostCache:
 
     def start_load(self, request: int, blocks: Sequence[Placed]) -> None:
         """A request begins to load blocks that are ready."""
-        readers, names = self._readers, [name for name, _ in blocks]
-        for name in names:
-            self._evictable -= not readers[name]
-            readers[name] += 1
+        names = [name for name, _ in blocks]
+        self.pin(names)
         self._use(request, blocks)
         if self.contents is not None:
             self.contents.on_stays_ended(names, names, names, True)
             self.contents.on_freed(names)
 
+    def pin(self, names: Iterable[int]) -> None:
+        """A copy that is no use of a request begins to read blocks that are ready, until ``end_load``."""
+        readers, group_of = self._readers, self._group_of
+        for name in names:
+            if not readers[name]:
+                self._evictable -= 1
+                group_of[name].idle -= 1
+            readers[name] += 1
+
     def end_load(self, names: Iterable[int]) -> None:
         """A load has ended."""
-        readers = self._readers
+        readers, group_of = self._readers, self._group_of
         for name in names:
             readers[name] -= 1
-            self._evictable += not readers[name]
+            if not readers[name]:
+                self._evictable += 1
+                group_of[name].idle += 1
 
     def start_store(self, request: int, blocks: Sequence[Placed]) -> list[int] | None:
         """A request offers its blocks.
@@ -151,6 +164,16 @@ class HostCache:
         """A store has ended: its blocks are ready."""
         self._readers.update(dict.fromkeys(names, 0))
         self._evictable += len(names)
+        for name in names:
+            self._group_of[name].idle += 1
+
+    def drop(self, names: Sequence[int]) -> None:
+        """A store has failed: its blocks are not here."""
+        for name in names:
+            del self._readers[name]
+            del self._group_of.pop(name).places[name]
+        if self.contents is not None:
+            self.contents.on_stays_ended(names, names, names, False)
 
     def finish(self, request: int) -> None:
         """A request has finished: what it used becomes the most recently used."""
@@ -195,9 +218,13 @@ class HostCache:
 
     def _move(self, group: _Group, places: dict[int, int]) -> None:
         """Move blocks that are here to another group."""
-        group_of = self._group_of
+        group_of, readers = self._group_of, self._readers
         for name in places:
-            del group_of[name].places[name]
+            former = group_of[name]
+            del former.places[name]
+            if not readers[name]:
+                former.idle -= 1
+                group.idle += 1
         self._put(group, places)
 
     def _put(self, group: _Group, places: dict[int, int]) -> None:
@@ -217,7 +244,8 @@ class HostCache:
         self._evictable -= missing
         over = []
         for group in self._groups.values():
-            missing -= self._evict(group, missing, kept_names)
+            if group.idle:
+                missing -= self._evict(group, missing, kept_names)
             if not group.places and not group.is_served:
                 over.append(group.rank)
             if not missing:
@@ -243,7 +271,10 @@ class HostCache:
                 continue
             del places[name], readers[name], group_of[name]
             evicted.append(name)
+        group.idle -= len(evicted)
         in_turn.extend(reversed(passed))
         if self.contents is not None:
             self.contents.on_stays_ended(evicted, evicted, evicted, False)
+        if self.on_evicted is not None:
+            self.on_evicted(evicted)
         return len(evicted)

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from core_loads import shared_content
+from core_loads import shared_content, turns
 from engine_runs import LONG_MODEL
 from family_runs import CopyCost
 from fragmeter.sim.config.settings import settings
@@ -22,9 +22,10 @@ from fragmeter.sim.memory.paged.group_cache import GroupCache
 from fragmeter.sim.memory.prefix.block_pool import BlockPool
 from fragmeter.sim.memory.prefix.host_cache import HostCache
 from fragmeter.sim.memory.prefix.host_tier import HostTier
+from fragmeter.sim.memory.prefix.tiers import Store
 from fragmeter.sim.metrics.cache_bounds import cache_bounds
 from fragmeter.sim.metrics.cache_worth import cache_worth
-from fragmeter.sim.metrics.host_worth import host_slot_ticks
+from fragmeter.sim.metrics.tier_worth import tier_slot_ticks
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.workload.workload import Workload
@@ -35,9 +36,32 @@ NGRAMS = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [0.5, 0.5],
 }
+#: A store behind the host that evicts, and a larger one that the host writes what it evicts to.
+BEHIND = json.dumps(
+    {
+        "kv_connector_extra_config": {
+            "spec_name": "TieringOffloadingSpec",
+            "secondary_tiers": [
+                {"type": "example", "size_gib": 0.08, "read_gb_s": 1e7, "write_gb_s": 1e7},
+                {
+                    "type": "fs",
+                    "size_gib": 0.2,
+                    "write_policy": "write_back",
+                    "latency_us": 0,
+                    "read_gb_s": 1e7,
+                    "write_gb_s": 1e7,
+                },
+            ],
+        }
+    }
+)
 #: Settings by what the memory is composed of, with the tokens of a pool that evicts; 0 of blocks of 1,040 tokens.
 KINDS: dict[str, tuple[dict[str, Any], int]] = {
     "host": ({"model": LONG_MODEL, "block_size": 4, "kv_offloading_size": 0.08}, 160),
+    "store": (
+        {"model": LONG_MODEL, "block_size": 4, "kv_offloading_size": 0.05, "kv_transfer_config": BEHIND},
+        80,
+    ),
     "windows": ({"model": "gemma-3-27b", "gpu": "h200"}, 2400),
     "windows and host": ({"model": "gemma-3-27b", "gpu": "h200", "kv_offloading_size": 0.5}, 2400),
     "states": ({"model": "nemotron-h-8b", "gpu": "h200"}, 0),
@@ -59,6 +83,7 @@ KINDS: dict[str, tuple[dict[str, Any], int]] = {
         2600,
     ),
 }
+MOST_STORES = 2
 each_kind = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "host" else [pytest.mark.slow]) for kind in KINDS]
 )
@@ -85,7 +110,11 @@ def served(kind: str, seed: int, **more: Any) -> Run:
     longest = {LONG_MODEL: 48, "nemotron-h-8b": 8000}.get(chosen["model"], 900)
     blocks = {"num_gpu_blocks_override": tokens // chosen.get("block_size", 16) if tokens else 60}
     asks = {"policy": "vllm-v1", "max_model_len": min(2 * longest, 8192), "outside_ms": 0, "max_num_seqs": 4}
-    return simulate(settings(**asks, **blocks, **chosen, **more), work_of(seed, longest), CopyCost())
+    return simulate(
+        settings(**asks, **blocks, **chosen, **more),
+        turns(seed) if kind == "store" else work_of(seed, longest),
+        CopyCost(),
+    )
 
 
 class Diary:
@@ -126,6 +155,8 @@ class Diary:
 
         settle, enter, record = CacheLog.settle, GroupCache.enter, HostTier._record
         load, store, evict = HostCache.start_load, HostCache.start_store, HostCache._evict
+        place, write, begin, connect = Store.place, Store.write, Store.begin_read, HostTier.connect
+        drop, lines = HostCache.drop, self.lines
 
         def settled(log, cached, moment):
             note(("gpu", "settled", moment, None))
@@ -141,6 +172,8 @@ class Diary:
             note(
                 ("host", "asked", None, {cache._hash(name, place) for name in beyond for place in range(cache._number)})
             )
+            for place in range(MOST_STORES):
+                note((f"store {place}", *lines[-1][1:]))
             note(("look-up", "of", most + 1, names))
             enter(cache, sequence, found)
 
@@ -167,11 +200,50 @@ class Diary:
                 note(("host", "gone", name, name))
             return found
 
+        def dropped(cache, names):
+            for name in names:
+                note(("host", "gone", name, name))
+            drop(cache, names)
+
+        stores: list[Store] = []
+
+        def place_of(store):
+            if store not in stores:
+                stores.append(store)
+            return f"store {stores.index(store)}"
+
+        def connected(tier, clock, load, store):
+            for link in tier.behind:
+                place_of(link.store)
+            connect(tier, clock, load, store)
+
+        def placed(store, names, now):
+            before = {*store._ready}
+            found = place(store, names, now)
+            for name in sorted(before - {*store._ready}):
+                note((place_of(store), "gone", name, name))
+            note((place_of(store), "settled", now, None))
+            return found
+
+        def written(store, names, now, until):
+            for name in names:
+                note((place_of(store), "kept", name, name))
+            write(store, names, now, until)
+            note((place_of(store), "settled", now, None))
+
+        def read(store, names, now):
+            for name in names:
+                note((place_of(store), "hit", name, name))
+                note((place_of(store), "kept", name, name))
+            begin(store, names, now)
+            note((place_of(store), "settled", now, None))
+
         changed = {
+            Store: {"place": placed, "write": written, "begin_read": read},
             CacheLog: {"settle": settled},
             GroupCache: {"enter": entered},
-            HostTier: {"_record": recorded},
-            HostCache: {"start_load": loaded, "start_store": stored, "_evict": evicted},
+            HostTier: {"_record": recorded, "connect": connected},
+            HostCache: {"start_load": loaded, "start_store": stored, "_evict": evicted, "drop": dropped},
         }
         pool = mock.patch("fragmeter.sim.memory.paged.counts.BlockPool", Told)
         return [pool, *(mock.patch.multiple(owner, **names) for owner, names in changed.items())]
@@ -195,7 +267,7 @@ def by_walking(run: Run, lines: list[tuple[Any, ...]], tier: str) -> list[tuple[
     def ticks(place: int) -> int:
         moment = next((each[2] for each in lines[place:] if each[:2] == (tier, "settled")), None)
         assert moment is not None
-        return moment if tier == "host" else int(ticks_of(run.log, np.array([moment]))[0])
+        return moment if tier != "gpu" else int(ticks_of(run.log, np.array([moment]))[0])
 
     found = []
     for place, (of, what, block, name) in enumerate(lines):
@@ -255,23 +327,28 @@ def test_every_cached_slot_has_the_worth_that_looking_ahead_gives(kind):
     assert {*seen} >= {"too_late", "never", "undecided"}
 
 
-@pytest.mark.parametrize("kind", ["host", pytest.param("windows and host", marks=pytest.mark.slow)])
-def test_every_slot_of_the_host_has_the_worth_that_looking_ahead_gives(kind):
-    seen = Counter()
-    for seed in range(5):
+@pytest.mark.parametrize(
+    "kind", ["host", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("store", "windows and host"))]
+)
+def test_every_slot_of_a_tier_has_the_worth_that_looking_ahead_gives(kind):
+    seen: dict[str, Counter[str]] = {}
+    for seed in range(5 if kind != "store" else 8):
         run, lines = told(kind, seed)
-        found = host_slot_ticks(run)
-        if found is None:
-            continue
-        spans, expected = on_gpu(run, lines), dict.fromkeys(HOST_WORTHS, 0)
-        for since, until, name, worth in by_walking(run, lines, "host"):
-            duplicate = covered(spans.get(name, []), since, until)
-            expected["duplicate"] += duplicate * run.replica.block_size
-            expected[worth] += (until - since - duplicate) * run.replica.block_size
-        assert found == expected
-        seen.update(name for name, ticks in expected.items() if ticks)
-    assert {*seen} >= {"duplicate", "too_late", "never", "undecided"}
-    assert kind != "host" or "hit_later" in seen
+        spans = on_gpu(run, lines)
+        tiers = ["host", *(f"store {place}" for place in range(len(run.replica.memory.transfers.behind)))]
+        for tier, found in zip(tiers, tier_slot_ticks(run), strict=True):
+            expected, stays = dict.fromkeys(HOST_WORTHS, 0), by_walking(run, lines, tier)
+            for since, until, name, worth in stays:
+                duplicate = covered(spans.get(name, []), since, until)
+                expected["duplicate"] += duplicate * run.replica.block_size
+                expected[worth] += (until - since - duplicate) * run.replica.block_size
+            assert found == expected
+            seen.setdefault(tier, Counter()).update(name for name, ticks in expected.items() if ticks)
+            for since, until, name, _ in stays:
+                spans.setdefault(name, []).append((since, until))
+    on_host, behind = {*seen.pop("host")}, {worth for worths in seen.values() for worth in worths}
+    assert kind == "store" or on_host >= {*HOST_WORTHS} - ({"hit_later"} if kind != "host" else set())
+    assert kind != "store" or behind == {*HOST_WORTHS}
 
 
 @each_kind
@@ -289,7 +366,12 @@ def test_the_worths_add_up_on_the_gpu_in_every_row_and_on_the_host_over_time(kin
             levels = tier.levels.columns()
             until = np.append(levels["ticks"][1:], run.log.end_ticks)
             blocks = int((levels["used_blocks"] * (until - levels["ticks"])).sum())
-            assert sum(host_slot_ticks(run).values()) == blocks * run.replica.block_size
+            assert sum(tier_slot_ticks(run)[0].values()) == blocks * run.replica.block_size
+            for link, ticks in zip(tier.behind, tier_slot_ticks(run)[1:], strict=True):
+                levels = link.store.levels.columns()
+                until = np.append(levels["ticks"][1:], run.log.end_ticks)
+                blocks = int((levels["used_blocks"] * (until - levels["ticks"])).sum())
+                assert sum(ticks.values()) == blocks * run.replica.block_size
 
 
 def longest(seen: set[int], names: list[int], tokens: int, groups: PageGroups, size: int) -> int:

@@ -309,7 +309,7 @@ class _Feed(Observer):
         memory, tier = self.memory, self.memory.tier
         assert memory.cache is not None and memory.group_tables is not None
         tables = [table for (table,) in memory.group_tables.tables.values()]
-        tables += (table for (table,) in memory.deferred.values())
+        tables += (table for each in memory.deferred.values() for table in each.tables)
         held = {block for table in tables for block in table}
         assert memory.cache.pool.num_free == memory.num_blocks - len(held)
         assert tier.cache.used_blocks == self.replay.stored - self.replay.evicted <= tier.cache.num_blocks
@@ -603,14 +603,14 @@ def test_sequences_that_finish_in_one_step_are_used_in_the_order_of_the_running_
     tier = HostTier(num_blocks=2, block_size=1)
     tier.connect(lambda: 0, lambda blocks: 0, lambda blocks: 0)
     two = [Sequence(index, 1, 1, 1) for index in range(2)]
-    tier.end_decision((), [Offer(each, 1, [(10 + each.index, 0, each.index)]) for each in two], set(), False)
+    tier.end_decision((), [Offer(each, 1, [(10 + each.index, 0, [each.index])]) for each in two], set(), False)
     tier.end_decision((), (), set(), False)
     tier.complete(0)
     for each in (two[first], two[1 - first]):
         tier.finish(Offer(each, 1, []))
     tier.end_decision((), (), set(), False)
     third = Sequence(2, 1, 1, 1)
-    tier.end_decision((), [Offer(third, 1, [(12, 0, 2)])], set(), False)
+    tier.end_decision((), [Offer(third, 1, [(12, 0, [2])])], set(), False)
     assert [tier.cache.has(name) for name in (10, 11, 12)] == [False, True, True]
 
 
