@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fragmeter.sim.engine.batch_queue import BatchQueue
-from fragmeter.sim.memory.paged.offload import HostTierMemory
+from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.speculative import Progress
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import SimulationFault

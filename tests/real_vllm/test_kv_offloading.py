@@ -13,7 +13,8 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from fragmeter.sim.memory.accounting.kv_groups import PageGroups
 from fragmeter.sim.memory.paged.group_tables import GroupTables
-from fragmeter.sim.memory.paged.offload import HostTierMemory, OffloadedMemory
+from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
+from fragmeter.sim.memory.paged.offload import OffloadedMemory
 from fragmeter.sim.memory.prefix.host_cache import HostCache
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence

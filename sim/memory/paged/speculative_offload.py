@@ -17,7 +17,8 @@ from ..accounting.kv_groups import STATE, PageGroups
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.tiers import Offloaded
 from .group_cache import NULL_BLOCK, Table
-from .offload import HostTierMemory, OffloadTransaction
+from .host_tier_memory import HostTierMemory
+from .offload import OffloadTransaction
 from .speculative import Batch, SpeculativeMemory, SpeculativeTransaction
 
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Values
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heappop
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from ...types.errors import SettingError, SimulationFault
+from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...workload.source import NEVER
 from ..accounting.ledger import Table
 from .contents_log import Asked
 from .host_cache import HostCache, Placed
+from .host_look_ups import HostLookUps
 from .tiers import Link
 
 #: Columns of an admission's look-up on the host, in tokens; parallel to those of the GPU's prefix cache.
@@ -36,14 +36,6 @@ HOST_LEVEL = ("ticks", "used_blocks")
 FLUSH = ("start_ticks", "ticks")
 #: Columns of the tokens that a look-up found in a tier behind the host: row of the look-up, place of the tier.
 BEHIND = ("look_up", "tier", "hit_tokens")
-#: Decisions to promote while nothing runs, which a later arrival may still end.
-_MOST_TURNS = 10_000
-
-
-class LookUp(Enum):
-    """vLLM's ``LookupResult``: what a look-up of a block finds."""
-
-    MISS, HIT, HIT_PENDING, RETRY = range(4)
 
 
 class Offer(NamedTuple):
@@ -82,20 +74,18 @@ class _Job:
     end_ticks: int = NEVER
 
 
-class HostTier:
+class HostTier(HostLookUps):
     """Blocks on the host, and the copies to it and from it.
 
     Args:
         num_blocks: Blocks of the host memory.
         block_size: Tokens per block hash.
         num_kv_groups: KV groups, each with blocks of its own.
-        behind: The tiers behind the host, in the order in which they are asked.
+        behind: See ``HostLookUps``.
         chunk_blocks: Blocks of the GPU in one of the host.
 
     Attributes:
-        cache: Names of the blocks on the host.
         look_ups, transfers, levels, flushes, behind_hits: Records, by the columns above.
-        seen_ticks: When what the coming decision knows was known, for tiers behind.
         loading: Sequences with a load in progress.
         loaded: Sequences that load or have loaded and are not admitted yet, with their tokens, those that the GPU had included.
         offering: Sequences with blocks of their prompts that they have not offered.
@@ -109,12 +99,11 @@ class HostTier:
         behind: Values[Link] = (),
         chunk_blocks: int = 1,
     ) -> None:
-        self.cache, self._block_size = HostCache(num_blocks, num_kv_groups), block_size
+        super().__init__(HostCache(num_blocks, num_kv_groups), behind)
+        self._block_size = block_size
         self.look_ups, self.transfers = Table(HOST_LOOK_UP), Table(TRANSFER)
         self.levels, self.flushes, self.behind_hits = Table(HOST_LEVEL), Table(FLUSH), Table(BEHIND)
-        self.behind, self.chunk_blocks, self.seen_ticks = behind, chunk_blocks, 0
-        if any(link.spec.writes_back for link in behind):
-            self.cache.on_evicted = self._write_back
+        self.chunk_blocks = chunk_blocks
         self.loading: dict[Sequence, _Job] = {}
         self.loaded: dict[Sequence, int] = {}
         self.offering: dict[Sequence, None] = {}
@@ -122,20 +111,14 @@ class HostTier:
         self._ticks: tuple[Callable[[int], int], Callable[[int], int]] = _not_connected, _not_connected
         self._free_from = [0, 0]
         self._clock: Callable[[], int] = _not_connected
-        self._level = self._submitted = self._looked_up = 0
+        self._level = self._looked_up = 0
         # When a decision that computed nothing evicted blocks from the host, for which some sequence may have waited.
         self._evicted_ticks = NEVER
         # Blocks evicted up to the last decision; promotions evict some in the look-ups of the next one.
         self._evicted = 0
-        # By its end, what is to be done when a submitted job has ended; stores that the next step submits; loads of the decision.
-        self._running: list[tuple[int, int, Callable[[], None]]] = []
-        # Of each sequence the blocks that it has promoted, with the place of their tier; promotions of the decision by both.
-        self._sources: dict[int, dict[int, int]] = {}
-        self._promoting: dict[tuple[int, int], list[int]] = {}
-        # Decisions to promote since a step last computed anything.
-        self._turns = 0
         # Finished sequences with stores that have not ended.
         self._over: set[Sequence] = set()
+        # Stores that the next step submits; loads of the decision.
         self._unsubmitted: list[_Job] = []
         self._new_loads: list[_Job] = []
         self._being_loaded: set[int] = set()
@@ -154,11 +137,6 @@ class HostTier:
     def connect(self, clock: Callable[[], int], load: Callable[[int], int], store: Callable[[int], int]) -> None:
         """Set the clock of the run, and the time that a load or a store of some blocks takes, in ticks."""
         self._clock, self._ticks = clock, (load, store)
-
-    @property
-    def labels(self) -> list[str]:
-        """Names of the tiers behind the host, as vLLM's metrics have them."""
-        return [f"{place}:{link.spec.type}" for place, link in enumerate(self.behind, 1)]
 
     @property
     def next_ticks(self) -> int:
@@ -201,84 +179,12 @@ class HostTier:
                 if not self._fenced[block]:
                     del self._fenced[block]
 
-    def _forget(self, sequence: Sequence) -> None:
-        """A sequence has finished, and so have its stores."""
-        self._sources.pop(sequence.index, None)
-        for link in self.behind:
-            link.forget(sequence.index)
-
-    def _until(self, end_ticks: int, done: Callable[[], None]) -> None:
-        """Call ``done`` when the engine knows that it is ``end_ticks``."""
-        heappush(self._running, (end_ticks, self._submitted, done))
-        self._submitted += 1
-
-    def _write_back(self, names: list[int]) -> None:
-        for link in self.behind:
-            if link.spec.writes_back:
-                link.write(names, self.seen_ticks)
-
     # --- While a step is decided ---
 
     def starts_anew(self, sequence: Sequence) -> bool:
         """A waiting sequence is looked up, and offers all its blocks again. Returns whether it has to wait for its own stores."""
         self._offered[sequence] = self._none_offered
         return sequence in self._stores
-
-    def _find(self, request: int, name: int, place: int) -> LookUp:
-        """Look a block up on the host, and behind it, from where it is then promoted to the host."""
-        cache = self.cache
-        if cache.has(name):
-            return LookUp.HIT if cache.is_ready(name) else LookUp.HIT_PENDING
-        answer = LookUp.MISS
-        for tier, link in enumerate(self.behind):
-            found = link.find(request, name, self.seen_ticks)
-            if found:
-                if not cache.start_store(request, [(name, place)]):
-                    return LookUp.MISS
-                self._promoting.setdefault((tier, request), []).append(name)
-                self._sources.setdefault(request, {})[name] = tier
-                return LookUp.HIT_PENDING
-            if found is None:
-                answer = LookUp.RETRY
-        return answer
-
-    def prefix(self, request: int, blocks: Iterable[Placed]) -> int | None:
-        """Number of blocks, from the first of ``blocks`` on, that are here; None if some of them are still written."""
-        found, waits = 0, False
-        for name, place in blocks:
-            answer = self._find(request, name, place)
-            if answer is LookUp.MISS:
-                break
-            found += 1
-            waits = waits or answer is not LookUp.HIT
-        return None if waits else found
-
-    def window(self, request: int, blocks: Values[Placed], needed: int, first: int) -> int | None:
-        """End of the last run of blocks that are here, as for a window or a state, or length of a run that begins with ``blocks``.
-
-        Args:
-            needed: Length of a run.
-            first: Length of one that ends with ``blocks``.
-
-        Returns:
-            None if a block of the run is still written, or it is not known yet whether one is here.
-        """
-        run, waits, retries = 0, False, False
-        for at in reversed(range(len(blocks))):
-            answer = self._find(request, *blocks[at])
-            if answer in (LookUp.HIT, LookUp.HIT_PENDING):
-                run += 1
-                waits = waits or answer is LookUp.HIT_PENDING
-            else:
-                run, waits, first = 0, False, needed
-                retries = retries or answer is LookUp.RETRY
-            if run == first:
-                return None if waits or retries else at + run
-        return None if waits or retries else run
-
-    def sources(self, sequence: Sequence) -> dict[int, int]:
-        """The blocks that a sequence has promoted to the host, by name, with the place of their tier."""
-        return self._sources.get(sequence.index, {})
 
     def is_loading(self, names: Iterable[int]) -> bool:
         """Whether one of these blocks is on its way to the GPU."""
@@ -369,37 +275,6 @@ class HostTier:
         self._evicted = self.cache.evicted_blocks
         self._record(now, wait)
         return wait
-
-    def _look_behind(self, idle: bool) -> None:
-        """Submit the promotions and the look-ups of the decision.
-
-        Raises:
-            SettingError: Nothing runs, and promoted blocks evict each other again and again.
-        """
-        now = self.seen_ticks
-        self._turns = idle * (self._turns + bool(self._promoting))
-        if self._turns > _MOST_TURNS:
-            remedy = "is fewer than a request finds behind them: vLLM promotes its blocks for ever; give the host more memory"
-            raise SettingError("blocks on the host", self.cache.num_blocks, remedy)
-        for (tier, request), names in self._promoting.items():
-            until, found = self.behind[tier].read(names, now)
-            self._until(until, partial(self._end_promotion, tier, request, names, found))
-        self._promoting = {}
-        for link in self.behind:
-            if (asked := link.begin_look_ups(now)) is not None:
-                self._until(*asked)
-
-    def _end_promotion(self, tier: int, request: int, names: list[int], found: int) -> None:
-        """Blocks are on the host, the first ``found`` of ``names``; the others are not."""
-        read, lost = names[:found], names[found:]
-        self.behind[tier].store.end_read(read)
-        self.cache.end_store(read)
-        self.cache.drop(lost)
-        self.behind[tier].mark_miss(lost)
-        sources = self._sources.get(request, {})
-        for name in lost:
-            if sources.get(name) == tier:
-                del sources[name]
 
     def _store_finished(self, offer: Offer, taken: set[int], now: int) -> None:
         """Take the offer of a finished sequence; the step waits for it if it takes one of the blocks, but not for those of windows."""
