@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fragmeter.sim.memory.prefix import WindowTree
+from fragmeter.sim.memory.prefix import Rest, WindowTree
 
 from .draws import picks
 from .radix import KEY, spelled, strings
@@ -20,9 +20,12 @@ class WindowMachine(RuleBasedStateMachine):
         self.windowed: set[tuple] = set()
         # Node, its string, the name of the segment, and the strings whose windows the lock keeps.
         self.locked: list = []
+        # Strings that were inserted: most of them are still cached, or begin like one that is.
+        self.keys: list = [()]
 
-    @rule(key=KEY)
-    def follow(self, key):
+    @rule(key=KEY, pick=picks)
+    def follow(self, key, pick):
+        key = key or self.keys[pick % len(self.keys)]
         known, tokens = strings(self.tree), spelled(key)
         place = self.tree.follow(key, self.tree.start)
         walked = max(
@@ -35,15 +38,20 @@ class WindowMachine(RuleBasedStateMachine):
         assert place.tokens == max(usable, default=0)
         assert self.string_of(place.node) == tokens[: place.tokens]
 
-    @rule(key=KEY, live=st.integers(0, 8))
-    def insert(self, key, live):
+    @rule(key=KEY, live=st.integers(0, 8), pick=picks, cut=st.integers(0, 4))
+    def insert(self, key, live, pick, cut):
+        """A string that may go on from within another one."""
+        other = self.keys[pick % len(self.keys)]
+        key = (*Rest(other).take(min(cut, len(spelled(other)))), *key)
+        self.keys.append(key)
         tokens = spelled(key)
         node, _ = self.tree.insert(key, live=live)
         self.windowed.update(tokens[:end] for end in range(live + 1, len(tokens) + 1))
         assert self.string_of(node) == tokens
 
-    @rule(key=KEY)
-    def lock(self, key):
+    @rule(pick=picks)
+    def lock(self, pick):
+        key = self.keys[pick % len(self.keys)]
         place = self.tree.follow(key, self.tree.start)
         string = spelled(key)[: place.tokens]
         name, kept = self.tree.lock(place.node), set()
