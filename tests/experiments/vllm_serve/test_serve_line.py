@@ -536,6 +536,16 @@ def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
     )
 
 
+DRAFTS = json.dumps(
+    {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 2,
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "runs"),
     [
@@ -545,6 +555,7 @@ def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
         ("google/gemma-4-31b-it --kv-offloading-size 20", True),
         ("openai/gpt-oss-120b -pp 2 --max-num-seqs 64", True),
         ("llama-3.1-8b -pp 2 --kv-offloading-size 20", True),
+        (f"llama-3.1-8b -pp 2 --no-async-scheduling --speculative-config '{DRAFTS}'", False),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-num-seqs 64 --kv-offloading-size 20", True),
     ],
 )
