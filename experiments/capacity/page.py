@@ -76,7 +76,7 @@ def write_plan(
     if ranks:
         points = pareto_rows(ranks)
         drawn = [figures.pareto(points, document["currency"])] if points else []
-        memory = "Likely sizes on each GPU; `fragmeter plan --serve` prints the interval of each."
+        memory = "Likely sizes on each GPU; fragmeter plan --serve prints the interval of each."
         slots = "Means over time at the recommended rate, in percent of the pool: {}."
         sections = [
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),

@@ -14,6 +14,7 @@ from ...sim.engine.observer import Observer
 from ...sim.engine.run import simulate as serve_one
 from ...sim.metrics.result import Recording
 from ...sim.types.errors import SettingError
+from ...sim.types.ticks import PER_SECOND
 from ...traces import Pacing, Trace
 from .inputs import DEFAULT_DATASET, DEFAULT_PROMPTS, Inputs
 from .unread import refuse_unread
@@ -124,9 +125,13 @@ def serve(load: Load, progress: Callable[[int], None] | None = None) -> Run | Cl
         UserError, SimulationFault: As ``sim.simulate``.
     """
     settings = load.inputs.settings
+    run: Run | ClusterRun
     if load.cluster != Cluster():
-        return simulate_cluster(settings, load.work, load.cluster, progress=progress)
-    return serve_one(settings, load.work, progress=progress)
+        run = simulate_cluster(settings, load.work, load.cluster, progress=progress)
+    else:
+        run = serve_one(settings, load.work, progress=progress)
+    _require_measured(run)
+    return run
 
 
 def serve_observed(load: Load, observers: Sequence[Observer], progress: Callable[[int], None] | None = None) -> Run:
@@ -137,7 +142,16 @@ def serve_observed(load: Load, observers: Sequence[Observer], progress: Callable
     """
     settings = load.inputs.settings
     run = serve_one(replace(settings, ids=True), load.work, None, progress, observers)
+    _require_measured(run)
     return replace(run, settings=settings)
+
+
+def _require_measured(run: Run | ClusterRun) -> None:
+    """Raise SettingError where the settings' window begins after the run."""
+    end_ticks = run.end_ticks if isinstance(run, ClusterRun) else run.log.end_ticks
+    if run.settings.edges[:1] > (end_ticks,):
+        remedy = f"begins after the run, which ends at {end_ticks / PER_SECOND:.1f} s; begin earlier"
+        raise SettingError("window", run.settings.window, remedy)
 
 
 def summarize(run: Run | ClusterRun, *, divided: bool = True) -> dict[str, Any]:

@@ -60,16 +60,6 @@ class CacheBounds:
     infinite: int
     closing_blocks: int | None
 
-    @property
-    def policy_gap(self) -> int:
-        """Hits that another order of eviction could have had."""
-        return self.fixed_schedule - self.hits
-
-    @property
-    def capacity_gap(self) -> int:
-        """Hits that only a larger pool could have had."""
-        return self.infinite - self.fixed_schedule
-
 
 @once
 def cache_bounds(run: Run) -> CacheBounds | None:

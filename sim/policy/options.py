@@ -895,7 +895,9 @@ class SGLangOptions(Options):
             return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
         if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
             return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
-        if name == "enable_priority_scheduling" and workload is not None and workload.priority is None:
+        ordered = workload is None or workload.priority is not None
+        # A scheduler that preempts looks at its queue in each step, also among equals.
+        if name == "enable_priority_scheduling" and self.disable_priority_preemption and not ordered:
             return f"no request has a priority; use a trace with a column priority, {LEAVE_OUT}"
         by_priority = ("schedule_low_priority_values_first", "disable_priority_preemption")
         if name in (*by_priority, "priority_scheduling_preemption_threshold", "retraction_policy"):

@@ -132,6 +132,8 @@ def parse_offloading(text: str | None, size_gib: float, backend: str) -> Offload
         SettingError: The text is no such object.
         NotSimulated: It asks for something else.
     """
+    if not size_gib and backend != "native":
+        raise SettingError("kv_offloading_backend", backend, "is read beside --kv-offloading-size only; give that")
     if text is None and not size_gib:
         return None
     given = {} if text is None else transfer_config(text)
@@ -140,7 +142,7 @@ def parse_offloading(text: str | None, size_gib: float, backend: str) -> Offload
     native = "OffloadingConnector" if backend == "native" else _LMCACHE[1]
     connector = native if size_gib else given.get("kv_connector")
     if connector not in _CONNECTORS:
-        remedy = f"take {', '.join(_CONNECTORS)}; a shared store is a tier of the first"
+        remedy = f"give --kv-offloading-size, or take {', '.join(_CONNECTORS)}; a shared store is a tier of the first"
         raise NotSimulated(f"{_FIELD}.kv_connector", connector, "is not simulated", remedy)
     extra = given.get("kv_connector_extra_config", {})
     if not isinstance(extra, dict):
@@ -176,14 +178,15 @@ def _of_lmcache(extra: Mapping[str, Any], own_bytes: int) -> OffloadSpec:
     """LMCache with its own settings; 5 GiB of the host for each rank are its default."""
     known = ("chunk_size", "max_local_cpu_size", "local_disk", "max_local_disk_size", "remote_url")
     _refuse_unknown(extra, {f"lmcache.{name}" for name in known} | _DEFAULTS.keys())
-    own = {name.removeprefix("lmcache."): value for name, value in extra.items()}
     tiers = []
-    if own.get("local_disk"):
-        tiers.append({"type": "fs", "size_gib": own.get("max_local_disk_size", 0.0)})
-    if own.get("remote_url"):
+    if extra.get("lmcache.local_disk"):
+        # LMCache's default is a disk of 0 GiB.
+        sized = {"lmcache.max_local_disk_size": 0.0, **extra}
+        tiers.append({"type": "fs", "size_gib": _size(sized, "lmcache.max_local_disk_size", 0.0)})
+    if extra.get("lmcache.remote_url"):
         tiers.append({"type": "mooncake"})
-    chunk = _number(own, "chunk_size") if "chunk_size" in own else 256
-    size = own_bytes or int(_size(own, "max_local_cpu_size", 5.0) * GIB)
+    chunk = _number(extra, "lmcache.chunk_size") if "lmcache.chunk_size" in extra else 256
+    size = own_bytes or int(_size(extra, "lmcache.max_local_cpu_size", 5.0) * GIB)
     return OffloadSpec(size, not own_bytes, chunk_tokens=chunk, tiers=tuple(map(_tier, tiers)))
 
 
@@ -246,5 +249,6 @@ def _size(given: Mapping[str, Any], name: str, default: float, least: float = 1e
         return default
     value = given[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1e9:
-        raise SettingError(f"{_FIELD}.secondary_tiers.{name}", value, f"must be a number from {least:g} to 1e9")
+        place = "" if name.startswith("lmcache.") else "secondary_tiers."
+        raise SettingError(f"{_FIELD}.{place}{name}", value, f"must be a number from {least:g} to 1e9")
     return float(value)

@@ -201,6 +201,14 @@ def test_a_workload_is_served():
     assert fm.simulate(trace=work).as_dict() == fm.simulate(**LOAD).as_dict()
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_window_behind_the_run_is_refused(num_replicas):
+    with pytest.raises(
+        fm.UserError, match=r"^window = \(900.0, 990.0\): begins after the run, which ends at \d+.\d s; "
+    ):
+        fm.simulate(num_prompts=3, window=(900, 990), num_replicas=num_replicas)
+
+
 def test_a_frame_may_say_what_prompts_are_made_of():
     frame = pd.DataFrame({"arrival_s": [0.0, 9.0], "prompt_tokens": [64, 128], "output_tokens": 5, "session_id": "a"})
     found = fm.simulate(trace=frame, policy="vllm-v1")

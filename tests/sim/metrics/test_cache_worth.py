@@ -269,7 +269,6 @@ def test_no_run_hits_more_than_its_bounds(seed):
         return
     assert found.hits * run.replica.block_size == run.replica.cache_log.look_up_columns()["hit_tokens"].sum()
     assert found.hits <= found.fixed_schedule <= found.infinite <= found.asked
-    assert found.hits + found.policy_gap + found.capacity_gap == found.infinite
     assert (found.closing_blocks == run.replica.num_blocks) <= (found.fixed_schedule == found.infinite)
 
 

@@ -32,6 +32,10 @@ def config(*tiers: dict[str, Any], **extra: Any) -> str:
     return json.dumps({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": spec | extra})
 
 
+def of_lmcache(extra: dict[str, Any]) -> str:
+    return json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_connector_extra_config": extra})
+
+
 def chosen(**more: Any) -> Any:
     return settings(
         policy="vllm-v1", model=LONG_MODEL, block_size=4, max_model_len=96, outside_ms=0, max_num_seqs=4,
@@ -53,8 +57,7 @@ def test_a_configuration_is_read_as_the_servers_read_it():
     assert found is not None and found.tiers == (tier,)
     assert tier.ticks(10**9, False) == 10**12 and tier.ticks(10**9, True) == 10**12 // 4
     lmcache = {"lmcache.local_disk": "/kv", "lmcache.max_local_disk_size": 2}
-    text = json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_connector_extra_config": lmcache})
-    found = parse_offloading(text, 0.0, "native")
+    found = parse_offloading(of_lmcache(lmcache), 0.0, "native")
     assert found is not None and (found.host_bytes, found.of_each_rank, found.chunk_tokens) == (5 * GIB, True, 256)
     assert [(each.type, each.size_bytes) for each in found.tiers] == [("fs", 2 * GIB)]
 
@@ -65,7 +68,7 @@ def test_a_configuration_is_read_as_the_servers_read_it():
         ("[]", r"kv_transfer_config = '\[\]': must be an object, as [^\n]+"),
         (
             '{"kv_connector": "NixlConnector"}',
-            "kv_transfer_config.kv_connector = 'NixlConnector': is not simulated; take [^\n]+",
+            "kv_transfer_config.kv_connector = 'NixlConnector': is not simulated; give --kv-offloading-size, or take [^\n]+",
         ),
         (
             config({"type": "p2p"}, cpu_bytes_to_use=1),
@@ -83,6 +86,8 @@ def test_a_configuration_is_read_as_the_servers_read_it():
             config(eviction_policy="arc", cpu_bytes_to_use=1),
             r"[^\n]+eviction_policy = 'arc': is not simulated; leave it out",
         ),
+        (of_lmcache({"lmcache.local_disk": "/kv"}), r"[^\n]+config.lmcache.max_local_disk_size = 0.0: must be [^\n]+"),
+        (of_lmcache({"lmcache.chunk_size": "x"}), r"[^\n]+config.lmcache.chunk_size = 'x': must be [^\n]+"),
         (config(), r"[^\n]+cpu_bytes_to_use = None: must be a whole number from 1 on"),
         (config(block_size=6, cpu_bytes_to_use=GIB), r"[^\n]+block_size = 6: must be whole blocks of 4 tokens"),
     ],
@@ -90,6 +95,12 @@ def test_a_configuration_is_read_as_the_servers_read_it():
 def test_what_is_no_configuration_or_not_simulated_is_refused(text: str, message: str):
     with pytest.raises(SettingError, match=f"^{message}$"):
         simulate(chosen(kv_transfer_config=text, kv_offloading_size=0), turns(0))
+
+
+def test_a_backend_without_a_size_is_refused():
+    """vLLM reads the backend beside the size only: such a server offloads nothing."""
+    with pytest.raises(SettingError, match="^kv_offloading_backend = 'lmcache': [^\n]+; give that$"):
+        simulate(chosen(kv_offloading_backend="lmcache", kv_offloading_size=0), turns(0))
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ class TestMistakes:
             simulate(chosen, Workload("w", *columns, priority=np.zeros(1, int)))
 
     def test_priorities_that_no_request_has(self):
-        chosen = settings(policy="sglang", enable_priority_scheduling=True)
+        chosen = settings(policy="sglang", enable_priority_scheduling=True, disable_priority_preemption=True)
         with pytest.raises(SettingError, match="enable_priority_scheduling = True: no request has a priority"):
             simulate(chosen, Workload("w", np.zeros(1, int), np.full(1, 4), np.full(1, 2)))
 
