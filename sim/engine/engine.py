@@ -306,12 +306,15 @@ class Engine:
     def _drain(
         self, queue: BatchQueue, now: int, seen: int, actions: Actions
     ) -> tuple[int, tuple[int, Leap | None] | None]:
-        """When all batches are over, and how long nothing runs then: as ``_rest``."""
-        for batch in queue.drain():
+        """When the oldest batch is over, or all are, and how long nothing runs then: as ``_rest``. A request that comes before the
+        others are over is scheduled at once."""
+        while batch := queue.pop_oldest():
             self.memory.land(batch.scheduled)
             seen = max(seen, batch.over_ticks)
-        if seen > now and not self._is_over():
-            return seen, self._pause(now, seen - now, None)
+            if seen > now and not self._is_over():
+                return seen, self._pause(now, seen - now, None)
+            if self.source.next_ticks <= seen:
+                return seen, (0, None)
         if self.source.next_ticks <= now:
             # It came after what the last decision knew.
             return now, (0, None)

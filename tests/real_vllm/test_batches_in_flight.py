@@ -159,6 +159,11 @@ def test_every_batch_by_priority_is_that_of_the_real_scheduler(seeds, kind, stag
     _compare(f"{kind} priorities", cases, stages, asynchronous, record_property)
 
 
+def test_a_request_that_comes_while_batches_compute_in_vain_waits_for_the_oldest_only(record_property):
+    case = drawn("states", 17, "draft_model")
+    _compare("batches in vain", [case], 2, True, record_property)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [10, 11])
 def test_sequences_that_preempt_each_other_for_ever_are_noticed(seed):
