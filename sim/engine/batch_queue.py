@@ -90,8 +90,6 @@ class BatchQueue:
         """The oldest batch, where the queue is full."""
         return self._batches.popleft() if len(self._batches) == self._size else None
 
-    def drain(self) -> list[Batch]:
-        """All batches, which are in flight no more."""
-        batches = [*self._batches]
-        self._batches.clear()
-        return batches
+    def pop_oldest(self) -> Batch | None:
+        """The oldest batch, if there is any."""
+        return self._batches.popleft() if self._batches else None

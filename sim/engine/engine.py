@@ -49,6 +49,8 @@ from .transfers import TransferSource
 
 #: Steps of the longest leap: the ledger's sums over a row stay within 64 bits.
 LONGEST_LEAP = 1 << 16
+#: Decisions that preempt, with no decode between them, from which on batches in flight are taken to preempt each other for ever.
+MOST_PREEMPTING = 1000
 #: What an alarm rings with: None, or where a leap or rest ends before its time, its steps, ticks and ledger's columns.
 Cut = tuple[int, int, Leap | None] | None
 
@@ -215,6 +217,7 @@ class Engine:
         queue = BatchQueue(stages, stages + self._ahead)
         # When what the next decision knows was known.
         seen = now = int(self.env.now)
+        preempting = 0
         while not self.stopped:
             if source.next_ticks <= seen:
                 source.deliver(seen, state.waiting)
@@ -239,6 +242,13 @@ class Engine:
                 if begun is None:
                     break
                 steps, leap = begun
+                preempting = 0 if steps else preempting + bool(plan.preempted)
+                if preempting > MOST_PREEMPTING:
+                    # vLLM starts with a pool that holds the longest sequence, not what its batches in flight keep besides.
+                    remedy = "use a larger pool (num_gpu_blocks_override) or fewer pipeline stages"
+                    raise SimulationFault(
+                        f"policy {self.policy.name} is stuck: no sequence decodes before it is preempted; {remedy}"
+                    )
             if ticks or leap:
                 alarm = Alarm(self.env)
                 alarm.callbacks = []
@@ -296,12 +306,15 @@ class Engine:
     def _drain(
         self, queue: BatchQueue, now: int, seen: int, actions: Actions
     ) -> tuple[int, tuple[int, Leap | None] | None]:
-        """When all batches are over, and how long nothing runs then: as ``_rest``."""
-        for batch in queue.drain():
+        """When the oldest batch is over, or all are, and how long nothing runs then: as ``_rest``. A request that comes before the
+        others are over is scheduled at once."""
+        while batch := queue.pop_oldest():
             self.memory.land(batch.scheduled)
             seen = max(seen, batch.over_ticks)
-        if seen > now and not self._is_over():
-            return seen, self._pause(now, seen - now, None)
+            if seen > now and not self._is_over():
+                return seen, self._pause(now, seen - now, None)
+            if self.source.next_ticks <= seen:
+                return seen, (0, None)
         if self.source.next_ticks <= now:
             # It came after what the last decision knew.
             return now, (0, None)

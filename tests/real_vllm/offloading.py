@@ -192,6 +192,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, requests, finished, arrived, idle = case.workload.arrival_ticks.tolist(), [], [], 0, 0
+    preempting = server.Preempting(recorder.steps)
     while True:
         # Of a copy that ends as a request arrives the scheduler hears first; vLLM has no order for them.
         known = not (
@@ -216,7 +217,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
             runs = any(future._runs for future, *_ in engine.batch_queue or ())
             idle = idle + 1 if recorder.idle and not runs and clock.now == before else 0
             events += [end for tier in behind for end in tier.ends()]
-            if idle > server.MOST_IDLE:
+            if idle > server.MOST_IDLE or preempting.is_endless(answers):
                 raise server.Stuck(case.name)
             if idle and events and promotions == sum(tier.promotions for tier in behind):
                 # No step runs, the scheduler knows all that has ended by now, and its next turn at once would find what this one did.

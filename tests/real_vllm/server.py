@@ -353,11 +353,28 @@ def clock_of(engine: core.EngineCore, step_ticks: int) -> Clock:
 
 
 class Stuck(Exception):
-    """The real scheduler has requests, none of which it can ever schedule."""
+    """The real scheduler has requests, none of which ever gets another token."""
 
 
 #: Steps without a token, one after the other, from which on a scheduler is taken to be stuck.
 MOST_IDLE = 1000
+#: Steps that preempt, with no token between them, from which on sequences are taken to preempt each other for ever.
+MOST_PREEMPTING = 100
+
+
+class Preempting:
+    """Counts the steps that preempt since the last token."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps, self._seen, self._count = steps, len(steps), 0
+
+    def is_endless(self, answers: Mapping[int, Any] | None) -> bool:
+        """Whether sequences preempt each other for ever, asked after each step."""
+        self._count += sum(bool(step.preempted) for step in self._steps[self._seen :])
+        self._seen = len(self._steps)
+        if any(one.new_token_ids for answer in (answers or {}).values() for one in answer.outputs):
+            self._count = 0
+        return self._count > MOST_PREEMPTING
 
 
 def serve(
@@ -379,7 +396,7 @@ def serve(
     recorder.attach(engine, outputs, clock)
     arrivals, finished = case.workload.arrival_ticks.tolist(), []
     frontend = Frontend(engine, [len(prompt) for prompt in prompts])
-    arrived, requests, idle = 0, {}, 0
+    arrived, requests, idle, preempting = 0, {}, 0, Preempting(recorder.steps)
     while True:
         while arrived < len(arrivals) and arrivals[arrived] <= clock.now:
             if frontend.accepts(arrived, arrivals[arrived]):
@@ -390,8 +407,8 @@ def serve(
             before = clock.now
             answers, _ = engine.step_fn()
             idle = 0 if clock.now > before else idle + 1
-            if idle > MOST_IDLE:
-                raise Stuck(f"{case.name}: at {clock.now} the real scheduler has requests and schedules none of them")
+            if idle > MOST_IDLE or preempting.is_endless(answers):
+                raise Stuck(f"{case.name}: from {clock.now} on no request of the real scheduler gets a token")
             for answer in (answers or {}).values():
                 frontend.answer(answer.outputs, clock.now)
                 finished += [

@@ -159,6 +159,22 @@ def test_every_batch_by_priority_is_that_of_the_real_scheduler(seeds, kind, stag
     _compare(f"{kind} priorities", cases, stages, asynchronous, record_property)
 
 
+def test_a_request_that_comes_while_batches_compute_in_vain_waits_for_the_oldest_only(record_property):
+    case = drawn("states", 17, "draft_model")
+    _compare("batches in vain", [case], 2, True, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [10, 11])
+def test_sequences_that_preempt_each_other_for_ever_are_noticed(seed):
+    """vLLM starts with a pool that holds the longest sequence, but not the states that its batches in flight keep besides."""
+    case = staged(KINDS["states"](seed), 2, True)
+    with pytest.raises(server.Stuck):
+        server.serve(case, True)
+    with pytest.raises(SimulationFault, match="is stuck: no sequence decodes before it is preempted"):
+        ours.serve(case, True)
+
+
 def test_a_story_of_two_stages():
     """The second request arrives while the first is in its first stage, and joins the batch behind it. Either has a token of its own
     every 100 ticks, which is a batch through both stages."""
