@@ -98,7 +98,7 @@ _OTHER_VENDOR = (
     "{} (its memory outside of torch and its graphs are by logs of NVIDIA's cards, and its kernels are theirs)"
 )
 _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
-_OFFLOADING, _RETENTION = "kv-offloading-size", "prefix-cache-retention-interval"
+_OFFLOADING = "kv-offloading-size"
 #: MiB of a buffer of DeepEP, and GPUs of a node.
 _TARGETS = "lora-target-modules"
 _BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
@@ -198,9 +198,7 @@ class Started:
 
     def _scheduling(self) -> dict[str, object]:
         """Options of the scheduler that the line names."""
-        numbers = ["max-num-active-seqs", "prefill-schedule-interval"]
-        if _OFFLOADING not in self.line.flags:
-            numbers.append(_RETENTION)
+        numbers = ("max-num-active-seqs", "prefill-schedule-interval", "prefix-cache-retention-interval")
         found: dict[str, object] = {name: self.line.whole(name) for name in numbers if name in self.line.flags}
         if threshold := _threshold(self.line):
             found[_THRESHOLD] = threshold
@@ -380,8 +378,6 @@ def _not_simulated(
         yield "--cpu-offload-gb (steps read weights from the host; the memory that it frees is counted)"
     if line.whole("pipeline-parallel-size", 1) > 1 and _PARTITION in line.environment:
         yield f"{_PARTITION} (steps take the time of vLLM's own division; its memory is counted)"
-    if {_RETENTION, _OFFLOADING} <= line.flags.keys():
-        yield f"--{_RETENTION} (its checkpoints beside offloading; the default is taken)"
     if uncounted is not None:
         yield f"--speculative-config ({uncounted.value} {uncounted.reason}; its memory is not counted)"
     elif speculative is not None and not speculative.acceptance_rates:

@@ -77,7 +77,7 @@ class VllmV1(TokenBudget):
         connects = limits.kv_connector or chosen.offloading is not None
         drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
         plain = groups or PageGroups(ahead=self.schedules_ahead)
-        retained = self._retention_tokens(connects)
+        retained = chosen.prefix_cache_retention_interval
         self.groups = plain._replace(drafts=drafts, drops_block=drops, connects=connects, retention_tokens=retained)
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
@@ -113,13 +113,6 @@ class VllmV1(TokenBudget):
                 remedy = f"must be more than the {found.lookahead_tokens} drafts of a sequence"
                 raise SettingError("max_num_batched_tokens", limits.max_num_batched_tokens, remedy)
             self.splits_chunks, self.extra_slots = True, found.extra_slots
-
-    def _retention_tokens(self, connects: bool) -> int:
-        tokens = self.options.prefix_cache_retention_interval
-        if tokens and connects:
-            remedy = "is not simulated with a KV connector or offloading; leave one out"
-            raise SettingError("prefix_cache_retention_interval", tokens, remedy)
-        return tokens
 
     @staticmethod
     def in_flight_tokens(limits: Limits, options: Options) -> int:

@@ -188,7 +188,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
     connector._build_connector_meta = in_order
     clock, recorder = server.clock_of(engine, case.step_ticks), engine.model_executor
     for tier in behind:
-        tier.clock = clock
+        tier.clock, tier.copies = clock, recorder.ends
     prompts, outputs = server.tokens_of(case.workload)
     recorder.attach(engine, outputs, clock)
     arrivals, requests, finished, arrived, idle = case.workload.arrival_ticks.tolist(), [], [], 0, 0
@@ -207,7 +207,7 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
             counts = tuple(request.num_preemptions for request in requests)
             return Served(recorder.steps, finished, preemptions=counts), recorder
         if engine.scheduler.has_requests() or engine.batch_queue:
-            recorder.idle, before = False, clock.now
+            recorder.idle, before, promotions = False, clock.now, sum(tier.promotions for tier in behind)
             answers, _ = engine.step_fn()
             for answer in (answers or {}).values():
                 finished += [
@@ -218,8 +218,8 @@ def serve(case: Case, copies: Copies, asynchronous: bool = False) -> tuple[Serve
             events += [end for tier in behind for end in tier.ends()]
             if idle > server.MOST_IDLE:
                 raise server.Stuck(case.name)
-            if idle and events:
-                # No step runs, and the scheduler knows all that has ended by now.
+            if idle and events and promotions == sum(tier.promotions for tier in behind):
+                # No step runs, the scheduler knows all that has ended by now, and its next turn at once would find what this one did.
                 clock.wait_until(min(events))
         else:
             clock.wait_until(min(events))
@@ -262,9 +262,11 @@ class _Cost(ours.ConstantCost):
         return self.copies.load_ticks * blocks
 
 
-def serve_ours(case: Case, copies: Copies, asynchronous: bool = False, **others: Any) -> Served:
-    """What our engine does with a case, with ``others`` of the settings."""
-    log = StepLog()
+def serve_ours(
+    case: Case, copies: Copies, asynchronous: bool = False, log: StepLog | None = None, **others: Any
+) -> Served:
+    """What our engine does with a case, with ``others`` of the settings; ``log`` has the steps of a run that ends with an error."""
+    log = log or StepLog()
     chunk_bytes = _host_bytes(case, copies)
     gib = copies.host_blocks * chunk_bytes / (1 << 30)
     if extra := copies.extra_config(chunk_bytes):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from fragmeter.sim.memory.paged.group_cache import _Seeker
 from tools.live.step_log import first_difference
 
-from . import ours, server
+from . import offloading, ours, server
 from .workloads import KINDS, Case, number_of_workloads, with_options
 
 #: Kinds with windows or states.
@@ -35,6 +36,22 @@ def test_every_step_is_that_of_the_real_scheduler(kind, record_property):
         if difference := first_difference(real, ours.serve(case, asynchronous)):
             differing[case.name] = difference
     record_property(f"compared/retention/{kind}", [_SEEDS, steps, len(differing)])
+    assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", RETAINING)
+def test_every_step_beside_offloading_is_that_of_the_real_scheduler(kind, asynchronous, record_property):
+    differing, loaded = {}, 0
+    for seed in range(_SEEDS):
+        case, draw = replace(_case(kind, seed), prefix_caching=True), random.Random(seed)
+        copies = offloading.Copies(draw.choice([3, 20, 5000]), draw.choice([1, 30, 90]), draw.choice([0, 30, 200]))
+        real, recorder = offloading.serve(case, copies, asynchronous)
+        loaded += recorder.loaded
+        found = offloading.comparable(offloading.serve_ours(case, copies, asynchronous))
+        if difference := first_difference(offloading.comparable(real), found):
+            differing[case.name] = difference
+    record_property(f"compared/retention offloading {kind}", [_SEEDS, loaded, len(differing)])
     assert not differing, "\n".join(f"{name}: {difference}"[:400] for name, difference in differing.items())
 
 

@@ -198,6 +198,11 @@ def test_every_step_with_drafts_is_that_of_the_scheduler_with_the_connector(
     _compare(kind, range(first, first + 6), None, asynchronous, record_property, method)
 
 
+def test_a_chunk_that_finds_too_few_blocks_has_passed_those_before_its_windows(record_property):
+    """While another sequence is in flight, so that it may not be preempted for it."""
+    _compare("block_sizes", range(151, 152), None, True, record_property)
+
+
 def test_a_load_that_leaves_no_room_for_a_step_with_drafts_is_noticed(monkeypatch):
     """Beside a load the next step of a sequence with drafts must fit."""
     connect = HostTierMemory._connect

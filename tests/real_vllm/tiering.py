@@ -6,7 +6,7 @@ The manager (look-ups, promotions, cascades) is vLLM's; so is what answers look-
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,8 +96,9 @@ class TimedTier(SecondaryTierManager):
     """See the module."""
 
     given: Iterator[Tier]
-    #: Set before the first request comes.
+    #: Set before the first request comes: the clock, and the ends of copies of the GPU that the scheduler has not heard of.
     clock: Clock
+    copies: Mapping[int, int]
 
     def __init__(self, offloading_spec: Any, primary_kv_view: Any, tier_type: str, **_: Any) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type)
@@ -105,6 +106,7 @@ class TimedTier(SecondaryTierManager):
         self.directory = _Directory(self.tier.chunks)
         self.jobs: list[tuple[int, int, list[bytes]]] = []
         self.free = {True: 0, False: 0}
+        self.promotions = 0
         self.lost: dict[int, list[bytes]] = {}
         self.look_ups = _LookUps(self) if self.tier.answers_later else None
 
@@ -142,6 +144,7 @@ class TimedTier(SecondaryTierManager):
         self.jobs.append((end, job.job_id, []))
 
     def submit_load(self, job: Any) -> None:
+        self.promotions += 1
         # As of files, a load ends at the first that is gone.
         keys = [*takewhile(self.directory.files.__contains__, job.keys)]
         for key in keys:
@@ -152,7 +155,9 @@ class TimedTier(SecondaryTierManager):
         self.jobs.append((end, job.job_id, keys))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        done = sorted(job for job in self.jobs if job[0] <= self.clock.now)
+        # Of copies that end together the scheduler hears of those of the GPU first; vLLM has no order for them.
+        until = self.clock.now - any(end == self.clock.now for end in self.copies.values())
+        done = sorted(job for job in self.jobs if job[0] <= until)
         self.jobs = [job for job in self.jobs if job not in done]
         results = []
         for _, number, keys in done:

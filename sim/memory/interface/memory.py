@@ -36,8 +36,9 @@ A policy sees more than this of the kind of memory that it needs, by the transac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class Allocation(Protocol):
     """
 
     pipelined: bool = False
-    batch: Any = None
+    batch: Mapping[Sequence, object] = MappingProxyType({})
 
     def transaction(self, decode_step: int) -> Transaction:
         """Open the tentative grants of ``decode_step``; earlier grants become void."""
@@ -177,7 +178,7 @@ class Allocation(Protocol):
         ``decode_step``."""
         raise _cannot(self, "be scheduled ahead")
 
-    def land(self, batch: Any) -> None:
+    def land(self, batch: Mapping[Sequence, object]) -> None:
         """With batches in flight: what ``batch`` had, as the decision was carried out, is over, and its tokens are known."""
         raise _cannot(self, "have batches in flight")
 

@@ -137,6 +137,11 @@ class OffloadTransaction(PagedTransaction):
         assert tables is not None
         tables.reach(sequence, known, known + tokens, known + tokens)
 
+    def pass_over(self, sequence: Sequence) -> None:
+        super().pass_over(sequence)
+        # Its windows have passed blocks although it then found too few.
+        self.memory.count_as_tables(sequence)
+
     def preempt(self, sequence: Sequence) -> None:
         self.memory.tier.preempt(sequence)
         self.memory.forget(sequence)
@@ -524,6 +529,10 @@ class HostTierMemory(PagedMemory, ABC):
         ends = (boundary // aligned * aligned // size for boundary in boundaries)
         # Look-ups drop a block of the drafter's group, which is the one after an end.
         more = self.groups.drops_block and seeker.place == self.groups.drafter
+        if segment := self.groups.retention_tokens // size:
+            tail = segment - needed - more
+            if tail <= 0 or (at >= more and (at - more) % segment >= tail):
+                return True
         return any(end - needed <= at < end + more for end in ends)
 
     def _finish(self, sequence: Sequence) -> None:
@@ -539,6 +548,9 @@ class HostTierMemory(PagedMemory, ABC):
     def slots_of(self, tokens: int) -> int:
         """Slots that a step takes which computes the first ``tokens`` of a sequence."""
         return tokens
+
+    def count_as_tables(self, sequence: Sequence) -> None:
+        """Count the blocks that a sequence has in its tables, where counts are kept beside them."""
 
     @abstractmethod
     def _leave(self, sequence: Sequence) -> None:
@@ -637,12 +649,11 @@ class OffloadedMemory(HostTierMemory):
         super().stall(sequence, decode_step)
         if not is_stalled:
             # It may have been asked for a block that it did not get; its windows have passed blocks then.
-            self._count_as_tables(sequence)
+            self.count_as_tables(sequence)
         if not finished:
             self._stalled[sequence] = sequence.held_tokens(decode_step)
 
-    def _count_as_tables(self, sequence: Sequence) -> None:
-        """Set the blocks that a stalled sequence is counted for to those in its block tables."""
+    def count_as_tables(self, sequence: Sequence) -> None:
         assert self.group_tables is not None
         tables, held = self.group_tables.tables[sequence], self.partial[sequence]
         sizes = ((place, size // self._chunk_blocks) for place, size, _, _ in self._seekers)
@@ -677,7 +688,7 @@ class OffloadedMemory(HostTierMemory):
         self._finish(sequence)
         super().stall(sequence, decode_step)
         # A step in vain may have passed blocks, and taken some.
-        self._count_as_tables(sequence)
+        self.count_as_tables(sequence)
         held = self.partial[sequence]
         tokens = held.computed_tokens + 1
         self.partial[sequence] = held._replace(computed_tokens=tokens, known_tokens=tokens)

@@ -25,8 +25,9 @@ vllm/v1/core/kv_cache_utils.py (``get_request_block_hasher``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import cast
 
 from ...types.sequence import Sequence, StepPlan
 from ...types.state import State
@@ -328,9 +329,9 @@ class SpeculativeMemory(PagedMemory):
             scheduled.progress.computed += scheduled.tokens
             scheduled.progress.in_flight += scheduled.tokens
 
-    def land(self, batch: Batch) -> None:
+    def land(self, batch: Mapping[Sequence, object]) -> None:
         """See ``Memory``; vLLM's ``update_from_output``."""
-        for sequence, scheduled in batch.items():
+        for sequence, scheduled in cast(Batch, batch).items():
             progress = scheduled.progress
             progress.in_flight -= scheduled.tokens
             progress.computed -= scheduled.rejected
@@ -380,7 +381,12 @@ class SpeculativeMemory(PagedMemory):
         state.accept(gained)
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[Table, ...]]:
-        return [tables for sequence, tables in self.kept.tables.items() if sequence not in self.drafts]
+        admitted = {*admitted}
+        return [
+            tables
+            for sequence, tables in self.kept.tables.items()
+            if sequence not in self.batch or sequence in admitted or self.prefills(sequence)
+        ]
 
     def advance(self, state: State, steps: int) -> Meter:
         if steps:

@@ -9,7 +9,7 @@ What vLLM 0.33 does beside drafts (vllm/v1/core/sched/scheduler.py):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...types.sequence import Sequence
 from ..accounting.drafts import Speculation
@@ -18,7 +18,7 @@ from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.tiers import Offloaded
 from .group_cache import NULL_BLOCK, Table
 from .offload import HostTierMemory, OffloadTransaction
-from .speculative import Batch, SpeculativeMemory, SpeculativeTransaction
+from .speculative import SpeculativeMemory, SpeculativeTransaction
 
 
 class SpeculativeOffloadTransaction(OffloadTransaction, SpeculativeTransaction):
@@ -135,7 +135,7 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
             self._forget(sequence)
         self._end_row()
 
-    def land(self, batch: Batch) -> None:
+    def land(self, batch: Mapping[Sequence, object]) -> None:
         if batch:
             self._process(self.processed + 1)
             self.free = self.kept.pool.num_free

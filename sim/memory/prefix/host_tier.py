@@ -125,6 +125,8 @@ class HostTier:
         self._level = self._submitted = self._looked_up = 0
         # When a decision that computed nothing evicted blocks from the host, for which some sequence may have waited.
         self._evicted_ticks = NEVER
+        # Blocks evicted up to the last decision; promotions evict some in the look-ups of the next one.
+        self._evicted = 0
         # By its end, what is to be done when a submitted job has ended; stores that the next step submits; loads of the decision.
         self._running: list[tuple[int, int, Callable[[], None]]] = []
         # Of each sequence the blocks that it has promoted, with the place of their tier; promotions of the decision by both.
@@ -333,7 +335,7 @@ class HostTier:
         Returns:
             Ticks that the step waits for stores.
         """
-        now, evicted = self._clock(), self.cache.evicted_blocks
+        now, evicted = self._clock(), self._evicted
         for job in self._unsubmitted:
             self._submit(job, now)
         self._unsubmitted = []
@@ -364,6 +366,7 @@ class HostTier:
             self._unsubmitted = []
             if self.cache.evicted_blocks > evicted:
                 self._evicted_ticks = now + wait
+        self._evicted = self.cache.evicted_blocks
         self._record(now, wait)
         return wait
 

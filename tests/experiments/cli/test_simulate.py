@@ -62,6 +62,8 @@ WITH = {
     "disable_hybrid_kv_cache_manager": EXPERTS,
     "moe_backend": ["--model", "mixtral-8x7b", "--gpu", "h200"],
     "kv_offloading_size": ["--enable-prefix-caching"],
+    "swa_full_tokens_ratio": EXPERTS,
+    "disable_hybrid_swa_memory": EXPERTS,
     "prefix_cache_retention_interval": EXPERTS,
     "decode_context_parallel_size": ["--model", "deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"],
     "api_server_count": ["--api-server", "measured"],

@@ -198,15 +198,13 @@ def test_flags_of_the_scheduler_are_settings_of_the_simulation():
     assert plain.policy_options.long_prefill_token_threshold == 0
 
 
-def test_checkpoints_within_prompts_are_a_setting_but_beside_offloading():
+def test_checkpoints_within_prompts_are_a_setting():
     line = "vllm serve openai/gpt-oss-20b --max-model-len 8192 --prefix-cache-retention-interval 512"
-    found = started(parse_serve(line), "h100-80gb")
-    assert found.settings().policy_options.prefix_cache_retention_interval == 512
-    assert not found.line.not_simulated
-    beside = started(parse_serve(f"{line} --kv-offloading-size 8"), "h100-80gb")
-    chosen = beside.settings().policy_options
-    assert (chosen.prefix_cache_retention_interval, chosen.kv_offloading_size) == (0, 8)
-    assert [text.partition(" (")[0] for text in beside.line.not_simulated] == ["--prefix-cache-retention-interval"]
+    for more, size in (("", 0), (" --kv-offloading-size 8", 8)):
+        found = started(parse_serve(line + more), "h100-80gb")
+        chosen = found.settings().policy_options
+        assert (chosen.prefix_cache_retention_interval, chosen.kv_offloading_size) == (512, size)
+        assert not found.line.not_simulated
 
 
 @pytest.mark.parametrize(
@@ -538,6 +536,16 @@ def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
     )
 
 
+DRAFTS = json.dumps(
+    {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": 2,
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "runs"),
     [
@@ -546,7 +554,8 @@ def test_a_line_that_does_not_start_without_its_drafts_says_that(capsys):
         ("openai/gpt-oss-120b --kv-offloading-size 20", True),
         ("google/gemma-4-31b-it --kv-offloading-size 20", True),
         ("openai/gpt-oss-120b -pp 2 --max-num-seqs 64", True),
-        ("llama-3.1-8b -pp 2 --kv-offloading-size 20", False),
+        ("llama-3.1-8b -pp 2 --kv-offloading-size 20", True),
+        (f"llama-3.1-8b -pp 2 --no-async-scheduling --speculative-config '{DRAFTS}'", False),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-num-seqs 64 --kv-offloading-size 20", True),
     ],
 )

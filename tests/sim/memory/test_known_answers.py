@@ -19,6 +19,7 @@ from fragmeter.sim.memory.paged.dialogue import DialogueMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory, OffloadTransaction
 from fragmeter.sim.memory.paged.speculative import Progress, SpeculativeMemory
 from fragmeter.sim.memory.prefix import Chains, FreeKVCacheBlockQueue
+from fragmeter.sim.memory.prefix.tiers import Offloaded
 from fragmeter.sim.metrics.summary import summary
 from fragmeter.sim.runs.integrals import Accounts
 from fragmeter.sim.spec.speculative import SpeculativeConfig
@@ -320,7 +321,7 @@ class TestAdmissionFromTheHost:
             4,
             PageGroups((FULL,)),
             Chains(strings, 4),
-            10,
+            Offloaded(10, 1),
             FreeKVCacheBlockQueue,
             watermark_blocks=watermark_blocks,
             reserves_whole=reserves_whole,

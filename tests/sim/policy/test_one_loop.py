@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from fragmeter.sim.memory.paged.transaction import PagedTransaction
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import Overdrawn, PluginError
+from fragmeter.sim.types.sequence import StepPlan
+from fragmeter.sim.types.state import State
 from real_vllm import ours
 from real_vllm.record import digest
 from real_vllm.workloads import KINDS, OPTIONS, Case
@@ -19,8 +22,15 @@ def _served(case: Case, asynchronous: bool) -> tuple[str, object]:
 
 
 def _without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for drafts: every step is the loop's, and no decode is passed over within its block."""
-    monkeypatch.setattr(VllmV1, "_in_lockstep", property(lambda policy: False))
+    """As for drafts: every step is the loop's, and no decode is passed over within its block. The memory is the same."""
+    schedule = VllmV1.schedule
+
+    def by_the_loop(policy: VllmV1, state: State, transaction: PagedTransaction) -> StepPlan:
+        with monkeypatch.context() as while_deciding:
+            while_deciding.setattr(VllmV1, "_in_lockstep", property(lambda policy: False))
+            return schedule(policy, state, transaction)
+
+    monkeypatch.setattr(VllmV1, "schedule", by_the_loop)
 
 
 @_MODES
