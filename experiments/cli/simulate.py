@@ -173,14 +173,14 @@ def _throughput(content: Mapping[str, Any]) -> Table:
     if offloaded is not None:
         looked_up = f"of {offloaded['queried_tokens']:,} tokens that the GPU did not have"
         table.add_row("hits on the host", f"{offloaded['hit_rate']:.1%}", looked_up)
-        table.add_row(
-            "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
-        )
         for label, tier in offloaded.get("tiers", {}).items():
             share = tier["hit_tokens"] / offloaded["queried_tokens"] if offloaded["queried_tokens"] else 0.0
             table.add_row(
                 f"of these from {label}", f"{share:.1%}", f"which had {tier['max_used_blocks']:,} blocks at most"
             )
+        table.add_row(
+            "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
+        )
     drafted = content.get("speculative_decoding")
     if drafted is not None:
         tokens = f"of {drafted['spec_decode_draft_tokens']:,} draft tokens"

@@ -33,6 +33,7 @@ from fragmeter.sim.spec import gpu, model
 from fragmeter.sim.types.ticks import PER_MS
 from fragmeter.sim.workload.content import PromptContent
 from fragmeter.sim.workload.workload import Workload
+from observed import observed_ticks
 from paths import ROOT
 from strategies import COSTS, KneeCost
 
@@ -179,7 +180,7 @@ def columns(run: Run) -> dict[str, list[Any]]:
         found |= {f"look_ups.{name}": column.tolist() for name, column in cache.look_up_columns().items()}
         changes = cache.change_columns()
         found["changes"] = _summed(changes["moment"], changes["slots"])
-        observed = cache.residency.observed_ticks(partial(ticks_of, run.log))
+        observed = observed_ticks(cache.residency, partial(ticks_of, run.log))
         found |= {name: _summed(*each) for name, each in observed.items()}
         found["evicted"] = [run.replica.memory.evicted_blocks]
         found["histograms"] = [prefix_cache(run)]

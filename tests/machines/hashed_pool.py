@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fragmeter.sim.memory.prefix import BlockPool, BlockResidency, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from fragmeter.sim.types.errors import SimulationFault
+from observed import observed_ticks
 
 from .draws import EITHER, combined, picks
 
@@ -118,7 +119,7 @@ class HashedPoolMachine(RuleBasedStateMachine):
     def histories_are_what_the_logs_say(self):
         touches = [[when for what, when in log if what == "hit"][-4:] for log, _ in self.ended]
         residency = self.pool.residency
-        observed = residency.observed_ticks().values()
+        observed = observed_ticks(residency).values()
         assert [Counter(dict(zip_counts(*each))) for each in observed] == [
             Counter(end - log[0][1] for log, end in self.ended),
             Counter(end - log[-1][1] for log, end in self.ended),

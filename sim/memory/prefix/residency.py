@@ -105,22 +105,14 @@ class BlockResidency:
                 for column in columns:
                     column.clear()
 
-    def observed_ticks(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> dict[str, Observed]:
-        """Observations by vLLM's names of the metrics: values, and the number of blocks with each value; int64.
+    def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
+        """Observations by vLLM's names of the metrics: values, and the number of blocks with each value; int64. In parts, as those of a
+        long run are too many to be held at once; the gaps are all in the last one.
+
+        Of a run without hits both names of the ages have the same tuple, in all parts.
 
         Args:
             ticks_of: Converts moments (int64) to ticks.
-        """
-        parts = [*self.observations(ticks_of)]
-        return {
-            name: (np.concatenate([part[name][0] for part in parts]), np.concatenate([part[name][1] for part in parts]))
-            for name in parts[0]
-        }
-
-    def observations(self, ticks_of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Iterator[dict[str, Observed]]:
-        """``observed_ticks`` in parts, of a long run too many to be held at once; the gaps are all in the last one.
-
-        Of a run without hits both names of the ages have the same tuple, in all parts.
         """
         self.seal()
         untouched = all(np.array_equal(lives["born"], lives["touched"]) for lives in self.lives.parts())

@@ -62,6 +62,7 @@ WITH = {
     "disable_hybrid_kv_cache_manager": EXPERTS,
     "moe_backend": ["--model", "mixtral-8x7b", "--gpu", "h200"],
     "kv_offloading_size": ["--enable-prefix-caching"],
+    "kv_offloading_backend": ["--enable-prefix-caching", "--kv-offloading-size", "4"],
     "swa_full_tokens_ratio": EXPERTS,
     "disable_hybrid_swa_memory": EXPERTS,
     "prefix_cache_retention_interval": EXPERTS,

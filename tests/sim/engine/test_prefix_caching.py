@@ -27,6 +27,7 @@ from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.runs.moments import ticks_of
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import SimulationFault
+from observed import observed_ticks
 from oracle import Limits, Pool
 from oracle.slots import BUCKETS, CACHED, FREE, SlotMap, classify_slot
 from oracle.story import log
@@ -169,7 +170,7 @@ def test_what_is_said_of_the_cache():
     pieces = [[shared], [shared], [], [(7, 8)], [(7, 8)]]
     requests, content = of_pieces([0, 50, 1000, 2000, 3000], pieces, [0, 2, 20, 0, 0], [3, 2, 1, 1, 1])
     _, case, run = story(requests, content, 7)
-    observed = run.replica.memory.cache_log.residency.observed_ticks(partial(ticks_of, run.log))
+    observed = observed_ticks(run.replica.memory.cache_log.residency, partial(ticks_of, run.log))
     assert [sorted(np.repeat(ticks, blocks).tolist()) for ticks, blocks in observed.values()] == [
         [776, 890, 1000, 1000, 1000, 2000],
         [776, 890, 890, 1000, 1000, 2000],

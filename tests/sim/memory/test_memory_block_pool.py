@@ -8,6 +8,7 @@ import pytest
 from fragmeter.sim.memory import BlockPool
 from fragmeter.sim.memory.prefix import UNSHARED, BlockResidency, LeastRecentlyUsed
 from fragmeter.sim.types.errors import SimulationFault
+from observed import observed_ticks
 
 
 def test_the_last_block_freed_is_the_first_one_taken():
@@ -115,16 +116,16 @@ def test_what_vllm_would_report_of_a_block_hit_six_times():
     for second in (11, 12, 14, 18, 26, 42):
         pool.touch([0], second)
         pool.free_blocks([0])
-    assert not any(len(ticks) for ticks, _ in residency.observed_ticks().values()), (
+    assert not any(len(ticks) for ticks, _ in observed_ticks(residency).values()), (
         "a block that is still cached is not logged"
     )
     pool.get_new_blocks(1, [100] * 1)
-    assert {name: np.repeat(*each).tolist() for name, each in residency.observed_ticks().items()} == {
+    assert {name: np.repeat(*each).tolist() for name, each in observed_ticks(residency).items()} == {
         "vllm:kv_block_lifetime_seconds": [90],
         "vllm:kv_block_idle_before_evict_seconds": [58],
         "vllm:kv_block_reuse_gap_seconds": [4, 8, 16],
     }
-    assert residency.observed_ticks(lambda seconds: seconds * 7)["vllm:kv_block_lifetime_seconds"][0].tolist() == [630]
+    assert observed_ticks(residency, lambda seconds: seconds * 7)["vllm:kv_block_lifetime_seconds"][0].tolist() == [630]
 
 
 def test_a_pool_never_lends_what_it_has_not():
