@@ -77,9 +77,9 @@ class TierSpec:
 
 
 _GB = 10**9
-#: Tiers by vLLM's type. ``fs`` is an NVMe drive (Samsung PM9A3: 6.8 and 4.0 GB/s, 0.1 ms), ``obj`` an object store behind 100 Gbit/s,
-#: with the first byte after 10 ms; ``mooncake`` a pool of host memory of all nodes (Mooncake's Transfer Engine, 87 GB/s with four
-#: links of 200 Gbit/s). ``example`` is vLLM's, whose copies take no time: here that of memory.
+#: Tiers by vLLM's type. ``fs`` is an NVMe drive of PCIe 4.0 and ``obj`` an object store behind 100 Gbit/s, both assumed. ``mooncake`` is
+#: a pool of host memory of all nodes (measured by Mooncake: 87 GB/s over four links of 200 Gbit/s; the latency is assumed). ``example`` is
+#: vLLM's, whose copies take no time: here that of memory.
 PRESETS = {
     "fs": TierSpec("fs", None, 6_800_000_000, 4 * _GB, 100 * PER_US),
     "obj": TierSpec("obj", None, 12_500_000_000, 12_500_000_000, 10_000 * PER_US, shared=True),

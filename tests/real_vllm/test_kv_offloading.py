@@ -12,12 +12,10 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_o
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from fragmeter.sim.memory.accounting.kv_groups import PageGroups
-from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory
 from fragmeter.sim.memory.prefix.host_cache import HostCache
 from fragmeter.sim.types.errors import SimulationFault
-from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import offloading
@@ -254,14 +252,7 @@ def test_states_that_are_not_offered_are_noticed(monkeypatch):
 
 def test_windows_that_keep_their_blocks_until_a_sequence_leaves_are_noticed(monkeypatch):
     """A finished sequence gives back what its windows have passed, before its other blocks."""
-    finish = OffloadedMemory._finish
-
-    def keeping(memory: OffloadedMemory, sequence: Sequence) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(GroupTables, "skip", lambda *given: None)
-            finish(memory, sequence)
-
-    monkeypatch.setattr(OffloadedMemory, "_finish", keeping)
+    monkeypatch.setattr(OffloadedMemory, "_pass_at_end", lambda *given: None)
     assert _differing("windows_cached", range(6)) > 1
 
 
