@@ -36,7 +36,7 @@ from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
-from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, RadixTree
+from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, RadixTree, WindowTree
 from fragmeter.sim.memory.prefix.block_tables import BlockTables
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
@@ -254,6 +254,7 @@ PLANTED = [
     ("BlockPool, hashes", BlockPool, "_drop_copy", forgets_copies),
     ("BlockPool, hashes", FreeKVCacheBlockQueue, "remove_n", unlinks_the_first_of_a_run),
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
+    ("WindowTree", WindowTree, "_split", RadixTree._split),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
     ("FirstFitArena", FirstFitArena, "choose", takes_the_last_run),
     ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),
