@@ -663,7 +663,8 @@ class Planner:
         )  # fmt: skip
 
     def _taken(self, answer: Answer, sizes: Sequence[int], count: int) -> tuple[dict[int, float], bool]:
-        """The rates that smaller fleets of a candidate take, requests/s, and whether these are limited by ``known_rate``."""
+        """The highest rate of each of some smaller fleets of a candidate, by its replicas, in requests/s; and whether the runs of one were too short to
+        find it, so that its rate is a lower bound."""
         service, wanted = service_of(answer.candidate), not_none(self.wanted)
         seeds = range(self._seeds[0], self._seeds[0] + count)
         searches = {size: RateSearch(seeds).rates(size, near=wanted * size / answer.replicas) for size in sizes}

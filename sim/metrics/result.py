@@ -101,7 +101,7 @@ def requests_table(run: Run, part: slice = slice(None)) -> pd.DataFrame:
 
 @once
 def _cached_tokens(run: Run) -> np.ndarray:
-    """``cached_tokens`` of a run with a prefix cache, for all parts of its table."""
+    """Prompt tokens of each request that the prefix cache had, computed once for all parts of the table of requests."""
     assert run.replica.cache_log is not None
     return column_of([cached_tokens(run, run.replica.cache_log)])
 

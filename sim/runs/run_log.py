@@ -301,7 +301,7 @@ class RunLog:
         return self.rows["start_ticks"][row] + self._into(row, decode_step - self.row_step[row])
 
     def _into(self, row: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Ticks from a row's start to the end of its first ``steps`` steps."""
+        """Ticks that the first ``steps`` steps of a row take, int64; a row is a leap over steps whose times grow by ``slope_ticks``."""
         later = np.maximum(steps - 1, 0)
         rows = self.rows
         ticks = rows["first_ticks"][row] + rows["next_ticks"][row] * later

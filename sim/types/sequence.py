@@ -167,7 +167,7 @@ def present(sequence: Sequence) -> tuple[Sequence, ...]:
 
 
 def num_seqs_of(sequence: Sequence) -> int:
-    """Number of sequences of a leader's group, before and after the fork; 1 without a group."""
+    """Sequences of the request (``n``) that a leader stands for, whether they have forked yet or not; 1 without a group."""
     return 1 if sequence.group is None else len(sequence.group.members)
 
 

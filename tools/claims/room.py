@@ -142,7 +142,7 @@ def _parameters(trial: Trial) -> Values:
 
 
 def judge_parameters(values: Mapping[str, float]) -> Judged:
-    """The weights of 20 billion parameters fit; 2.5 times as many, from 95 % on, if a cache took nothing at all."""
+    """The claim: the weights of 20 billion parameters fit on the card, and without any KV cache 2.5 times as many would (95 % of that passes)."""
     weights, card = values["bytes_of_20b"], values["v100_bytes"]
     most = values["card_gb"] / values["weights_gb"]
     return Judged(

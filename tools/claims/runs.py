@@ -46,10 +46,10 @@ class Trial:
         return dict(_shares(self, policy, _frozen(more)))
 
     def burst(self, lengths: str, requests: int, policy: str, n: int = 1, copies: int = 1, **more: Any) -> float:
-        """Output tokens/s of all that requests ask for which arrive at once, to the last.
+        """Output tokens/s of requests that all arrive at once, until the last has finished.
 
         Args:
-            n: Sequences that each asks for.
+            n: Sequences of each request.
             copies: How often each request is sent.
         """
         return _burst(self, lengths, requests, policy, n, copies, _frozen(more))

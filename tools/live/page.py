@@ -323,5 +323,5 @@ def _blocks(blocks: BlockPictures) -> Section:
 
 
 def _requests(found: BlockMap) -> np.ndarray:
-    """Each sequence is a request."""
+    """The request of each sequence: here every request has one sequence, and they have the same numbers."""
     return np.arange(max(found.sequence.max(initial=-1), found.preempted_sequence.max(initial=-1)) + 1)

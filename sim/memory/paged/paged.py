@@ -207,7 +207,7 @@ class PagedMemory(BlockCounts):
         self._settle_cache(after_step(decode_step))
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
-        """Free the blocks of victims before ``decode_step``, including victims within a chunked prefill."""
+        """Free the blocks of preempted sequences before ``decode_step``; some of these may still compute their prompt in chunks."""
         for sequence in swapped_out:
             held = sequence.held_tokens(decode_step)
             self.host_free -= self.pages_for(held)

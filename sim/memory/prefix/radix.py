@@ -32,7 +32,7 @@ Source: SGLang, python/sglang/srt/mem_cache/radix_cache.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -121,7 +121,15 @@ class RadixTree:
 
     def follow(self, key: Sequence[Run], place: Place) -> Place:
         """As ``match``, from a place on to which the same ``key`` was followed before, if its node is still there."""
-        node, tokens, run, into = place if self.holds(place.node) else self.start
+        end = first = place if self.holds(place.node) else self.start
+        for end in self._walk(key, first):
+            pass
+        self._touch(end.node)
+        return end
+
+    def _walk(self, key: Sequence[Run], place: Place) -> Iterator[Place]:
+        """The end of each node on the path of ``key`` after a place; the last one is split where ``key`` leaves it."""
+        node, tokens, run, into = place
         while run < len(key):
             stream, start, _ = key[run]
             child = node.children.get((stream, start + into))
@@ -130,8 +138,7 @@ class RadixTree:
             shared, run, into = _shared(child.runs, key, run, into)
             node = child if shared == child.tokens else self._split(child, shared)
             tokens += shared
-        self._touch(node)
-        return Place(node, tokens, run, into)
+            yield Place(node, tokens, run, into)
 
     def holds(self, node: RadixNode) -> bool:
         """Whether the node has not been evicted."""

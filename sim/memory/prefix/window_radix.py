@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...workload.content import Run
-from .radix import Place, RadixNode, RadixTree, _shared
+from .radix import Place, RadixNode, RadixTree
 
 
 class WindowTree(RadixTree):
@@ -43,20 +43,13 @@ class WindowTree(RadixTree):
 
     def follow(self, key: Sequence[Run], place: Place) -> Place:
         """See ``RadixTree``; from the root, as tombstones may have come since."""
-        node, tokens, run, into = best = self.start
+        last = best = self.start
         covered: float = float("inf")
-        while run < len(key):
-            stream, start, _ = key[run]
-            child = node.children.get((stream, start + into))
-            if child is None:
-                break
-            shared, run, into = _shared(child.runs, key, run, into)
-            node = child if shared == child.tokens else self._split(child, shared)
-            tokens += shared
-            covered = covered + shared if node.windowed else 0
-            if node.windowed and covered >= self.window:
-                best = Place(node, tokens, run, into)
-        self.hit = tokens
+        for last in self._walk(key, best):
+            covered = covered + last.node.tokens if last.node.windowed else 0
+            if last.node.windowed and covered >= self.window:
+                best = last
+        self.hit = last.tokens
         if key:
             self._use(best.node)
         return best
@@ -67,17 +60,11 @@ class WindowTree(RadixTree):
         Args:
             live: Tokens of ``key`` before those of which the request has the windows.
         """
-        node, tokens, run, into = Place(after or self.root, 0, 0, 0)
-        while run < len(key):
-            stream, start, _ = key[run]
-            child = node.children.get((stream, start + into))
-            if child is None:
-                break
-            shared, run, into = _shared(child.runs, key, run, into)
-            node = child if shared == child.tokens else self._split(child, shared)
-            if not node.windowed:
-                self._fill(node, live - tokens)
-            tokens += shared
+        last = first = Place(after or self.root, 0, 0, 0)
+        for last in self._walk(key, first):
+            if not last.node.windowed:
+                self._fill(last.node, live - last.tokens + last.node.tokens)
+        node, tokens, run, into = last
         if run < len(key):
             stream, start, length = key[run]
             node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
