@@ -148,8 +148,8 @@ def gives_its_first_pages_back_first(tables: GroupTables, sequence) -> None:
     drop(tables, sequence)
 
 
-def finds_any_block_of_a_window(cache: GroupCache, seeker, names: list[int], most: int) -> int:
-    return next((place + 1 for place in reversed(range(most)) if cache._has(seeker, names[place])), 0)
+def finds_any_block_of_a_window(cache: GroupCache, cached, seeker, names: list[int], most: int, drops: bool) -> int:
+    return next((place + 1 for place in reversed(range(most)) if cache._has(cached, seeker, names[place])), 0)
 
 
 def forgets_other_tables(cache: GroupCache, blocks: list[int], group: int) -> None:
@@ -183,15 +183,15 @@ def never_copies(tables: BlockTables, decode_step: int) -> None:
     grow_until(tables, decode_step)
 
 
-def evicts_what_lacks(memory: RadixMemory, slots: int) -> None:
-    if memory.free < slots:
-        memory.free += memory.tree.evict(slots - memory.free)
+def evicts_a_page_too_many(memory: RadixMemory, pages: int) -> None:
+    if memory.free < pages:
+        memory.free += memory.tree.evict(pages - memory.free + 1)
 
 
 def frees_all_that_it_inserts(memory: RadixMemory, sequence, tokens: int):
-    free, held = memory.free, memory.holdings[sequence].tokens
+    free, held = memory.free, memory.holdings[sequence].pages
     node = insert(memory, sequence, tokens)
-    memory.free = free + tokens - held
+    memory.free = free + tokens // memory.block_size - held
     return node
 
 
@@ -310,7 +310,7 @@ PLANTED = [
     ("vllm-v0: PagedMemory, windows, host pool", GroupTables, "swap_out", leaves_its_window_behind),
     ("SharingMemory", BlockTables, "grow_until", never_copies),
     ("SharingMemory", SharingMemory, "swap_in", PagedMemory.swap_in),
-    ("RadixMemory", RadixMemory, "_make_free", evicts_what_lacks),
+    ("RadixMemory", RadixMemory, "make_free", evicts_a_page_too_many),
     ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
     ("SlotRadixMemory", SlotRadixMemory, "_insert", keeps_its_own_slots),
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
