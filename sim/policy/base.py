@@ -13,6 +13,7 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import STATE, PageGroups
+from ..spec.startup.sglang_states import StatePool
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -69,7 +70,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it supports several KV groups.
         serves_block_sizes: Whether it supports KV groups with different block sizes.
-        serves_states: Whether it supports KV groups with fixed-size states.
+        serves_states: Whether it supports fixed-size states: as KV groups, or without these in a pool of their own (``state_pool``).
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
@@ -173,6 +174,11 @@ class Policy(Generic[MemoryT, TransactionT]):
     @classmethod
     def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
         """See ``Pool.windows``."""
+        return None
+
+    @classmethod
+    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
+        """See ``Pool.states``. It bounds the requests that run, too."""
         return None
 
     def memory(self, pool: Pool) -> Memory:

@@ -817,6 +817,16 @@ class LlamaCppOptions(Options):
     ] = False
 
 
+#: Options of SGLang for models with states; the first two say how the radix cache gets them.
+_OF_STATES = (
+    "mamba_radix_cache_strategy",
+    "mamba_track_interval",
+    "mamba_full_memory_ratio",
+    "max_mamba_cache_size",
+    "mamba_ssm_dtype",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SGLangOptions(Options):
     """Options of SGLang."""
@@ -881,6 +891,37 @@ class SGLangOptions(Options):
         bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
     ] = False
 
+    mamba_radix_cache_strategy: Annotated[
+        Literal["auto", "no_buffer", "extra_buffer"],
+        Field(
+            description='How the radix cache gets states (Mamba, linear attention): "no_buffer" is the one at the end of a prefill or an'
+            ' output, "extra_buffer" is a copy made on the way; "auto" is SGLang\'s rule.'
+        ),
+    ] = "auto"
+    mamba_track_interval: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2**31,
+            description="Tokens of an output from one state that is copied for the radix cache to the next.",
+        ),
+        Tried(64),
+    ] = 256
+    mamba_full_memory_ratio: Annotated[
+        float,
+        Field(gt=0, le=2**31, description="Bytes of the pool of states for each byte of KV cache."),
+        Tried(0.5),
+    ] = 0.9
+    max_mamba_cache_size: Annotated[
+        int | None,
+        Field(ge=1, le=2**31, description="States of their pool; by default from mamba_full_memory_ratio."),
+        Tried(20),
+    ] = None
+    mamba_ssm_dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"] | None,
+        Field(description="Number format of a state's matrices; by default that of the checkpoint, or fp32."),
+    ] = None
+
     @property
     def schedules_ahead(self) -> bool:
         return not self.disable_overlap_schedule
@@ -895,6 +936,14 @@ class SGLangOptions(Options):
             return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
         if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
             return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
+        if name in _OF_STATES and model(replica.model).mixer is None:
+            return f"{replica.model} has no layers with a state; {LEAVE_OUT}"
+        if name in _OF_STATES[:2] and replica.enable_prefix_caching is False:
+            return f"there is no radix cache without prefix caching; {LEAVE_OUT}"
+        if name == "mamba_track_interval" and self.mamba_radix_cache_strategy == "no_buffer":
+            return f"no states are copied with no_buffer; {LEAVE_OUT}"
+        if name == "mamba_full_memory_ratio" and self.max_mamba_cache_size is not None:
+            return f"max_mamba_cache_size is the number of states; {LEAVE_OUT}"
         ordered = workload is None or workload.priority is not None
         # A scheduler that preempts looks at its queue in each step, also among equals.
         if name == "enable_priority_scheduling" and self.disable_priority_preemption and not ordered:

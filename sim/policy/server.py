@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, page_bytes, paper_num_blocks
+from ..spec.startup.sglang_states import StatePool
 from ..types.errors import SettingError
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
@@ -48,6 +49,7 @@ class Server:
         max_model_len: Longest prompt + output in tokens.
         max_num_seqs: The user's limit, or None for the policy's default.
         max_num_batched_tokens: The user's limit, or None for the policy's default.
+        caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
     """
 
     model: ModelSpec
@@ -58,6 +60,7 @@ class Server:
     max_model_len: int
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    caches_prefixes: bool = True
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks of ``block_size`` tokens that fit into the GPUs' memory, computed as in the paper.
@@ -91,6 +94,7 @@ class Pool:
         dialogue: For each request, the earlier request that it continues; None without any.
         seed: Seed of random draws.
         windows: Tokens of the window, and blocks of the pool of layers with it; None where these have no pool of their own.
+        states: The pool of layers with a state; None where these have no pool of their own.
     """
 
     num_blocks: int
@@ -105,3 +109,4 @@ class Pool:
     dialogue: Dialogue | None = None
     seed: int = 0
     windows: tuple[int, int] | None = None
+    states: StatePool | None = None

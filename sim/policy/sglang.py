@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.radix_holdings import Windows
+from ..memory.paged.radix_holdings import States, Windows
 from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
@@ -17,11 +17,13 @@ from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
     ServerDefaults,
     fraction_of,
+    free_bytes,
     max_running_requests,
     num_slots,
     page_size,
     server_defaults,
 )
+from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -77,6 +79,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     defaults_source = "default of SGLang 0.5.23"
     pool_source = "computed from the GPU memory as by SGLang 0.5.23"
     caches_prefixes = True
+    serves_states = True
 
     def __init__(self, limits: Limits, options: SGLangOptions | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
@@ -120,17 +123,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if num_blocks is not None:
             return num_blocks, size
         assert isinstance(options, SGLangOptions)
-        launch = Launch(
-            model=server.model,
-            gpu=server.gpu,
-            max_model_len=server.max_model_len,
-            max_num_seqs=server.max_num_seqs or 0,
-            max_num_batched_tokens=chunk,
-            tensor_parallel=server.tensor_parallel,
-            deployment=server.deployment,
-        )
+        launch, states = _launch(server), cls.state_pool(server, options, size)
         share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
-        found = num_slots(launch, options.mem_fraction_static, share)
+        # One more state, of the rows that fill up a graph's batch.
+        of_states = 0 if states is None else (states.slots + 1) * _state_bytes(server, options)
+        found = num_slots(launch, options.mem_fraction_static, share, of_states)
         if found < 1:
             fraction = options.mem_fraction_static or fraction_of(launch)
             remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
@@ -158,6 +155,31 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return window, blocks
 
     @classmethod
+    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
+        """See ``Policy``; the states that SGLang computes at its start.
+
+        Raises:
+            SettingError: The weights leave too few for a request, or see ``state_rules``.
+        """
+        assert isinstance(options, SGLangOptions)
+        if server.model.mixer is None:
+            return None
+        strategy, interval = options.mamba_radix_cache_strategy, options.mamba_track_interval
+        keeps, overlaps = server.caches_prefixes, options.schedules_ahead
+        rules = state_rules(server.model, block_size, strategy, interval, keeps=keeps, overlaps=overlaps)
+        slots = options.max_mamba_cache_size or (0 if keeps else server.max_num_seqs or 0)
+        if not slots:
+            rest = min(free_bytes(_launch(server), options.mem_fraction_static))
+            slots = num_states(rest, _state_bytes(server, options), options.mamba_full_memory_ratio)
+        found = StatePool(slots, rules)
+        if found.most_requests < 1:
+            remedy = f"leaves {max(slots, 0)} states on {server.gpu.name}, and a request of {server.model.name} may need {rules.of_request}"
+            raise SettingError(
+                "mamba_full_memory_ratio", options.mamba_full_memory_ratio, f"{remedy}; use more or larger GPUs"
+            )
+        return found
+
+    @classmethod
     def step_limits(
         cls, server: Server, pool: tuple[int, int], seqs: int | None, tokens: int | None
     ) -> tuple[int, int]:
@@ -166,11 +188,13 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def memory(self, pool: Pool) -> RadixMemory:
         kind = SlotRadixMemory if pool.ids else RadixMemory
-        windows, ahead = None, self.schedules_ahead
+        windows, states, ahead = None, None, self.schedules_ahead
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows, in_flight)
-        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows)
+        if pool.states:
+            states = States(pool.states.slots, *pool.states.rules[:3])
+        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
         self._longest = found.max_output_tokens
         return found
 
@@ -414,6 +438,23 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
 def _defaults(server: Server) -> ServerDefaults:
     return server_defaults(server.gpu.memory_bytes / (1 << 20), server.tensor_parallel)
+
+
+def _launch(server: Server) -> Launch:
+    return Launch(
+        model=server.model,
+        gpu=server.gpu,
+        max_model_len=server.max_model_len,
+        max_num_seqs=server.max_num_seqs or 0,
+        max_num_batched_tokens=server.max_num_batched_tokens or _defaults(server).chunked_prefill_size,
+        tensor_parallel=server.tensor_parallel,
+        deployment=server.deployment,
+    )
+
+
+def _state_bytes(server: Server, options: SGLangOptions) -> int:
+    ranks, stages = server.tensor_parallel, server.deployment.pipeline_parallel
+    return state_bytes(server.model, ranks, stages, options.mamba_ssm_dtype)
 
 
 def _running(state: State) -> int:

@@ -11,6 +11,7 @@ from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
 from fragmeter.sim.policy.sglang import SGLang
+from fragmeter.sim.spec.startup.sglang_states import StatePool
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from real_vllm.ours import ConstantCost
@@ -54,8 +55,11 @@ class StepLog(Observer):
         memory = self._engine.memory
         pages = [memory.free, memory.tree.evictable_tokens]
         if memory.windows is not None:
-            pages += [memory.window_free, memory.tree.window_evictable]
-        return tuple(number * memory.block_size for number in pages)
+            pages += [memory.window_free, memory.tree.component_evictable]
+        found = [number * memory.block_size for number in pages]
+        if memory.states is not None:
+            found += [memory.state_free, memory.tree.component_evictable]
+        return tuple(found)
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         self._vain = ()
@@ -127,8 +131,9 @@ def settings_of(case: Case, **others: object) -> Settings:
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
     log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
+    states = StatePool(case.states, case.state_rules) if case.states else None
     try:
-        with mock.patch.object(SGLang, "window_pool", lambda *args: windows):
+        with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
             simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
     except SimulationFault as fault:
         if "is stuck" not in str(fault):

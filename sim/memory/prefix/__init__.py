@@ -6,6 +6,7 @@ from .block_pool import FREE_QUEUES, UNSHARED, BlockPool, FreeKVCacheBlockQueue,
 from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
 from .radix import Pages, Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
 from .residency import BlockResidency, CoreResidency
+from .state_radix import StateTree
 from .window_radix import WindowTree
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "RadixNode",
     "RadixTree",
     "Rest",
+    "StateTree",
     "WindowTree",
     "all_but_last",
     "first_tokens",
