@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from pydantic import ValidationError
 
 from ...sim.output.files import require_apart
 from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
-from ..capacity.again import ASKED, as_asked, read_plan
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.loads import Shared, by_model
 from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
@@ -36,12 +34,6 @@ from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
 _LINE = Parameter(group=_LINE_GROUP)
-#: Flags that ``--again`` takes from an earlier plan: those without a group, and the groups.
-_ASKED_ALONE = ("serve", "gpu", "model", "vllm", "startup_log")
-_ASKED_GROUPS: dict[str, type[Any]] = {
-    "aims": Aims, "choices": Choices, "requests": Requests, "pacing": Pacing, "reading": Reading,
-}  # fmt: skip
-_Group = TypeVar("_Group")
 
 
 def plan(
@@ -54,7 +46,6 @@ def plan(
     mean_tokens: Annotated[int | None, _LINE] = None,
     ask: Annotated[str | None, _LINE] = None,
     check: Annotated[Path | None, _LINE] = None,
-    again: Annotated[Path | None, _LINE] = None,
     aims: AIMS = Aims(),
     choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
@@ -87,8 +78,6 @@ def plan(
             simulate, or for sequences of --mean-tokens.
         check: TOML file of services, each with its line, fleet, load and objectives: test whether every fleet meets its
             objectives. The exit status is 3 if one does not. Other flags are --seed, --jobs and --json.
-        again: plan.json of an earlier plan: answer its question with the inputs of now, and say what moved the bill. Other flags
-            are --jobs, --address, --out and --json.
         out: Folder for plan.html, plan.md, plan.json, plan.csv, plan.parquet, day.csv (with --rate-curve) and finished runs. The
             same command continues an interrupted plan there.
     """
@@ -97,21 +86,9 @@ def plan(
     alone = {"serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log}
     of_a_server: dict[str, Any] = {"mean_tokens": mean_tokens, "ask": ask}
     if check is not None:
-        others = alone | of_a_server | {"again": again, "out": out}
+        others = alone | of_a_server | {"out": out}
         _check(check, others, groups | {"aims": replace(aims, seed=0)}, aims.seed, workers, json, report)
         return
-    # Both spellings of a list are one question.
-    listed = None if gpu is None else list(values_of("gpu", gpu))
-    asked, then = as_asked(alone | {"gpu": listed}, groups), None
-    if again is not None:
-        _require_no_others("again", again, "its own flags", of_a_server | alone, *groups.values())
-        require_apart({"out": out, "json": json}, {"again": [again]})
-        then = read_plan(again)
-        asked = then[ASKED]
-        serve, gpu, model, vllm, startup_log = (asked.get(name) for name in _ASKED_ALONE)
-        aims, choices, requests, pacing, reading = (
-            _group_of(kind, asked.get(name, {}), again) for name, kind in _ASKED_GROUPS.items()
-        )
     planned = aims.goodput is not None or aims.loads is not None
     if gpu is None and (not planned or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
@@ -123,7 +100,7 @@ def plan(
             "loads", aims.loads, "the loads and objectives", {"goodput": aims.goodput}, replace(requests, num_prompts=None),
             pacing, reading,
         )  # fmt: skip
-        loads = _loads(aims.loads, model, serve, startup_log, again)
+        loads = _loads(aims.loads, model, serve, startup_log)
         read |= {"loads": [aims.loads, *(trace for each in loads if each for trace in each.traces)]}
     require_apart({"out": out, "json": json}, read)
     load = (requests, reading, pacing)
@@ -153,7 +130,7 @@ def plan(
         for each in loads:
             named = model if each is None else each.model
             line = _line(serve, named, stated)
-            wanted.append(PlanRequest(line, gpus, choices, named, log, inputs, serve is None, each, asked, then))
+            wanted.append(PlanRequest(line, gpus, choices, named, log, inputs, serve is None, each))
         report.data(plans(aims, wanted, workers, out, report))
         return
     line = _line(serve, model, stated)
@@ -164,9 +141,7 @@ def plan(
     _start(answer, log, questions, mean_tokens, load, contradicted, report)
 
 
-def _loads(
-    path: Path, model: str | None, serve: str | None, log: str | None, again: Path | None
-) -> list[Shared | None]:
+def _loads(path: Path, model: str | None, serve: str | None, log: str | None) -> list[Shared | None]:
     """The loads of a file, by model.
 
     Raises:
@@ -174,7 +149,7 @@ def _loads(
     """
     found = by_model(path, model)
     if len(found) > 1:
-        for name, given in (("serve", serve), ("startup_log", log), ("again", again)):
+        for name, given in (("serve", serve), ("startup_log", log)):
             if given is not None:
                 remedy = f"is of one model, and {path} has several; leave it out, or plan them one by one"
                 raise SettingError(name, str(given), remedy)
@@ -255,21 +230,6 @@ def _start(
         | ({} if unrecognized is None else {"starts": False})
         | {"parser_error": unrecognized, "contradictory_inputs": contradicted}
     )
-
-
-def _group_of(kind: type[_Group], values: dict[str, Any], path: Path) -> _Group:
-    """A group of flags of an earlier plan.
-
-    Raises:
-        SettingError: This release has other flags.
-    """
-    try:
-        return kind(**values)
-    except (TypeError, ValidationError) as error:
-        why = str(error).splitlines()[-1].strip()
-        raise SettingError(
-            "again", str(path), f"has flags that this release does not take ({why}); plan anew"
-        ) from None
 
 
 def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *groups: Any) -> None:
