@@ -9,14 +9,13 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from ...sim.output.files import require_apart
-from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
+from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.loads import Shared, by_model
 from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
 from ..capacity.request import AIMS, Aims, PlanRequest
-from ..capacity.service_checks import check_services
 from ..capacity.several import plans
 from ..llama_server.line import read_llama
 from ..measured.statements import contradictions, of_line, of_log, of_sizes
@@ -45,7 +44,6 @@ def plan(
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
     ask: Annotated[str | None, _LINE] = None,
-    check: Annotated[Path | None, _LINE] = None,
     aims: AIMS = Aims(),
     choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
@@ -76,19 +74,11 @@ def plan(
         ask: Questions, separated by commas: max-num-seqs (the largest without preemption), preemption-mode (swap or
             recompute), samples (memory of n samples; 4 without --n). They are answered for a load, given as to
             simulate, or for sequences of --mean-tokens.
-        check: TOML file of services, each with its line, fleet, load and objectives: test whether every fleet meets its
-            objectives. The exit status is 3 if one does not. Other flags are --seed, --jobs and --json.
         out: Folder for plan.html, plan.md, plan.json, plan.csv, plan.parquet, day.csv (with --rate-curve) and finished runs. The
             same command continues an interrupted plan there.
     """
     report = Report(json)
-    groups = {"aims": aims, "choices": choices, "requests": requests, "pacing": pacing, "reading": reading}
-    alone = {"serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log}
     of_a_server: dict[str, Any] = {"mean_tokens": mean_tokens, "ask": ask}
-    if check is not None:
-        others = alone | of_a_server | {"out": out}
-        _check(check, others, groups | {"aims": replace(aims, seed=0)}, aims.seed, workers, json, report)
-        return
     planned = aims.goodput is not None or aims.loads is not None
     if gpu is None and (not planned or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
@@ -96,10 +86,7 @@ def plan(
     read = described | named_files(requests=requests, pacing=pacing, reading=reading)
     loads: list[Shared | None] = [None]
     if aims.loads is not None:
-        _require_no_others(
-            "loads", aims.loads, "the loads and objectives", {"goodput": aims.goodput}, replace(requests, num_prompts=None),
-            pacing, reading,
-        )  # fmt: skip
+        _require_no_load(aims, replace(requests, num_prompts=None), pacing, reading)
         loads = _loads(aims.loads, model, serve, startup_log)
         read |= {"loads": [aims.loads, *(trace for each in loads if each for trace in each.traces)]}
     require_apart({"out": out, "json": json}, read)
@@ -156,29 +143,6 @@ def _loads(path: Path, model: str | None, serve: str | None, log: str | None) ->
     return [*found]
 
 
-def _check(
-    path: Path,
-    others: dict[str, Any],
-    groups: dict[str, Any],
-    seed: int,
-    workers: Workers,
-    json: JsonTarget,
-    report: Report,
-) -> None:
-    """Test the services of a file.
-
-    Args:
-        others, groups: Flags that are refused beside it.
-
-    Raises:
-        ObjectivesMissed: A fleet misses its objectives.
-    """
-    _require_no_others("check", path, "the services, loads and objectives", others, *groups.values())
-    require_apart({"json": json}, {"check": [path]})
-    if not check_services(path, workers, seed, report):
-        raise ObjectivesMissed
-
-
 def _start(
     answer: Started,
     log: StartupLog | None,
@@ -232,19 +196,16 @@ def _start(
     )
 
 
-def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *groups: Any) -> None:
-    """Refuse flags beside a file that has its own.
+def _require_no_load(aims: Aims, *groups: Any) -> None:
+    """Refuse objectives and flags of a load beside the file of ``--loads``, which has them.
 
     Args:
-        name, has: Flag of the file, and what it has.
-        alone: Flags without a group, None where they are not given.
         groups: Groups of flags, each of which can be made without arguments.
 
     Raises:
         SettingError: One is given.
     """
-    given = [name for name, value in alone.items() if value is not None]
-    given += [
+    given = ["goodput"] * (aims.goodput is not None) + [
         each.name
         for group in groups
         for each in fields(group)
@@ -252,7 +213,7 @@ def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *
     ]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise SettingError(name, str(path), f"has {has}; leave out {flags}")
+        raise SettingError("loads", str(aims.loads), f"has the loads and objectives; leave out {flags}")
 
 
 def _require_alone(server: str, alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:

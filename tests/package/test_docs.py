@@ -204,8 +204,7 @@ def with_files(folder: Path) -> None:
     """The files of a user's own that the pages name."""
     rows = "".join(f"{place / 4},{20 + place % 7},{10 + place % 5}\n" for place in range(200))
     blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "plan.md").read_text(), flags=re.MULTILINE | re.DOTALL)
-    for name in ("load", "service"):
-        (folder / f"{name}s.toml").write_text(next(each for each in blocks if f"[[{name}]]" in each))
+    (folder / "loads.toml").write_text(next(each for each in blocks if "[[load]]" in each))
     own_story = (ROOT / "docs" / "teaching.md").read_text().partition("```toml\n")[2].partition("```")[0]
     (folder / "my-story.toml").write_text(own_story)
     own_gpu = (ROOT / "docs" / "how-to.md").read_text().partition("```json\n")[2].partition("```")[0]
