@@ -125,7 +125,6 @@ VERBS = {
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
     "traces": "Describe, convert, fetch and synthesise request traces.",
     "list": "List policies, models, GPUs or stories.",
-    "check-policy": "Check that the leaps of a policy of your own are what its steps are.",
     "calibrate": "Measure the operations of a step on a device.",
     "doctor": "Check the installation: packages, compilers, GPU.",
 }

@@ -59,7 +59,6 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],
     ("diagnose",): [Base((), {"--serve": SERVE, "--gpu": "h200", "--trace": "trace.csv", "--num-prompts": "50", "--seeds": "1"}, ("trace.csv",))],
     ("story",): [Base(("samples",)), Base(("no-story",)), Base(("trace.csv",), {}, ("trace.csv",))],
-    ("check-policy",): [Base(("orca-max",), {"--loads": "1"}), Base(("no_module:NoPolicy",))],
     ("list",): [Base(("policies",)), Base(("models",)), Base(("cards",))],
     ("traces", "list"): [Base()],
     ("traces", "get"): [Base(("no-set",))],

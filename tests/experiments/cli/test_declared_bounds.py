@@ -26,7 +26,6 @@ LINES = {
     "sweep": "--grid policy=orca-max --num-prompts 3 --request-rate 1 --out sweep",
     "explore": "--grid policy=orca-max --vary block_size=16,32 --num-prompts 3 --request-rate 1 --out page.html",
     "compare": "--set policy=orca-max --set policy=vllm-v1 --num-prompts 3 --request-rate 1 --seeds 2",
-    "check-policy": "static --loads 1",
     "report": "no-such-run --out report.html",
     "plan": "--model opt-13b --gpu a100-40gb --goodput ttft:1000 --num-prompts 100 --seeds 1",
     "diagnose": "--gpu h100-80gb --serve vllm_serve_Qwen/Qwen3-8B --request-rate 1 --num-prompts 50 --seeds 1",
