@@ -1,4 +1,4 @@
-"""``fragmeter plan``: search for GPUs and flags (``capacity.several``), start-up check of a ``vllm serve`` line, and questions."""
+"""``fragmeter plan``: search for GPUs and flags (``capacity.several``), and start-up check of a ``vllm serve`` line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.loads import Shared, by_model
-from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
 from ..capacity.request import AIMS, Aims, PlanRequest
 from ..capacity.several import plans
 from ..llama_server.line import read_llama
@@ -33,6 +32,9 @@ from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
 _LINE = Parameter(group=_LINE_GROUP)
+#: The flags of a load.
+_Load = tuple[Requests, Reading, Pacing]
+_NO_LOAD: _Load = (Requests(), Reading(), Pacing())
 
 
 def plan(
@@ -43,7 +45,6 @@ def plan(
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
-    ask: Annotated[str | None, _LINE] = None,
     aims: AIMS = Aims(),
     choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
@@ -71,14 +72,10 @@ def plan(
         startup_log: vLLM's start-up log, its lines with the size of the KV cache, or a file with them; replaces the
             computed size.
         mean_tokens: Print how many sequences of this many tokens (prompt + output) fit at once.
-        ask: Questions, separated by commas: max-num-seqs (the largest without preemption), preemption-mode (swap or
-            recompute), samples (memory of n samples; 4 without --n). They are answered for a load, given as to
-            simulate, or for sequences of --mean-tokens.
         out: Folder for plan.html, plan.md, plan.json, plan.csv, plan.parquet, day.csv (with --rate-curve) and finished runs. The
             same command continues an interrupted plan there.
     """
     report = Report(json)
-    of_a_server: dict[str, Any] = {"mean_tokens": mean_tokens, "ask": ask}
     planned = aims.goodput is not None or aims.loads is not None
     if gpu is None and (not planned or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
@@ -91,13 +88,12 @@ def plan(
         read |= {"loads": [aims.loads, *(trace for each in loads if each for trace in each.traces)]}
     require_apart({"out": out, "json": json}, read)
     load = (requests, reading, pacing)
-    for name, value in reversed(of_a_server.items()) if planned else ():
-        if value is not None:
-            raise SettingError(name, value, "applies to one server; leave it out, or --goodput")
+    if mean_tokens is not None and planned:
+        raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     llama = None if serve is None else read_llama(pasted(serve))
-    others = {"vllm": vllm, "startup_log": startup_log, **of_a_server, "out": out}
+    others = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "out": out}
     if llama is not None:
         _require_alone("llama-server", others, load, aims, choices)
         print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
@@ -121,11 +117,11 @@ def plan(
         report.data(plans(aims, wanted, workers, out, report))
         return
     line = _line(serve, model, stated)
-    _refuse_unused(serve, gpus, aims, choices, out)
-    questions, answer = questions_of(ask, load), started(line, gpus, model, log)
+    _refuse_unused(serve, gpus, aims, choices, load, out)
+    answer = started(line, gpus, model, log)
     said = [*of_line(answer), *([] if startup_log is None else of_log(startup_log))]
     contradicted = contradictions([*said, *([] if log is None else of_sizes(answer, log))])
-    _start(answer, log, questions, mean_tokens, load, contradicted, report)
+    _start(answer, log, mean_tokens, contradicted, report)
 
 
 def _loads(path: Path, model: str | None, serve: str | None, log: str | None) -> list[Shared | None]:
@@ -144,26 +140,11 @@ def _loads(path: Path, model: str | None, serve: str | None, log: str | None) ->
 
 
 def _start(
-    answer: Started,
-    log: StartupLog | None,
-    questions: list[str],
-    mean_tokens: int | None,
-    load: Flags,
-    contradicted: list[str],
-    report: Report,
+    answer: Started, log: StartupLog | None, mean_tokens: int | None, contradicted: list[str], report: Report
 ) -> None:
-    """Report whether a line starts, and where it does the answers to questions; first what line and log contradict each other in.
-
-    Raises:
-        UserError: The load cannot be read, or served.
-    """
+    """Report whether a line starts; first what line and log contradict each other in."""
     judged = answer.outcome()
     refused = judged.refusal
-    if refused is None:
-        # Before any output, because the load may be refused.
-        if questions:
-            answer.require_simulated()
-        about = subject_of(answer, mean_tokens, load)
     for text in contradicted:
         report.print_line(text)
     unrecognized = answer.line.parser_error
@@ -176,12 +157,8 @@ def _start(
         report.print_line(doubt(judged))
     if refused is None:
         data = print_start(answer, log, mean_tokens, report, judged.is_sure)
-        data["answers"] = answers(questions, *about, report)
     else:
         data = print_refusal(answer, refused, log, report, judged.is_sure)
-        if questions:
-            report.line(f"Not answered, as it does not start: --ask {','.join(questions)}")
-            data["answers"] = {}
     print_flags(answer, report)
     report.data(
         facts(answer)
@@ -216,10 +193,10 @@ def _require_no_load(aims: Aims, *groups: Any) -> None:
         raise SettingError("loads", str(aims.loads), f"has the loads and objectives; leave out {flags}")
 
 
-def _require_alone(server: str, alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:
+def _require_alone(server: str, alone: dict[str, Any], load: _Load, aims: Aims, choices: Choices) -> None:
     """Refuse what is not answered for a line of another server than vLLM's."""
     given = [name for name, value in alone.items() if value is not None]
-    if given or load != NO_FLAGS or aims != Aims() or choices != Choices():
+    if given or load != _NO_LOAD or aims != Aims() or choices != Choices():
         name = f"--{given[0].replace('_', '-')}" if given else "a load or objectives"
         raise UserError(
             f"serve: {name} is not read beside a line of {server}; without it the answer prints flags for simulate, and for sweep --grid"
@@ -249,10 +226,12 @@ def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choice
         raise SettingError("startup_log", "given", "applies to one server; plan for its GPU and flags alone")
 
 
-def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
+def _refuse_unused(
+    serve: str | None, gpus: list[str], aims: Aims, choices: Choices, load: _Load, out: Path | None
+) -> None:
     """Refuse flags of a plan if no objectives are given."""
     remedy = "give objectives, such as --goodput ttft:500 tpot:50"
     if serve is None:
         raise UserError(f"plan needs --serve, a vllm serve line; or for a plan {remedy}")
-    if aims != Aims() or choices != Choices() or out is not None:
+    if aims != Aims() or choices != Choices() or load != _NO_LOAD or out is not None:
         raise UserError(f"flags of a plan have no effect without objectives; {remedy}")

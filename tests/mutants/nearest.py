@@ -55,13 +55,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_small_parts.py",
         "experiments/capacity/test_split.py",
     ),
-    "experiments/capacity/max_num_seqs.py": ("experiments/capacity/test_plan_questions.py",),
-    "experiments/capacity/preemption.py": (
-        "experiments/capacity/test_small_parts.py",
-        "experiments/capacity/test_plan_questions.py",
-    ),
-    "experiments/capacity/questions.py": ("experiments/capacity/test_plan_questions.py",),
-    "experiments/capacity/samples.py": ("experiments/capacity/test_plan_questions.py",),
     "experiments/capacity/pairs.py": ("experiments/capacity/test_pairs.py",),
     "experiments/capacity/jobs.py": (
         "experiments/capacity/test_planning.py",
