@@ -28,6 +28,7 @@ from .candidates import Candidate
 from .confidence import capped
 from .day_page import day_cells, day_rows, day_section
 from .day_text import day_summary
+from .manifest import FILES
 from .prices import GPU_HOURS
 from .text import (
     headroom_text,
@@ -41,7 +42,7 @@ from .text import (
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED, *FILES.values()))
 
 
 def write_plan(

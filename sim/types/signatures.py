@@ -32,6 +32,7 @@ EXPECTED = {
     "probe": "a recording of fragmeter.probe",
     "prices": "prices of GPUs",
     "story": "a story as TOML",
+    "check": "objectives as TOML",
     "cost": "step costs as JSON",
 }
 
