@@ -290,7 +290,7 @@ DEPLOYMENTS = (
             lines(rf"{_BEFORE}(\S*/)?llama-server(\.exe)?\s", "`llama-server`"),
             both(_DOCKER, lines(r"/llama\.cpp:(server|full)|\sllama-server\s", "`llama.cpp:server`")),
         ),
-        "simulate --policy llama-cpp with its model, its slots as --max-num-seqs and its context as --num-gpu-blocks-override",
+        "give it as --serve to plan, which prints the command that simulates it",
     ),
 )  # fmt: skip
 
