@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ... import __version__
-from ...reports.page.what_if import WhatIf
+from ...reports.explore.what_if import WhatIf
 from ...sim.cluster import Cluster
 from ...sim.output.folders import OutputFolder
 from ...sim.spec.startup.capacity import capacity

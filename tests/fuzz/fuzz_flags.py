@@ -51,6 +51,10 @@ BASES: dict[tuple[str, ...], list[Base]] = {
         Base(("run",), {"--out": "out.html"}, ("run",)), Base(("sweep",), {"--out": "out.html"}, ("sweep",)),
         Base(("against",), {"--out": "out.html"}, ("against",)), Base(("missing",), {"--out": "out.html"}),
     ],
+    ("explore",): [
+        Base((), LOAD | {"--grid": "policy=orca", "--vary": "block_size=16,32", "--max-tokens": "2048", "--jobs": "1", "--out": "out.html"}),
+        Base((), {"--trace": "trace.csv", "--grid": "policy=vllm-v1", "--vary": "block_size=16", "--jobs": "1", "--out": "out.html"}, ("trace.csv",)),
+    ],
     ("plan",): [Base((), {"--serve": SERVE, "--gpu": "h200"}), Base((), GOODPUT, ("prices.json",))],
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],
     ("diagnose",): [Base((), {"--serve": SERVE, "--gpu": "h200", "--trace": "trace.csv", "--num-prompts": "50", "--seeds": "1"}, ("trace.csv",))],

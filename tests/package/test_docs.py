@@ -45,8 +45,10 @@ def needs(text: str) -> list[pytest.MarkDecorator]:
     computes = measures or "devices.open" in text
     # In `make test` tests/gpu/test_runbook.py runs both with these flags, and tests/gpu/test_validate.py a validation with a calibration
     # of its own.
-    # Others take a quarter of a minute or more; tests/experiments/paper/test_waste.py asks for less.
-    is_long = measures or text == "fragmeter reproduce waste" or "eagle3" in text
+    # Others take a quarter of a minute or more; tests/reports/test_explore.py and tests/experiments/paper/test_waste.py ask for less.
+    is_long = (
+        measures or text in ("fragmeter explore --out waste.html", "fragmeter reproduce waste") or "eagle3" in text
+    )
     return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes) + [pytest.mark.slow] * bool(is_long)
 
 
