@@ -43,13 +43,12 @@ from ..runs.sweeping import Outcome
 from .answer import Answer
 from .candidates import DECODE, Candidate
 from .chance import NUM_DRAWS, Chance, ChanceSearch, Uncertainty
-from .confidence import Decision, Kind
+from .confidence import Kind
 from .day import Day, DayPlan, replicas_for, sizes_below
 from .fleet import (
     Fleet,
     FleetSearch,
     RateSearch,
-    Tested,
     first_fleet,
 )
 from .jobs import Job, Jobs
@@ -504,28 +503,6 @@ class Planner:
 
     def _cluster(self, service: Service, replicas: int) -> Cluster:
         return divided(replicas, *service[1:3], self._shares.get(service), service.decode)
-
-    def tested(self, candidate: Candidate, replicas: int) -> Tested | str:
-        """Whether a fleet of a candidate that starts meets the goal at the wanted rate; or why it cannot be simulated.
-
-        Raises:
-            SimulationFault: An invariant of the simulator is violated.
-        """
-        service = service_of(candidate)
-        if not self._is_simulated(service, candidate) or replicas < self._least.get(service, replicas):
-            return Tested(Decision.TOO_FEW, (), (), 0.0, least_replicas=self._least[service])
-        outcome = self._run("go ahead", {service: Job(service.settings, self._seeds[0])})[service]
-        if outcome.summary is None:
-            return not_none(outcome.error)
-        begun = _ahead(outcome.summary)
-        self.jobs.fill({service.settings: begun.in_flight})
-        steps = self._search(service, begun, replicas).of_size(replicas)
-        found, error = self._drive({service: steps}, {service: (service, begun)})[service]
-        if error:
-            return error
-        tested = not_none(found)
-        known = self._known({service: self._known_jobs(service, replicas, begun.saturated, tested.rates)})
-        return tested._replace(known_rates=known.get(service))
 
     def _least_of(self, service: Service, begun: Ahead | Limits) -> int:
         """The fewest replicas that may serve the wanted rate: by the data sheet, and by what one replica serves."""
