@@ -67,11 +67,14 @@ def _built(line: SGLangLine, gpu_name: str, model: str | None) -> tuple[Settings
 
 def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
     limits, memory = replica.policy.limits, replica.memory
-    windows = memory.windows if isinstance(memory, RadixMemory) else None
-    of_windows = {"window_slots": ("swa_max_total_num_tokens", windows.pages * replica.block_size)} if windows else {}
+    beside: dict[str, tuple[str, int]] = {}
+    if isinstance(memory, RadixMemory) and memory.windows is not None:
+        beside["window_slots"] = "swa_max_total_num_tokens", memory.windows.pages * replica.block_size
+    if isinstance(memory, RadixMemory) and memory.states is not None:
+        beside["states"] = "max_mamba_cache_size", memory.states.slots
     return {
         "slots": ("max_total_num_tokens", memory.capacity_slots),
-        **of_windows,
+        **beside,
         "page_size": ("page_size", replica.block_size),
         "max_running_requests": ("max_running_requests", limits.max_num_seqs),
         "chunked_prefill_size": ("chunked_prefill_size", limits.max_num_batched_tokens),

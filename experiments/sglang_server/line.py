@@ -48,17 +48,24 @@ _READ = {
     "retraction_policy": ("--retraction-policy",),
     "swa_full_tokens_ratio": ("--swa-full-tokens-ratio",),
     "disable_hybrid_swa_memory": ("--disable-hybrid-swa-memory",),
+    "mamba_radix_cache_strategy": ("--mamba-radix-cache-strategy",),
+    "mamba_track_interval": ("--mamba-track-interval",),
+    "mamba_full_memory_ratio": ("--mamba-full-memory-ratio",),
+    "max_mamba_cache_size": ("--max-mamba-cache-size",),
+    "mamba_ssm_dtype": ("--mamba-ssm-dtype",),
 }
 _BY_FLAG = {spelling: name for name, spellings in _READ.items() for spelling in spellings}
 _WHOLE = frozenset(
     """
     tensor_parallel_size pipeline_parallel_size max_num_batched_tokens max_num_seqs block_size slots max_model_len
-    priority_scheduling_preemption_threshold
+    priority_scheduling_preemption_threshold mamba_track_interval max_mamba_cache_size
     """.split()
 )
 #: Formats by SGLang's names; a name that is missing is not simulated.
 _WEIGHTS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _WEIGHTS |= {name: name for name in ("awq", "gptq", "fp8")}
+_STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_STRATEGIES = {name: name for name in ("auto", "no_buffer", "extra_buffer")}
 _CACHE = {"auto": "auto", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 #: What changes memory or decisions and is not simulated.
 _NOT_SIMULATED = {
@@ -71,7 +78,8 @@ _NOT_SIMULATED = {
     "--dtype": "another number format", "--enable-unified-memory": "one pool of bytes", "--prefill-decode-interval": "decodes between prefills",
     "--max-queued-requests": "rejected requests", "--cuda-graph-max-bs-decode": "another largest graph",
     "--disable-chunked-prefix-cache": "other kernels", "--dcp-size": "caches by ranks", "--attn-cp-size": "caches by ranks",
-    "--nnodes": "several machines",
+    "--nnodes": "several machines", "--mamba-max-states-per-path": "a bound on states of a path",
+    "--enable-int8-mamba-checkpoint": "states of the tree in int8",
 }  # fmt: skip
 _FLAGS = Path(__file__).with_name("facts") / "flags.json"
 
@@ -185,12 +193,17 @@ def _value(name: str, flag: str, values: list[str]) -> Any:
         if number is None or number < least:
             raise SettingError(flag, text, f"must be a whole number from {least} on to be simulated")
         return number
-    if name in ("mem_fraction_static", "swa_full_tokens_ratio"):
+    if name in ("mem_fraction_static", "swa_full_tokens_ratio", "mamba_full_memory_ratio"):
         try:
             return float(text)
         except ValueError:
             raise SettingError(flag, text, "must be a number, such as 0.85") from None
-    known: Mapping[str, str] = {"quantization": _WEIGHTS, "kv_cache_dtype": _CACHE}.get(name, {text: text})
+    tables: dict[str, Mapping[str, str]] = {
+        "quantization": _WEIGHTS,
+        "kv_cache_dtype": _CACHE,
+        "mamba_ssm_dtype": _STATES,
+    }
+    known = (tables | {"mamba_radix_cache_strategy": _STRATEGIES}).get(name, {text: text})
     if text not in known:
         raise SettingError(flag, text, f"is not simulated; one of {', '.join(known)}")
     return known[text]

@@ -173,10 +173,10 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             slots = num_states(rest, _state_bytes(server, options), options.mamba_full_memory_ratio)
         found = StatePool(slots, rules)
         if found.most_requests < 1:
-            remedy = f"leaves {max(slots, 0)} states on {server.gpu.name}, and a request of {server.model.name} may need {rules.of_request}"
-            raise SettingError(
-                "mamba_full_memory_ratio", options.mamba_full_memory_ratio, f"{remedy}; use more or larger GPUs"
-            )
+            field = "mamba_full_memory_ratio" if options.max_mamba_cache_size is None else "max_mamba_cache_size"
+            remedy = f"leaves {max(slots, 0)} states on {server.gpu.name}, and a request of {server.model.name} may need"
+            remedy += f" {rules.of_request}; give more, or use more or larger GPUs"
+            raise SettingError(field, getattr(options, field), remedy)
         return found
 
     @classmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -128,12 +129,20 @@ def settings_of(case: Case, **others: object) -> Settings:
     return settings(**chosen | others)
 
 
+@contextmanager
+def pools_of(case: Case) -> Iterator[None]:
+    """With the case's pools of windows and of states, whatever the model."""
+    windows = (case.window, case.window_slots // case.page_size) if case.window else None
+    states = StatePool(case.states, case.state_rules) if case.states else None
+    with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
+        yield
+
+
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
-    log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
-    states = StatePool(case.states, case.state_rules) if case.states else None
+    log = StepLog()
     try:
-        with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
+        with pools_of(case):
             simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
     except SimulationFault as fault:
         if "is stuck" not in str(fault):

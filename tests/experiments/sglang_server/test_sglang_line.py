@@ -71,6 +71,10 @@ def test_errors_of_its_parser(flags, error):
             "--chunked-prefill-size -1",
             "--chunked-prefill-size = '-1': must be a whole number from 1 on to be simulated",
         ),
+        (
+            "--mamba-radix-cache-strategy extra_buffer_lazy",
+            "--mamba-radix-cache-strategy = 'extra_buffer_lazy': is not simulated; one of ",
+        ),
         ("--quantization gguf", "--quantization = 'gguf': is not simulated; one of "),
     ],
 )
@@ -104,6 +108,25 @@ def test_pools_of_windows_are_counted(tmp_path, capsys):
     assert apart["slots"] == pytest.approx(together["slots"] * 2 / 1.8, abs=2) and "window_slots" not in together
     assert apart["window_slots"] == int(apart["slots"] * 0.8)
     assert "swa_max_total_num_tokens" in capsys.readouterr().out
+
+
+def test_pools_of_states_are_counted(tmp_path):
+    """0.9 bytes of states for each of the KV cache: 4 ranks of Qwen3-Next hold 684 states, a fifth of them requests."""
+    line = "python -m sglang.launch_server --model-path Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4"
+    found = []
+    for flags in (
+        "",
+        " --max-mamba-cache-size 100 --mamba-ssm-dtype bfloat16 --mamba-radix-cache-strategy extra_buffer",
+    ):
+        path = tmp_path / "out.json"
+        assert status(["plan", "--gpu", "h100-80gb", "--serve", line + flags, "--json", str(path)]) == DONE
+        found.append(json.loads(path.read_text()))
+    plain, few = found
+    assert plain["max_running_requests"] == plain["states"] // 5 and few["max_running_requests"] == 20
+    assert few["states"] == 100 and few["slots"] > plain["slots"]
+    assert few["simulate"].endswith(
+        "--mamba-radix-cache-strategy extra_buffer --mamba-ssm-dtype bf16 --max-mamba-cache-size 100"
+    )
 
 
 def test_fewer_slots_than_the_memory_has(tmp_path):
