@@ -918,7 +918,7 @@ class SGLangOptions(Options):
         Tried(20),
     ] = None
     mamba_ssm_dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None,
+        Literal["bf16", "fp16", "fp32"] | None,
         Field(description="Number format of a state's matrices; by default that of the checkpoint, or fp32."),
     ] = None
 

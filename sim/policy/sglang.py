@@ -174,7 +174,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         found = StatePool(slots, rules)
         if found.most_requests < 1:
             field = "mamba_full_memory_ratio" if options.max_mamba_cache_size is None else "max_mamba_cache_size"
-            remedy = f"leaves {max(slots, 0)} states on {server.gpu.name}, and a request of {server.model.name} may need"
+            remedy = (
+                f"leaves {max(slots, 0)} states on {server.gpu.name}, and a request of {server.model.name} may need"
+            )
             remedy += f" {rules.of_request}; give more, or use more or larger GPUs"
             raise SettingError(field, getattr(options, field), remedy)
         return found
