@@ -7,6 +7,8 @@ many ticks a page, one after the other each way, and not before the forward stre
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +51,7 @@ class Link:
     Attributes:
         now: The clock.
         forward_end: When the forward stream has done all that it has.
+        ends: Ends of all copies.
         layer_ends: When each layer of the last load is there.
     """
 
@@ -56,7 +59,8 @@ class Link:
         self.now = self.forward_end = 0
         self._page_ticks, self._page, self._layers = page_ticks, page, layers
         self._free_from = [0, 0]
-        self.layer_ends: list[float] = []
+        self.ends: list[int] = []
+        self.layer_ends: list[Fraction] = []
         # Both wait for the forward stream.
         self.device_to_host_stream = self.host_to_device_stream = SimpleNamespace(wait_stream=lambda stream: None)
 
@@ -65,15 +69,15 @@ class Link:
         """When the next copy ends."""
         return min((end for end in self.ends if end > self.now), default=None)
 
-    ends: list[int]
-
     def _copy(self, transfers: list[Any], loads: bool) -> TransferCompletion:
         pages = sum(len(each.host_indices) for each in transfers) // self._page
         start = max(self.now, self.forward_end, self._free_from[loads])
         end = self._free_from[loads] = start + pages * self._page_ticks
-        self.ends = [*getattr(self, "ends", []), end]
+        self.ends.append(end)
         if loads:
-            self.layer_ends = [start + (end - start) * layer / self._layers for layer in range(1, self._layers + 1)]
+            self.layer_ends = [
+                start + Fraction((end - start) * layer, self._layers) for layer in range(1, self._layers + 1)
+            ]
         return TransferCompletion(_Event(self, start), _Event(self, end), False)
 
     def submit_device_to_host(self, transfers: list[Any]) -> TransferCompletion:
@@ -84,10 +88,10 @@ class Link:
 
     def step_end(self, start: int, ticks: int) -> int:
         """When a step that waits for the last load layer by layer ends."""
-        end: float = start
+        end = Fraction(start)
         for layer_end in self.layer_ends:
-            end = max(end, layer_end) + ticks / self._layers
-        return -int(-end // 1)
+            end = max(end, layer_end) + Fraction(ticks, self._layers)
+        return ceil(end)
 
 
 class _Layers:
@@ -122,7 +126,7 @@ class Controller(HybridCacheController):
         self.transfer_layer_id_max = layers
         self.layer_done_counter = cache_controller.LayerDoneCounter(layers)
         self.load_fence_stream = self.write_fence_stream = object()
-        self.l2_transfer_engine = link
+        self.l2_transfer_engine, self.pp_prefetch_command_group = link, None
 
     def move_hybrid_indices(self, operation: Any, **ignored: Any) -> tuple[Any, ...]:
         """Nothing is moved."""

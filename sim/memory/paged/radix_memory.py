@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...types.errors import Overdrawn
-from ...types.sequence import Sequence
+from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
@@ -153,6 +153,15 @@ class RadixMemory(Memory):
         if runs is None:
             return ((index, 0, sequence.target_tokens),)
         return (*runs.runs(index), *runs.output_runs(index))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no copy between device and host changes the tree within a leap."""
+        return True
+
+    def start_loading(self) -> LayeredLoad | None:
+        """Begin the loads of a decision; None without any."""
+        return None
 
     def transaction(self, decode_step: int) -> RadixTransaction:
         """The calls of ``decode_step``."""

@@ -24,31 +24,10 @@ Source: SGLang 0.5.23, ``mem_cache/unified_cache/unified_tree_core.py``, ``compo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...workload.content import Run
-from .radix import Leaves, Place, RadixNode, RadixTree, Token
-
-
-@dataclass(slots=True, eq=False)
-class HostNode(RadixNode):
-    """As ``RadixNode``.
-
-    Attributes:
-        on_device, on_host: Where its KV is.
-        copies: Copies in flight that end here, and one for each child with any.
-        hits: Requests that inserted it.
-        device_children: Children on the device.
-    """
-
-    parent: HostNode | None = None
-    children: dict[Token, HostNode] = field(default_factory=dict)  # type: ignore[assignment]
-    on_device: bool = True
-    on_host: bool = False
-    copies: int = 0
-    hits: int = 0
-    device_children: int = 0
+from .radix import Leaves, Place, RadixNode, RadixTree
 
 
 class Copied(NamedTuple):
@@ -58,7 +37,7 @@ class Copied(NamedTuple):
         tokens: Tokens of the copy: of a load, those of its host-only ancestors, too.
     """
 
-    node: HostNode
+    node: RadixNode
     tokens: int
 
 
@@ -76,9 +55,6 @@ class HostTree(RadixTree):
         writes: Nodes that are to be written to the host.
     """
 
-    node_type = HostNode
-    root: HostNode
-
     def __init__(self, host_tokens: int, threshold: int = 1) -> None:
         super().__init__()
         self.host_free, self._threshold = host_tokens, threshold
@@ -91,10 +67,9 @@ class HostTree(RadixTree):
         """See ``RadixTree``."""
         return self.evictable_tokens + self.copying_tokens
 
-    def on_device(self, place: Place) -> tuple[HostNode, int]:
+    def on_device(self, place: Place) -> tuple[RadixNode, int]:
         """The last node on the device of a string, and the tokens up to there."""
         node, tokens = place.node, place.tokens
-        assert isinstance(node, HostNode)
         while not node.on_device:
             tokens -= node.tokens
             node = self._parent_of(node)
@@ -126,7 +101,7 @@ class HostTree(RadixTree):
             if not each.on_host and each.hits >= self._threshold:
                 self._write(each)
 
-    def load(self, node: HostNode) -> Copied:
+    def load(self, node: RadixNode) -> Copied:
         """What the host alone has of a string that ends at a node takes device pages, which the caller has, and is locked by the copy."""
         end, tokens = node, 0
         while not node.on_device:
@@ -135,7 +110,7 @@ class HostTree(RadixTree):
         self.pin(end)
         return Copied(end, tokens)
 
-    def pin(self, node: HostNode) -> None:
+    def pin(self, node: RadixNode) -> None:
         """A copy locks a node and its ancestors."""
         while node is not self.root:
             node.copies += 1
@@ -146,7 +121,7 @@ class HostTree(RadixTree):
                 self.copying_tokens += node.tokens
             node = self._parent_of(node)
 
-    def unpin(self, node: HostNode) -> None:
+    def unpin(self, node: RadixNode) -> None:
         """The copy has ended."""
         while node is not self.root:
             node.copies -= 1
@@ -158,7 +133,7 @@ class HostTree(RadixTree):
             self._leaves.offer(node)
             node = self._parent_of(node)
 
-    def _restore(self, node: HostNode) -> int:
+    def _restore(self, node: RadixNode) -> int:
         """A node is on the device again, if it was not. Returns the tokens that it brings there."""
         if node.on_device:
             return 0
@@ -167,7 +142,7 @@ class HostTree(RadixTree):
         self._count_unlocked(node, 1)
         return node.tokens
 
-    def _write(self, node: HostNode) -> None:
+    def _write(self, node: RadixNode) -> None:
         """Write a node to the host, after its ancestors that are not there."""
         chain = []
         while node is not self.root and not node.on_host:
@@ -190,7 +165,7 @@ class HostTree(RadixTree):
             self._host_leaves.offer(self._detach(leaf))
         return self.host_free >= tokens
 
-    def _remove(self, leaf: HostNode) -> None:
+    def _remove(self, leaf: RadixNode) -> None:
         """See ``RadixTree``; a node with a host copy stays there."""
         parent = self._parent_of(leaf)
         parent.device_children -= 1
@@ -203,32 +178,30 @@ class HostTree(RadixTree):
         self._leaves.offer(parent)
         self._host_leaves.offer(leaf)
 
-    def _is_leaf(self, node: HostNode) -> bool:
-        return (
-            node.parent is not None and node.on_device and not (node.locks or node.copies or node.device_children)
-        )
+    def _is_leaf(self, node: RadixNode) -> bool:
+        return node.parent is not None and node.on_device and not (node.locks or node.copies or node.device_children)
 
     @staticmethod
-    def _is_host_leaf(node: HostNode) -> bool:
+    def _is_host_leaf(node: RadixNode) -> bool:
         return node.parent is not None and not (node.on_device or node.children)
 
-    def _count_unlocked(self, node: HostNode, sign: int) -> None:
+    def _count_unlocked(self, node: RadixNode, sign: int) -> None:
         if node.copies:
             self.copying_tokens += sign * node.tokens
         else:
             super()._count_unlocked(node, sign)
 
-    def _split(self, node: HostNode, tokens: int) -> HostNode:
+    def _split(self, node: RadixNode, tokens: int) -> RadixNode:
         upper = super()._split(node, tokens)
         upper.on_device, upper.on_host, upper.hits = node.on_device, node.on_host, node.hits
         upper.copies, upper.device_children = int(node.copies > 0), int(node.on_device)
         return upper
 
-    def _append(self, parent: HostNode, runs: tuple[Run, ...]) -> HostNode:
+    def _append(self, parent: RadixNode, runs: tuple[Run, ...]) -> RadixNode:
         parent.device_children += 1
         return super()._append(parent, runs)
 
-    def _touch(self, node: HostNode) -> None:
+    def _touch(self, node: RadixNode) -> None:
         """See ``RadixTree``; the device's part of the path is as recent, and each host-only node of it."""
         path = [node]
         while not path[-1].on_device:

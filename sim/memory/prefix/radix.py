@@ -52,10 +52,14 @@ class RadixNode:
         locks: Locks of strings that end here, and one for each child that is locked.
         touch: Serial number of the last touch here, or of an evicted node below.
         children: Children by the first token of their edges.
-        windowed: Whether the windows of its tokens are there; this and what follows is of ``WindowTree``.
+        windowed: Whether the windows of its tokens are there; this and what follows, up to its neighbours, is of ``WindowTree``.
         window_locks: Locks of these windows, of missing ones too.
         bound: Names the segments of locks that end here; 0 without any.
         newer, older: Its neighbours by when windows were used, while it has any.
+        on_device, on_host: Where its KV is; this and what follows is of ``HostTree``.
+        copies: Copies in flight that end here, and one for each child with any.
+        hits: Requests that inserted it.
+        device_children: Children on the device.
     """
 
     parent: RadixNode | None = None
@@ -69,6 +73,11 @@ class RadixNode:
     bound: int = 0
     newer: RadixNode | None = None
     older: RadixNode | None = None
+    on_device: bool = True
+    on_host: bool = False
+    copies: int = 0
+    hits: int = 0
+    device_children: int = 0
 
 
 class Place(NamedTuple):
@@ -129,10 +138,8 @@ class RadixTree:
         protected_tokens: Number of tokens of nodes with locks.
     """
 
-    node_type: type[RadixNode] = RadixNode
-
     def __init__(self) -> None:
-        self.root = self.node_type()
+        self.root = RadixNode()
         self.evictable_tokens = 0
         self.protected_tokens = 0
         self._touches = 0
@@ -247,14 +254,14 @@ class RadixTree:
         """Insert a parent of ``node`` with the first ``tokens`` of its edge; ``node`` remains the end of its string."""
         parent = self._parent_of(node)
         above, below = _cut(node.runs, tokens)
-        upper = self.node_type(parent, above, tokens, int(node.locks > 0), children={below[0][:2]: node})
+        upper = RadixNode(parent, above, tokens, int(node.locks > 0), children={below[0][:2]: node})
         self._touch(node)
         parent.children[above[0][:2]] = upper
         node.parent, node.runs, node.tokens = upper, below, node.tokens - tokens
         return upper
 
     def _append(self, parent: RadixNode, runs: tuple[Run, ...]) -> RadixNode:
-        leaf = self.node_type(parent, runs, sum(length for _, _, length in runs))
+        leaf = RadixNode(parent, runs, sum(length for _, _, length in runs))
         parent.children[runs[0][:2]] = leaf
         self._count_unlocked(leaf, 1)
         self._touch(leaf)
