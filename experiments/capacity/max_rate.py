@@ -145,9 +145,10 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
 
 def follow(
     settings: Settings, load: Load, goal: Goal, seed: int, ahead: Ahead, step_cost: StepCost | None = None
-) -> SeedRate:
-    """Run another seed, starting at the result of the first."""
-    return _search(settings, load.draw(seed), goal, ahead.saturated, not_none(ahead.found.power), _STRIDE, step_cost)
+) -> float:
+    """The highest rate of another seed, requests/s, sought from the result of the first."""
+    start = not_none(ahead.found.power)
+    return _search(settings, load.draw(seed), goal, ahead.saturated, start, _STRIDE, step_cost).rate
 
 
 def _search(

@@ -220,7 +220,7 @@ class Plan:
         ]
 
     def _load_of(self, answer: Answer) -> Load:
-        return self._planner.jobs.load_of(not_none(answer.candidate.settings))
+        return self._planner.load_of(not_none(answer.candidate.settings))
 
     def _seeds(self) -> str:
         seeds = not_none(self._aims.seeds)

@@ -148,9 +148,10 @@ def _check(
     if candidate.settings is None:
         return Checked(service, wanted, f"{candidate.refused_in_short}: {candidate.refused}")
     seeds = range(seed, seed + DEFAULT_FLEET_SEEDS)
-    found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
-    if isinstance(found, str):
-        return Checked(service, wanted, f"cannot be simulated: {found}")
+    try:
+        found = Planner(load, goal, seeds, workers, None, wanted).tested(candidate, service.replicas)
+    except UserError as error:
+        return Checked(service, wanted, f"cannot be simulated: {error}")
     if found.least_replicas is not None:
         return Checked(service, wanted, _RESULTS[found.decision], least_replicas=found.least_replicas)
     known, sure, highest = found.known_rates, found.sure_rate, mean_rate(found.rates)

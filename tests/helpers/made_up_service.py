@@ -11,8 +11,9 @@ import pytest
 
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS
 from fragmeter.experiments.capacity.load import Load
-from fragmeter.experiments.capacity.max_rate import STEP
-from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.capacity.max_rate import STEP, Ahead, SeedRate
+from fragmeter.experiments.capacity.tasks import Task
+from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.runs.sweeping import Outcome
 from fragmeter.sim.cluster import Cluster
 
@@ -43,8 +44,8 @@ class Service:
         saturated: Rate of a replica that always has requests waiting, relative to that of the first seed; None of none.
         known: Rate up to which runs are a load, relative to the highest one.
         scaled: Whether the rate of a case is inverse to its step times; else they change nothing.
-        failing: Steps that fail, with the GPU.
-        calls: Step, GPU, seed, and further arguments.
+        failing: Work that fails, with the GPU.
+        calls: Work, GPU, seed, and further arguments.
     """
 
     saturated: float | None = 2.0
@@ -62,50 +63,45 @@ class Service:
     def rates(self, gpu: str, replicas: int = 1, count: int = NUM_SEEDS, first: int = FIRST) -> list[float]:
         return [replicas * self.of_one(gpu, seed) for seed in range(first, first + count)]
 
-    def carry_out(self, name: str, stage: str, chosen: Any, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
-        gpu = str(chosen.gpu)
+    def carry_out(self, name: str, asked: Task[Any], load: Load, goal: Goal) -> Outcome:
+        gpu, stage, seed, more = str(asked.settings.gpu), asked.work.__name__, asked.seed, asked.more
         self.calls.append((stage, gpu, seed, *more))
         if self.failing == (stage, gpu):
             return Outcome(name, error="it fails")
         cluster = more[0] if more and isinstance(more[0], Cluster) else Cluster()
-        assert len(more) < 3 or stage in ("known", "day", "detail", "prefill share") or cluster.disaggregated or (
-            more[2 - (stage == "other seeds")] == pytest.approx(self._most(gpu, cluster.size))
+        assert len(more) < 3 or stage in ("known_rate", "served_day", "detail", "best_share") or cluster.disaggregated or (
+            more[2 - (stage == "takes_rate")] == pytest.approx(self._most(gpu, cluster.size))
         )  # fmt: skip
-        return Outcome(name, self._found(stage, gpu, seed, cluster, more))
+        return Outcome(name, {"found": self._found(stage, gpu, seed, cluster, more)})
 
     def _most(self, gpu: str, replicas: int) -> float | None:
         return None if self.saturated is None else self.saturated * self.of_one(gpu) * replicas
 
-    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> dict[str, Any]:
+    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> Any:
         rate = cluster.size * self.of_one(gpu, seed)
         match stage:
-            case "go ahead":
-                alone = {"meets": self.alone, "counted": 80, "met": 80 * self.alone, "missed": {"ttft": 80}}
+            case "go_ahead":
+                alone = SloCheck(self.alone, 80, 80 * self.alone, {"ttft": 80})
                 power = int(POWERS[gpu]) if self.alone else None
-                return {
-                    "alone": alone,
-                    "saturated": self._most(gpu, 1),
-                    "found": {"power": power},
-                    "in_flight": self.in_flight,
-                }
-            case "fleets":
-                return {"share": min(1.0, 0.9 * rate / more[1])}
-            case "cases":
-                return {"case": not more[0] or rate >= more[1] * (more[3].scale if self.scaled else 1)}
-            case "other seeds":
-                return {"meets": rate >= more[2]}
-            case "headroom" | "follow":
-                return {"rate": rate}
-            case "known":
-                return {"rate": self.known * more[2]}
-            case "prefill share":
-                return {"share": self.share}
+                return Ahead(alone, self._most(gpu, 1), SeedRate(power), self.in_flight)
+            case "attained_share":
+                return min(1.0, 0.9 * rate / more[1])
+            case "meets_case":
+                return not more[0] or rate >= more[1] * (more[3].scale if self.scaled else 1)
+            case "takes_rate":
+                return rate >= more[2]
+            case "highest_rate" | "follow":
+                return rate
+            case "known_rate":
+                return self.known * more[2]
+            case "best_share":
+                return self.share
             case "detail":
                 return dict(DETAIL)
-            case "day":
+            case "served_day":
                 return self._day(*more)
             case _:
-                assert stage == "full load"
+                assert stage == "full_load"
                 return {"concurrency": 7.0, "kv_cache_usage": 0.5}
 
     @staticmethod

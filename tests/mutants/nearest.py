@@ -68,9 +68,14 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "experiments/capacity/questions.py": ("experiments/capacity/test_plan_questions.py",),
     "experiments/capacity/samples.py": ("experiments/capacity/test_plan_questions.py",),
     "experiments/capacity/pairs.py": ("experiments/capacity/test_pairs.py",),
-    "experiments/capacity/jobs.py": (
+    "experiments/capacity/tasks.py": (
         "experiments/capacity/test_planning.py",
         "experiments/capacity/test_plan_command.py",
+    ),
+    "experiments/capacity/contender.py": (
+        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_made_up_checks.py",
+        "experiments/capacity/test_planning.py",
     ),
     "experiments/capacity/planning.py": (
         "experiments/capacity/test_made_up_plans.py",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine_runs import settings_of
 from fragmeter.experiments.capacity import fleet, max_rate, split
-from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, Kind
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
 from fragmeter.experiments.capacity.fleet import FleetSearch, serve
 from fragmeter.experiments.capacity.load import Drawn
 from fragmeter.experiments.capacity.service_checks import Checked, Service
@@ -25,6 +25,7 @@ from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Trace
 from oracle import Limits, Pool
 from ramp_cost import RampCost
+from trials import NAMED, Kind, Trial, ended
 
 GOAL = Goal(Objectives(ttft=1000))
 
@@ -96,22 +97,14 @@ def result_of(
     size: int, share_of, rate_of, engines: int = 1, seeds: int = 4
 ) -> tuple[fleet.Tested, list[tuple[Kind, int, int]]]:
     """What ``of_size`` says of known shares and rates, for 10 requests/s, and its trials."""
-    steps = FleetSearch(10.0, 1, 1, 0.9, 10**6, range(seeds), engines).of_size(size)
-    asked, trials = [], next(steps)
-    while True:
-        asked += [(trial.kind, trial.replicas, trial.seed) for trial in trials]
-        results = {
-            trial: share_of(trial.seed)
-            if trial.kind is Kind.SHARE
-            else rate_of(trial.seed)
-            if trial.kind is Kind.RATE
-            else float(rate_of(trial.seed) >= trial.near)
-            for trial in trials
-        }
-        try:
-            trials = steps.send(results)
-        except StopIteration as end:
-            return end.value, asked
+
+    def value(trial: Trial) -> float:
+        if trial.kind is Kind.SHARE:
+            return share_of(trial.seed)
+        return rate_of(trial.seed) if trial.kind is Kind.RATE else rate_of(trial.seed) >= trial.near
+
+    found, rounds = ended(FleetSearch(NAMED, 10.0, 1, 1, 0.9, 10**6, range(seeds), engines).of_size(size), value)
+    return found, [trial[:3] for trials in rounds for trial in trials]
 
 
 class TestOneFleet:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fragmeter.experiments.capacity import jobs
+from fragmeter.experiments.capacity import tasks
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import Decision, mean_rate
 from fragmeter.experiments.capacity.load import Load
@@ -21,6 +21,7 @@ from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.types.errors import UserError
 from fragmeter.traces import Pacing
 from made_up_service import FIRST, Service, smallest
 
@@ -31,7 +32,7 @@ class TestOneFleet:
     GOAL = Goal(Objectives(ttft=500))
 
     def asked(self, service: Service, replicas: int, monkeypatch: pytest.MonkeyPatch, wanted: float = 100.0) -> Any:
-        monkeypatch.setattr(jobs, "carry_out", service.carry_out)
+        monkeypatch.setattr(tasks, "carry_out", service.carry_out)
         load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=wanted)))
         (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
         seeds = range(FIRST, FIRST + 4)
@@ -59,27 +60,28 @@ class TestOneFleet:
         assert 1 < least < 1024 and not service.calls
         # With as many it is, and with one fewer it is not.
         assert self.asked(service, least - 1, monkeypatch, 2e4).least_replicas == least and not service.calls
-        assert self.asked(service, least, monkeypatch, 2e4).shares and service.of_stage("go ahead") == [(FIRST,)]
+        assert self.asked(service, least, monkeypatch, 2e4).shares and service.of_stage("go_ahead") == [(FIRST,)]
         assert self.asked(service, 1, monkeypatch, 1e9).least_replicas > 1024
 
     def test_its_runs_fill_its_replicas(self, monkeypatch):
         """A replica has 600 requests in flight at its highest rate: its runs have ten times as many."""
         service, counts = Service(in_flight=600), {}
 
-        def carry_out(name, stage, chosen, load, *more):
-            counts[stage] = load.num_prompts()
-            return service.carry_out(name, stage, chosen, load, *more)
+        def carry_out(name, asked, load, goal):
+            counts[asked.work.__name__] = load.num_prompts()
+            return service.carry_out(name, asked, load, goal)
 
-        monkeypatch.setattr(jobs, "carry_out", carry_out)
+        monkeypatch.setattr(tasks, "carry_out", carry_out)
         load = Load(Inputs(requests=Requests(dataset="alpaca"), pacing=Pacing(request_rate=9.0)))
         (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
         planner = Planner(load, self.GOAL, range(FIRST, FIRST + 1), Workers(jobs=1), None, 9.0)
         assert planner.tested(candidate, 1).decision is Decision.ENOUGH
-        assert counts == {"go ahead": 5000, "fleets": 6000, "headroom": 6000}
+        assert counts == {"go_ahead": 5000, "attained_share": 6000, "highest_rate": 6000}
 
-    @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom"])
+    @pytest.mark.parametrize("stage", ["go_ahead", "attained_share", "highest_rate"])
     def test_what_fails_is_said(self, stage, monkeypatch):
-        assert self.asked(Service(failing=(stage, "a100-80gb")), 11, monkeypatch) == "it fails"
+        with pytest.raises(UserError, match="it fails"):
+            self.asked(Service(failing=(stage, "a100-80gb")), 11, monkeypatch)
 
 
 class TestChecks:
@@ -88,7 +90,7 @@ class TestChecks:
     @pytest.fixture
     def check(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         def run(service: Service, replicas: int, rate: float = 100.0) -> dict[str, Any]:
-            monkeypatch.setattr(jobs, "carry_out", service.carry_out)
+            monkeypatch.setattr(tasks, "carry_out", service.carry_out)
             path, out = tmp_path / "services.toml", tmp_path / "found.json"
             path.write_text(
                 '[[service]]\nname = "one"\nserve = "vllm serve llama-3.1-8b"\ngpu = "a100-80gb"\ndataset = "alpaca"\n'

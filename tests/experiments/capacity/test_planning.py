@@ -14,13 +14,13 @@ from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import Chance
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
-from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
-from fragmeter.experiments.capacity.fleet import Fleet, Tried
-from fragmeter.experiments.capacity.jobs import Jobs
+from fragmeter.experiments.capacity.detail import detail, limit, limit_of, waiting_shares
+from fragmeter.experiments.capacity.fleet import Fleet, Tried, attained_share
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.capacity.tasks import Runner, Task
 from fragmeter.experiments.capacity.text import (
     TOO_FEW,
     bill_text,
@@ -512,22 +512,22 @@ class TestPrices:
 
 
 def test_what_is_kept_is_found_again_only_for_the_same_question():
-    """It covers the stage, the replica, the load, the seed, the goal and the other arguments of the job."""
+    """It covers the work, the replica, the load, the seed, the goal and the other arguments of the task."""
     chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
     loads = [Load(Inputs(requests=Requests(num_prompts=count))) for count in (100, 101)]
     goals = [Goal(Objectives(ttft=5)), Goal(Objectives(ttft=5), 0.8), Goal(Objectives(tpot=5))]
     asked = [
-        ("detail", chosen, 0, (Cluster(), 1.0)),
-        ("fleets", chosen, 0, (Cluster(), 1.0)),
-        ("detail", chosen, 1, (Cluster(), 1.0)),
-        ("detail", chosen, 0, (Cluster(), 2.0)),
-        ("detail", chosen, 0, (Cluster(num_replicas=2), 1.0)),
-        ("detail", chosen, 0, (Cluster(num_replicas=2, router="kv-aware"), 1.0)),
+        Task(detail, chosen, 0, (Cluster(), 1.0)),
+        Task(attained_share, chosen, 0, (Cluster(), 1.0)),
+        Task(detail, chosen, 1, (Cluster(), 1.0)),
+        Task(detail, chosen, 0, (Cluster(), 2.0)),
+        Task(detail, chosen, 0, (Cluster(num_replicas=2), 1.0)),
+        Task(detail, chosen, 0, (Cluster(num_replicas=2, router="kv-aware"), 1.0)),
+        Task(detail, settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, (Cluster(), 1.0)),
     ]
-    asked.append(("detail", settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, (Cluster(), 1.0)))
-    keys = [Jobs(load, goal, Workers(jobs=1), None).key(*job) for load in loads for goal in goals for job in asked]
+    keys = [Runner(load, goal, Workers(jobs=1), None).key(each) for load in loads for goal in goals for each in asked]
     assert len(set(keys)) == len(keys) == 42
-    assert keys[0] == Jobs(loads[0], goals[0], Workers(jobs=1), None).key(*asked[0])
+    assert keys[0] == Runner(loads[0], goals[0], Workers(jobs=1), None).key(asked[0])
 
 
 class TestLimit:

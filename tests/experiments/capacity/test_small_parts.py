@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fragmeter.experiments.capacity import candidates as candidates_of_plan
 from fragmeter.experiments.capacity import detail, least, preemption, questions, split
 from fragmeter.experiments.capacity.candidates import candidates
-from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit, mean_rate
+from fragmeter.experiments.capacity.confidence import capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.questions import Subject
 from fragmeter.experiments.capacity.request import Aims
@@ -30,6 +30,7 @@ from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.errors import SettingError
 from made_up_service import RateOnly
+from trials import ended
 
 GOAL = Goal(Objectives(ttft=500))
 
@@ -86,15 +87,11 @@ class TestRatesOfSeeds:
         assert (mean_rate([inf, inf]), mean_rate([0.0, 5.0]), mean_rate([0.5])) == (inf, 0.0, pytest.approx(0.5))
 
     def test_seeds_are_doubled_up_to_48(self):
-        steps = lower_limit([5.0] * 4, 1.0)
-        rounds = [next(steps)]
-        with pytest.raises(StopIteration) as ended:
-            while True:
-                rounds.append(steps.send([True] * len(rounds[-1].seeds)))
-        assert [(each.kind, *each.seeds[:1], len(each.seeds), each.rate) for each in rounds] == [
-            (Kind.MEETS, 4, 4, 5.0), (Kind.MEETS, 8, 8, 5.0), (Kind.MEETS, 16, 16, 5.0), (Kind.MEETS, 32, 16, 5.0),
-        ]  # fmt: skip
-        assert ended.value.value == (5.0, 48, 0)
+        search = lower_limit([5.0] * 4, 1.0, lambda *asked: asked, lambda *asked: pytest.fail("a rate is sought"))
+        found, rounds = ended(search, lambda _: True)
+        firsts = [(*asked[0], len(asked)) for asked in rounds]
+        assert firsts == [(4, 5.0, 4), (8, 5.0, 8), (16, 5.0, 16), (32, 5.0, 16)]
+        assert found == (5.0, 48, 0)
 
 
 def run_of(rows: list[tuple[int, int, int, int]], block_size: int = 16, slots: int = 160) -> Any:
