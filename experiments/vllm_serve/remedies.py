@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...sim.spec import dtype_bits
 from ...sim.spec.context_parallel import is_simulated
+from ...sim.spec.deployment import NVFP4
 from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
+from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
-from . import arguments, formats
-from .checks import starts, too_few_states, too_little_to_warm_up, undivided
+from .checks import Broken, Change, first_broken, too_few_states, too_little_to_warm_up, undivided
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -21,30 +22,21 @@ _FEWEST_TOKENS = 512
 Candidates = Iterator[tuple[object, Launch]]
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """A single change with which the same line starts."""
+def remedies(launch: Launch) -> list[Change]:
+    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own.
 
-    flag: str
-    value: str
-    launch: Launch
+    Those that the failed check asks for come first.
+    """
 
+    def first(flag: str, candidates: Candidates) -> Change | None:
+        return next((Change(flag, str(value), each) for value, each in candidates if starts(each)), None)
 
-def remedies(launch: Launch, any_length: bool = False, allow_long: bool = False) -> list[Remedy]:
-    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own (``starts``)."""
-
-    def first(flag: str, candidates: Candidates) -> Remedy | None:
-        starting = (
-            Remedy(flag, str(value), each) for value, each in candidates if starts(each, any_length, allow_long)
-        )
-        return next(starting, None)
-
+    broken = first_broken(launch)
+    asked = broken[1].changes if broken is not None and isinstance(broken[1], Broken) else ()
     found = [
-        *(
-            first(flag, iter([(value, changed)]))
-            for corrections in (arguments.corrections, formats.corrections)
-            for flag, value, changed in corrections(launch)
-        ),
+        *(each for each in asked if starts(each.launch)),
+        first("--kv-cache-dtype", _fp8_for_nvfp4(launch)),
+        first("--dtype", _own_dtype(launch)),
         first("--max-num-seqs", _sequences(launch)),
         first("--kv-cache-memory-bytes", _own_bytes(launch)),
         first("--num-gpu-blocks-override", _own_blocks(launch)),
@@ -60,7 +52,12 @@ def remedies(launch: Launch, any_length: bool = False, allow_long: bool = False)
         first("-cc.cudagraph_mode", _graphs(launch)),
         first("--enforce-eager", _no_graphs(launch)),
     ]
-    return [remedy for remedy in found if remedy is not None]
+    return [change for change in found if change is not None]
+
+
+def starts(launch: Launch) -> bool:
+    """Whether no check fails."""
+    return first_broken(launch) is None
 
 
 def _ranks(launch: Launch) -> Candidates:
@@ -107,6 +104,22 @@ def _fp8_kv(launch: Launch) -> Candidates:
     if dtype_bits(launch.deployment.kv_dtype) == 16:
         kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
         yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
+
+
+def _fp8_for_nvfp4(launch: Launch) -> Candidates:
+    if launch.deployment.kv_dtype == NVFP4:
+        kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
+        yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
+
+
+def _own_dtype(launch: Launch) -> Candidates:
+    """The dtype that vLLM takes by itself, unless that is float32."""
+    if launch.dtype != "auto" and not is_in_float32(launch.model, launch.gpus or (launch.gpu,), "auto"):
+        # A KV cache in fp32 is that of the dtype: no flag names it.
+        own = launch.deployment.kv_dtype
+        if launch.element_bytes != 2:
+            own = resolved_kv_dtype(launch.model, launch.gpu, "auto")
+        yield "auto", replace(launch, dtype="auto", deployment=replace(launch.deployment, kv_dtype=own))
 
 
 def _fp8_weights(launch: Launch) -> Candidates:

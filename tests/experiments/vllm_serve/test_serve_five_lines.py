@@ -24,7 +24,7 @@ CUBLAS = 32 << 20
 
 def answer(line: str, gpu: str = "h100-80gb"):
     found = started(parse_serve(line), gpu)
-    return found, refusal(found.launch, found.fits_length)
+    return found, refusal(found.launch)
 
 
 def left_beside(found: Started, share: float, weights: int, activations: int) -> int:
