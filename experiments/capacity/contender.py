@@ -20,13 +20,11 @@ from ..runs.slo_check import Goal, SloCheck
 from .answer import Answer
 from .candidates import Candidate
 from .chance import NUM_DRAWS, Chance, ChanceSearch, Uncertainty
-from .confidence import Decision
 from .detail import detail
 from .fleet import (
     Fleet,
     FleetSearch,
     RateSearch,
-    Tested,
     apart,
     attained_share,
     first_fleet,
@@ -395,19 +393,6 @@ class Contender:
         rates, sure = yield from RateSearch(self._trials(answer.rates), seeds).rates(size, near=near)
         known = yield from self._known_of_fleet(self.cluster(size), answer.rates, rates)
         return (sure, False) if known is None else (min(sure, *known), True)
-
-    def tested(self, replicas: int) -> Search[Tested]:
-        """Whether a fleet meets the goal at the wanted rate.
-
-        Raises:
-            UserError: It cannot be simulated.
-        """
-        if not self.is_simulated or replicas < (self.least or replicas):
-            return Tested(Decision.TOO_FEW, (), (), 0.0, least_replicas=self.least)
-        begun = yield from self._begin()
-        tested = yield from self._fleet_search(begun, replicas).of_size(replicas)
-        known = yield from self._known_of_fleet(self.cluster(replicas), begun, tested.rates)
-        return tested._replace(known_rates=known)
 
     # Its searches and their runs.
 

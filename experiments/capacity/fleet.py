@@ -77,26 +77,6 @@ class Tried:
     decision: Decision
 
 
-class Tested(NamedTuple):
-    """Result of the test of one fleet.
-
-    Attributes:
-        decision: Whether it is enough.
-        shares: Share of the counted requests that meet the objectives, by seed.
-        rates: Highest rates of the seeds to begin with, requests/s.
-        sure_rate: The rate that other seeds take (``lower_limit``), requests/s.
-        known_rates: As ``Answer`` has them.
-        least_replicas: As ``Answer`` has it, of a fleet that is smaller, which was not simulated; None of others.
-    """
-
-    decision: Decision
-    shares: tuple[float, ...]
-    rates: tuple[float, ...]
-    sure_rate: float
-    known_rates: tuple[float, ...] | None = None
-    least_replicas: int | None = None
-
-
 @dataclass(frozen=True)
 class Fleet:
     """Result of the search.
@@ -234,20 +214,6 @@ class FleetSearch(RateSearch):
             size = larger if larger <= self._most else None
             fewest = min(fewest, self._most)
         return self._fleet(None, fewest)
-
-    def of_size(self, size: int) -> Search[Tested]:
-        """As ``steps``, of one fleet only, of ``size`` replicas: whether it is enough."""
-        begun, size = self._count, size // self._engines
-        while True:
-            yield from self._complete(size)
-            found = self._tried(size)
-            if found.decision is not Decision.OPEN or self._count in (1, self._most_seeds):
-                break
-            self._count = min(2 * self._count, self._most_seeds)
-        self._count = begun
-        limit = yield from self._limit(size, self._wanted, to_end=True)
-        decision = limit.decision if found.decision is Decision.ENOUGH else found.decision
-        return Tested(decision, found.shares, tuple(self._rates[size]), limit.rate)
 
     def too_few(self, size: int) -> Search[bool]:
         """Whether the seeds to begin with call a fleet of ``size`` replicas too few."""

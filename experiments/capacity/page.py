@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...reports.data.answer import KeyNumber, counted, duration
-from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.page.table import Table
+from ...reports.page.what_if import WhatIf
 from ...reports.style.labels import metric_label
 from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums

@@ -40,7 +40,6 @@ from .answer import Answer
 from .candidates import DECODE, Candidate
 from .contender import Contender, Question, Service, service_of
 from .day import Day, DayPlan, full_load, replicas_for, served_day, sizes_below
-from .fleet import Tested
 from .load import Load
 from .prices import Prices
 from .tasks import Runner, result, task
@@ -135,15 +134,6 @@ class Planner:
             if first is not answer:
                 distinct[same] = replace(first, equal=(*first.equal, answer.candidate.name))
         return list(distinct.values())
-
-    def tested(self, candidate: Candidate, replicas: int) -> Tested:
-        """Whether a fleet of a candidate that starts meets the goal at the wanted rate.
-
-        Raises:
-            UserError: It cannot be simulated.
-            SimulationFault: An invariant of the simulator is violated.
-        """
-        return self._runner.side_by_side({0: self.contender(candidate).tested(replicas)})[0]
 
     def changed(self, answers: Sequence[Answer], lengths: Sequence[Lengths]) -> list[Rates]:
         """The rates of a replica of each answer with other lengths and objectives; none of a fleet divided into prefill and decode."""

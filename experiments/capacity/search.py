@@ -129,7 +129,7 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         best, bill = ranks[0]
         startup_s = DEFAULT_STARTUP_S if aims.startup_seconds is None else aims.startup_seconds
         plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
-    return Plan(aims, goal, planner, load, wanted, priced, answers, found, request, plan_of_day)
+    return Plan(aims, goal, planner, load, wanted, priced, answers, request, plan_of_day)
 
 
 def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) -> tuple[dict[str, list[str]], list[str]]:

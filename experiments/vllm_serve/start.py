@@ -137,14 +137,6 @@ class Started:
         judged = outcome(self.launch)
         return judged if self.failure is None else logged(judged, self.failure)
 
-    def with_max_num_seqs(self, number: int) -> Started:
-        """The line with another ``--max-num-seqs``, on which the pool depends, and with the same corrections of a log."""
-        line = replace(self.line, flags=self.line.flags | {"max-num-seqs": str(number)})
-        longest = self.launch.model.max_model_len if self.launch.fits_length else self.launch.max_model_len
-        tokens, seqs = _batch(line, self.launch.model, self.launch.gpu, self.launch.release, longest)
-        launch = replace(self.launch, max_model_len=longest, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-        return replace(self, line=line, launch=_with_length(launch))
-
     def require_simulated(self) -> None:
         """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
         launch = self.launch

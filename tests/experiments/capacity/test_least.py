@@ -13,7 +13,7 @@ from fragmeter.experiments.capacity import tasks
 from fragmeter.experiments.capacity.candidates import Candidate, candidates
 from fragmeter.experiments.capacity.least import fewest, ideal_replica
 from fragmeter.experiments.capacity.max_rate import go_ahead
-from fragmeter.experiments.cli.app import DONE, MISSED, status
+from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import Workload, simulate
 from fragmeter.sim.config.unread import only_read
@@ -157,16 +157,3 @@ def test_a_rate_beyond_every_fleet_by_what_one_replica_serves_is_not_searched_fo
     (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
     assert set(works) == {go_ahead}
     assert candidate["least_replicas"] > 1024 and "bill" not in candidate
-
-
-def test_a_fleet_below_the_bound_misses_without_a_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tasks, "carry_out", lambda *_: pytest.fail("a run was begun"))
-    path = tmp_path / "services.toml"
-    path.write_text(
-        '[[service]]\nname = "few"\nserve = "vllm serve llama-3.1-8b"\ngpu = "h200"\ndataset = "alpaca"\nnum_prompts = 100\n'
-        'request_rate = 1e5\ngoodput = ["ttft:500", "tpot:50"]\nreplicas = 3\n'
-    )
-    assert status(["plan", "--check", str(path), "--jobs", "1", "--json", str(tmp_path / "found.json")]) == MISSED
-    (found,) = json.loads((tmp_path / "found.json").read_text())["services"]
-    assert (found["result"], found["meets"]) == ("misses", False) and found["least_replicas"] > 3
-    assert "misses" in capsys.readouterr().out

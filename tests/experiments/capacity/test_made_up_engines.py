@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity import fleet, max_rate
-from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, by_count, decide
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, by_count
 from fragmeter.experiments.capacity.fleet import FINE, FleetSearch, RateSearch, highest_rate, known_rate
 from fragmeter.experiments.capacity.max_rate import STEP, go_ahead
 from fragmeter.experiments.capacity.tasks import Search
@@ -168,25 +168,6 @@ class TestSmallestFleet:
 
 
 class TestOneSize:
-    @pytest.mark.slow
-    @given(NEEDS, st.integers(1, 40), st.sampled_from([1, 4, 5]), st.sampled_from([1, 3]))
-    def test_its_decision_and_rates_are_those_of_all_seeds(self, needs, size, begun, engines):
-        engine = Engine(needs, engines)
-        search = FleetSearch(NAMED, 1.0, 1, 1, 0.9, 10**6, range(FIRST, FIRST + begun), engines)
-        found = engine.drive(search.of_size(size * engines))
-        rates = [rate_of(size, need) for need in needs]
-        shares = [min(1.0, 0.9 * rate) for rate in rates]
-        count = begun
-        while decide(shares[:count], 0.9, 1e-6) is Decision.OPEN and count < NUM_SEEDS:
-            count = min(2 * count, NUM_SEEDS)
-        decision = decide(shares[:count], 0.9, 1e-6)
-        if begun > 1 and decision is Decision.ENOUGH:
-            # Whether rates confirm it, by as many seeds as are tested for the second lowest rate.
-            decision = by_count(misses(needs, size), NUM_SEEDS)
-        sure = rates[0] if begun == 1 else sorted(rates)[1]
-        assert (found.decision, found.shares) == (decision, tuple(shares[:count]))
-        assert (found.rates, found.sure_rate) == (tuple(rates[:begun]), sure)
-
     @pytest.mark.slow
     @given(NEEDS, st.integers(1, 20), st.sampled_from([1, 4, 60]), st.integers(0, 3))
     def test_rates_of_the_seeds_to_begin_with_and_of_others(self, needs, size, begun, known):

@@ -15,17 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity import candidates as candidates_of_plan
-from fragmeter.experiments.capacity import detail, least, preemption, questions, split
+from fragmeter.experiments.capacity import detail, least, split
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.confidence import capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.questions import Subject
 from fragmeter.experiments.capacity.request import Aims
 from fragmeter.experiments.capacity.what_if import changed_replicas
-from fragmeter.experiments.cli.app import MISTAKE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine
-from fragmeter.sim import Workload, settings
+from fragmeter.sim import settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.errors import SettingError
@@ -279,87 +277,6 @@ class Costs:
 
     def swap_in_ticks(self, blocks: int) -> int:
         return blocks * 2 * 10**9
-
-
-class TestPreemption:
-    def test_a_prompt_alone_is_recomputed(self):
-        """Of 100 tokens: 5 ms, 1 ms and 5,050 pairs; of seven blocks there and back."""
-        found = preemption.one_preemption(Costs(), 16, 100)
-        assert (found.recompute_ms, found.swap_ms) == (11.05, 21.0)
-        assert preemption.one_preemption(Costs(), 16, 96).swap_ms == 18.0
-
-    @pytest.mark.parametrize(("longest", "found"), [(352, [16, 32, 352]), (351, [16, 32]), (8, [16])])
-    def test_a_break_even_may_be_at_the_longest_sequence(self, longest, found, monkeypatch):
-        costs = SimpleNamespace(
-            step_ticks=lambda decodes, context, tokens, pairs: 5 * 10**9 + 10**6 * pairs,
-            swap_out_ticks=Costs().swap_out_ticks,
-            swap_in_ticks=Costs().swap_in_ticks,
-        )
-        replica = SimpleNamespace(cost=costs, block_size=16, max_model_len=longest)
-        monkeypatch.setattr(preemption, "build", lambda _: replica)
-        assert [tokens for tokens, _ in preemption.break_evens(settings())] == found
-
-    def test_lengths_of_a_load_are_its_median_and_its_longest(self):
-        work = Workload("three", np.zeros(4), np.array([1, 2, 3, 90]), np.array([1, 1, 2, 9]))
-        assert preemption.lengths_of(work, None, 5) == [4, 99]
-        assert preemption.lengths_of(None, 7, 5) == [5, 7] and preemption.lengths_of(None, 5, 5) == [5]
-
-    @pytest.mark.parametrize(("longest", "budget"), [(64, 2048), (2047, 2048), (2049, 2049)])
-    def test_older_releases_run_with_their_own_defaults(self, longest, budget, monkeypatch):
-        """A step has at least 2,048 tokens, 4 GiB of the host take blocks, and 1 % of the blocks stay free (vLLM 0.6)."""
-        ran = []
-
-        def simulate(chosen, work, **_):
-            ran.append(chosen)
-            return chosen
-
-        metrics = dict.fromkeys(preemption._METRICS, 2.0)
-        results = metrics | {
-            "work": {"tokens": {"recomputed": 11}, "seconds": {}}, "preemptions": {"recompute": 3, "swap": 5}
-        }  # fmt: skip
-        monkeypatch.setattr(preemption, "simulate", simulate)
-        monkeypatch.setattr(preemption, "summary", lambda run: results)
-        chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="a100-80gb", max_model_len=longest)
-        rows = preemption.simulated(chosen, Workload("one", np.zeros(1), np.full(1, 4), np.full(1, 5)))
-        assert [each.value("watermark") for each in ran[:4]] == [0.01] * 4
-        assert [each.value("swap_space") for each in ran[1:4:2]] == [4, 4]
-        assert [each.max_num_batched_tokens for each in ran[:4]] == [budget] * 4
-        assert (
-            [each.policy for each in ran]
-            == [row["policy"] for row in rows]
-            == ["vllm-v0"] * 2 + ["vllm-sosp23"] * 2 + ["vllm-v1"]
-        )
-        counts = {"recomputed": 3, "swapped": 5, "recomputed_tokens": 11, "swapping_s": 0.0}
-        assert all(row.items() >= (counts | metrics).items() for row in rows)
-
-
-class TestQuestions:
-    @pytest.mark.parametrize(("tokens", "lengths"), [(1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (9, (4, 5))])
-    def test_half_of_a_length_is_prompt(self, tokens, lengths):
-        assert Subject(settings(), None, tokens).lengths() == tuple(np.array([each]) for each in lengths)
-
-    def test_three_break_evens_are_named(self):
-        breaks = [(16 * place, ("swap", "recompute")[place % 2]) for place in range(1, 7)]
-        text = questions._break_even_text(breaks)
-        assert [f"from {16 * place} tokens" in text for place in range(1, 7)] == [False, True, True, True, False, False]
-
-    @pytest.mark.parametrize("question", ["samples", "preemption-mode"])
-    def test_states_are_refused_with_a_remedy_that_helps(self, question, capsys):
-        """Not with a flag for layers with windows, which leaves the states."""
-        line = [
-            "plan",
-            "--gpu",
-            "h200",
-            "--serve",
-            "vllm serve qwen3.6-27b -q fp8",
-            "--ask",
-            question,
-            "--mean-tokens",
-            "300",
-        ]
-        assert status(line) == MISTAKE
-        error = capsys.readouterr().err
-        assert "fixed-size states; leave it out" in error and "--disable-hybrid" not in error
 
 
 class TestDataSheet:

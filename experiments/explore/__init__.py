@@ -1,1 +1,0 @@
-"""A grid of finished runs for a page with sliders."""

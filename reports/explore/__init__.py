@@ -1,1 +1,0 @@
-"""A page with sliders over a grid of finished runs."""
