@@ -14,7 +14,7 @@ def cache_text(answer: Answer, bill: Bill, currency: str) -> list[str]:
 
     The price is that of the GPUs, by the share of their memory that is KV cache, and of this by the slots in vain.
     """
-    found = answer.at_rate.get("cache_worth")
+    found = answer.at_rate.cache_worth
     if found is None:
         return []
     text = f"Prefix cache: {worth_sentence(found)}"

@@ -339,5 +339,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         data["fleet"] = asdict(answer.fleet) | {"rates": rates, "sure_rate": _finite(answer.fleet.sure_rate)}
     if answer.known_rates is not None:
         data["known_rates"] = [_finite(each) for each in answer.known_rates]
-    data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
+    data |= ({} if answer.detail is None else answer.detail.as_dict()) | (
+        {} if bill is None else {"bill": asdict(bill)}
+    )
     return data

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS
+from fragmeter.experiments.capacity.detail import Detail, Limit
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import STEP, Ahead, SeedRate
 from fragmeter.experiments.capacity.tasks import Task
@@ -23,12 +24,11 @@ PRICES = {"a100-80gb": 2.0, "h100-80gb": 3.0, "h200": 5.0}
 #: First seed of all plans.
 FIRST = 3
 _TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99")}
-DETAIL = {
-    **_TIMES, "attained": 1.0, "request_throughput": 1.0, "output_throughput": 1.0, "total_token_throughput": 1.0,
-    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused_requests": 0, "load": "light",
-    "near_saturation": None, "kv_cache_pct": 1.0, "buckets_pct": {}, "paper_view_pct": {}, "curve": [],
-    "limit": {"objective": None, "missed": {}, "cause": "steps", "preemptions": 0, "waiting": {}},
-}  # fmt: skip
+DETAIL = Detail(
+    attained=1.0, metrics=_TIMES | dict.fromkeys(("request_throughput", "mean_batch", "num_gpu_blocks"), 1.0), preemptions=0,
+    refused_requests=0, load="light", near_saturation=None, kv_cache_pct=1.0, buckets_pct={}, paper_view_pct={}, cache_worth=None,
+    limit=Limit(None, {}, "steps"), curve=(),
+)  # fmt: skip
 
 
 def factor_of(seed: int) -> float:
@@ -97,7 +97,7 @@ class Service:
             case "best_share":
                 return self.share
             case "detail":
-                return dict(DETAIL)
+                return DETAIL
             case "served_day":
                 return self._day(*more)
             case _:

@@ -47,6 +47,7 @@ from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Pacing
+from made_up_service import DETAIL
 from oracle import Limits, Pool
 from strategies import LineCost
 
@@ -54,12 +55,12 @@ from strategies import LineCost
 def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = None) -> Answer:
     """A candidate with replicas that take exactly so many requests/s, and with the smallest fleet for the wanted rate."""
     (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {"tensor_parallel_size": [ranks]})
-    found, at = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), rate), {"limit": {}}
+    found = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), rate)
     if wanted is None or rate == inf:
-        return Answer(candidate, found=found, wanted=wanted, detail=at)
+        return Answer(candidate, found=found, wanted=wanted, detail=DETAIL)
     size = ceil(wanted / rate)
     fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,), size * rate, seeds=1)
-    return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=at)
+    return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=DETAIL)
 
 
 class FixedLoad:
@@ -134,10 +135,7 @@ class TestBill:
 class TestNeighbour:
     """One H200 for 5 an hour, beside A100s for 2; they take so many requests/s, and 20 are wanted."""
 
-    AT: ClassVar = {
-        "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
-        "preemptions": 0, "limit": {"objective": None, "cause": "steps"},
-    }  # fmt: skip
+    AT: ClassVar = DETAIL
 
     def line(
         self, a100: float, h200: float, known: tuple[float, ...] | None = None, prices: Prices = PRICES
@@ -369,9 +367,7 @@ class TestTheRateOfAFleet:
 
     def answer(self, *rates: float, sure_rate: float = 21.0) -> Answer:
         fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates, sure_rate, seeds=NUM_SEEDS)
-        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
-              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
-        return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
+        return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=DETAIL)
 
     @pytest.mark.parametrize(
         ("rates", "text"),
@@ -393,7 +389,7 @@ class TestTheRateOfAFleet:
 def test_a_fleet_that_meets_the_goal_at_every_rate_has_no_number():
     fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf), seeds=2)
     found = MaxRate(SloCheck(True, 80, 80, {}), 3.0, (2.0,), 5)
-    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail={})
+    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail=DETAIL)
     assert (headroom_text(answer), rate_text(answer)) == ("every rate", "every rate")
 
 
@@ -436,9 +432,7 @@ class TestUnknownRates:
         """Eight replicas, the fewest of engines that share experts."""
         fleet = Fleet(8, 8, (Tried(8, (1.0,), Decision.ENOUGH),), rates, seeds=1)
         answer = replace(answer_of("a100-80gb", 300.0, wanted=20.0), fleet=fleet, known_rates=known)
-        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
-              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
-        ranks = ranked([replace(answer, detail=at)], FixedLoad, PRICES, 20.0)
+        ranks = ranked([replace(answer, detail=DETAIL)], FixedLoad, PRICES, 20.0)
         lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
         assert any("idle at the wanted rate" in line for line in lines) == idle
 
@@ -549,8 +543,8 @@ class TestLimit:
         waits = waiting_shares(run)
         assert max(waits, key=waits.get) == cause
         found = limit(run, Goal(Objectives(ttft=1e-6)))
-        assert (found["cause"], found["objective"]) == (cause, "ttft")
-        assert found["missed"]["ttft"] > 0.5
+        assert (found.cause, found.objective) == (cause, "ttft")
+        assert found.missed["ttft"] > 0.5
 
     @pytest.mark.parametrize(
         ("tpot_ms", "num_seqs", "cause"), [(30, 1024, "memory"), (5, 1024, "steps"), (30, 56, "max_num_seqs")]
@@ -565,8 +559,8 @@ class TestLimit:
             policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", num_gpu_blocks_override=1600, max_num_seqs=num_seqs
         )
         goal = Goal(Objectives(ttft=500, tpot=tpot_ms))
-        assert limit(simulate(chosen, work), goal)["cause"] == "memory"
-        assert limit_of(chosen, work, goal)["cause"] == cause
+        assert limit(simulate(chosen, work), goal).cause == "memory"
+        assert limit_of(chosen, work, goal).cause == cause
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -581,11 +575,11 @@ class TestLimit:
         work = Workload("poisson", arrivals, np.full(400, 500), np.full(400, 100))
         of_pool = {"policy": policy, "model": "llama-3.1-8b", "gpu": "h100-80gb", "max_model_len": 2048}
         small, large = (settings(**of_pool, num_gpu_blocks_override=blocks) for blocks in (too_small, 25_600))
-        assert limit_of(small, work, Goal(Objectives(ttft=500)))["cause"] == "memory"
-        assert limit_of(large, work, Goal(Objectives(tpot=1)))["cause"] == "steps"
+        assert limit_of(small, work, Goal(Objectives(ttft=500))).cause == "memory"
+        assert limit_of(large, work, Goal(Objectives(tpot=1))).cause == "steps"
 
     def test_preemptions_without_a_queue_are_memory(self):
         """Room for all prompts, and not for the outputs."""
         run = self.run(100, 40, 2048)
         found = limit(run, Goal(Objectives(tpot=1e-9)))
-        assert found["preemptions"] and found["cause"] == "memory"
+        assert found.preemptions and found.cause == "memory"
