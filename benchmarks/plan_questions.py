@@ -29,6 +29,7 @@ import numpy as np
 
 from fragmeter.experiments.capacity.answer import ranked
 from fragmeter.experiments.capacity.candidates import CHECKPOINT, DECODE, Choices, candidates
+from fragmeter.experiments.capacity.contender import Question as PlanQuestion
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
@@ -157,7 +158,7 @@ def whole(question: Question, rows: list[dict[str, Any]]) -> Iterator[list[dict[
     name = shape_of(question.line, question.model).name
     of_model = replace(question.inputs, settings=replace(question.inputs.settings, model=name, max_model_len=None))
     load, goal = Load(of_model), Goal(objectives(question.goodput))
-    planner = Planner(load, goal, range(1), Workers(jobs=1), None, question.rate, CONFIDENCE)
+    planner = Planner(PlanQuestion(load, goal, range(1), question.rate, CONFIDENCE), Workers(jobs=1), None)
     lowest: dict[str, float] = {}
     for each in able:
         launch = each.started.launch

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from math import fsum, prod
 from typing import TypeVar
 
-from .tasks import Search, result, results
+from .tasks import Search, result, results, smallest
 from .trials import MOST_REPLICAS, Case, Memory, Trials
 
 #: Quantiles of the step times and their weights: the ends of the interval stand for a tenth each.
@@ -193,25 +193,14 @@ class ChanceSearch:
 
     def steps(self) -> Search[tuple[int | None, tuple[Chance, ...]]]:
         """The size, if any, and what is known of each size that was tried."""
-        low, high, probe, stride = self._least - 1, None, self._first, max(1, self._first // 16)
-        while high is None or high - low > 1:
-            if (yield from self._is_enough(probe)):
-                high = probe
-            else:
-                low = probe
-            if high is not None:
-                probe = max(high - stride, self._least) if low < self._least else (low + high) // 2
-            elif low >= self._most or not (yield from self._can_be_enough()):
-                break
-            else:
-                probe = min(low + stride, self._most)
-            stride *= 2
+        sizes, stride = range(self._least, self._most + 1), max(1, self._first // 16)
+        enough = yield from smallest(self._is_enough, sizes, self._first, stride, self._can_be_enough)
         # What the last replica is for; where none is enough, the size that was asked for.
-        last = self._first if high is None else high
+        last = self._first if enough is None else enough
         if last > self._least:
             yield from self._is_enough(last - 1)
         of_size = tuple(self._found[each] for each in sorted(self._found))
-        return None if high is None else high * self._engines, of_size
+        return None if enough is None else enough * self._engines, of_size
 
     def too_few(self) -> Search[bool]:
         """Whether the first size cannot have the chance, as too many draws miss the goal at the decisive scale.

@@ -47,7 +47,7 @@ from .load import TURNOVERS, Load
 from .max_rate import ALONE, MOST, STEP, Ahead, SeedRate, highest
 from .max_rate import rate as rate_of_power
 from .steady import scaled
-from .tasks import Search, Task, results
+from .tasks import Search, Task, results, smallest
 from .trials import MOST_REPLICAS, Case, Trials
 
 #: Most replicas of a fleet, relative to the first that is tried.
@@ -252,24 +252,13 @@ class FleetSearch(RateSearch):
             self._count, near = min(2 * self._count, self._most_seeds), largest
 
     def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Search[int | None]:
-        """The smallest size that passes; sizes that pass are taken to have no smaller one above them that does not."""
-        low, high, probe, stride = self._least - 1, None, near, max(1, near // 50)
-        while high is None or high - low > 1:
-            yield from self._complete(probe)
-            if passes(self._tried(probe).decision):
-                high = probe
-            else:
-                low = probe
-            if high is None:
-                if low >= self._most:
-                    return None
-                probe = min(low + stride, self._most)
-            elif low < self._least:
-                probe = max(high - stride, self._least)
-            else:
-                probe = (low + high) // 2
-            stride *= 2
-        return high
+        """The smallest size that passes."""
+
+        def tried(size: int) -> Search[bool]:
+            yield from self._complete(size)
+            return passes(self._tried(size).decision)
+
+        return smallest(tried, range(self._least, self._most + 1), near, max(1, near // 50))
 
 
 class Served(NamedTuple):

@@ -27,8 +27,7 @@ from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
 from .confidence import capped
-from .day_page import day_cells, day_rows, day_section
-from .day_text import day_summary
+from .day_text import day_cells, day_rows, day_section, day_summary
 from .detail import Detail
 from .manifest import FILES
 from .prices import GPU_HOURS

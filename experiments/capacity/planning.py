@@ -35,7 +35,6 @@ from ...sim.types.optional import not_none
 from ..runs.grid import NONE
 from ..runs.parallel import Workers
 from ..runs.points import Store
-from ..runs.slo_check import Goal
 from .answer import Answer
 from .candidates import DECODE, Candidate
 from .contender import Contender, Question, Service, service_of
@@ -54,23 +53,12 @@ class Planner:
     """Runs the steps of a plan.
 
     Args:
-        seeds, wanted, confidence, spare: As of ``Question``.
         store: Stores finished tasks; None stores nothing.
     """
 
-    def __init__(
-        self,
-        load: Load,
-        goal: Goal,
-        seeds: Sequence[int],
-        workers: Workers,
-        store: Store | None,
-        wanted: float | None = None,
-        confidence: float = 0.9,
-        spare: int = 0,
-    ) -> None:
-        self._question = Question(load, goal, seeds, wanted, confidence, spare)
-        self._runner = Runner(load, goal, workers, store)
+    def __init__(self, question: Question, workers: Workers, store: Store | None) -> None:
+        self.question = question
+        self._runner = Runner(question.load, question.goal, workers, store)
         self._contenders: dict[Service, Contender] = {}
         #: Searches of what is not listed, as far as they are.
         self.contests: list[Contest] = []
@@ -79,7 +67,7 @@ class Planner:
         """That of a candidate that starts; equal settings and fleets have one."""
         service = service_of(candidate)
         if service not in self._contenders:
-            self._contenders[service] = Contender(candidate, self._question, self._runner)
+            self._contenders[service] = Contender(candidate, self.question, self._runner)
         return self._contenders[service]
 
     def load_of(self, settings: Settings) -> Load:
@@ -100,7 +88,7 @@ class Planner:
         answers = self._runner.side_by_side({each: each.answer() for each in single})
         self.contests = [
             Contest(
-                list(dict.fromkeys(map(self.contender, group))), self._question, self._runner, self.contender, prices, say,
+                list(dict.fromkeys(map(self.contender, group))), self.question, self._runner, self.contender, prices, say,
                 tries_pairs,
             )
             for group in groups
@@ -119,7 +107,7 @@ class Planner:
 
     def _known(self, candidate: Candidate, answers: dict[Contender, Answer]) -> Answer | None:
         if candidate.settings is None:
-            return Answer(candidate, wanted=self._question.wanted)
+            return Answer(candidate, wanted=self.question.wanted)
         return answers.get(self.contender(candidate))
 
     def _distinct(self, answers: Iterable[Answer]) -> list[Answer]:
@@ -165,7 +153,7 @@ class Planner:
             takes = {size: min(taken / longer, below) for size, taken in smaller.items()}
             takes[most] = max(rate / longer, day.busiest)
         replicas = tuple(replicas_for(day.rates, takes, most))
-        settings, first, cluster = contender.settings, self._question.seeds[0], contender.cluster(most)
+        settings, first, cluster = contender.settings, self.question.seeds[0], contender.cluster(most)
         following, constant = (
             result(task(served_day, settings, first, cluster, day, sizes, startup_s))
             for sizes in (replicas, (most,) * len(replicas))
@@ -175,5 +163,5 @@ class Planner:
         return DayPlan(
             day, replicas, takes, startup_s, **served, targets=targets, replica_hour=replica_hour,
             short_runs=any(is_short for _, is_short in of_smaller.values()), full_rate=rate,
-            attainment=self._question.goal.attainment,
+            attainment=self.question.goal.attainment,
         )  # fmt: skip

@@ -83,6 +83,35 @@ def result(asked: Task[_Found]) -> Search[_Found]:
     return found
 
 
+def smallest(
+    passes: Callable[[int], Search[bool]],
+    numbers: range,
+    near: int,
+    stride: int,
+    may_pass: Callable[[], Search[bool]] | None = None,
+) -> Search[int | None]:
+    """The smallest number that passes; those above one that passes are taken to pass, too. None if none passes.
+
+    Args:
+        near: The first one tried. Strides double from ``stride`` on until they enclose the answer, which is then bisected.
+        may_pass: Asked where none passes so far: whether a larger one may.
+    """
+    low, high, probe = numbers.start - 1, None, near
+    while high is None or high - low > 1:
+        if (yield from passes(probe)):
+            high = probe
+        else:
+            low = probe
+        if high is not None:
+            probe = max(high - stride, numbers.start) if low < numbers.start else (low + high) // 2
+        elif low >= numbers.stop - 1 or (may_pass is not None and not (yield from may_pass())):
+            return None
+        else:
+            probe = min(low + stride, numbers.stop - 1)
+        stride *= 2
+    return high
+
+
 def carry_out(key: str, asked: Task[Any], load: Load, goal: Goal) -> Outcome:
     """Run a task. Unread settings are not refused; errors are returned, never raised."""
     try:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from shlex import quote
+from statistics import fmean
 
+from ...reports.data.cache_worth import says_worth, worth_sentence
 from ...reports.page.table import Column, Table
 from ...sim.cluster import Cluster
 from ...sim.metrics.registry import metric_text
+from ...sim.spec.startup.capacity import stage_memories
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
 from ..measured.servers_like import Served
 from ..runs.slo_check import Goal
 from .answer import Answer, Bill
-from .cache_text import cache_text
 from .candidates import Candidate
 from .chance import Chance, Uncertainty
 from .confidence import CONFIDENCE, CONTENT
@@ -498,6 +500,24 @@ def _of_load(limit: Limit) -> str:
 
 def _preemptions(count: int) -> str:
     return f"{count:,} preemptions" if count else "no preemptions"
+
+
+def cache_text(answer: Answer, bill: Bill, currency: str) -> list[str]:
+    """A line; none where prompts share nothing.
+
+    The price is that of the GPUs, by the share of their memory that is KV cache, and of this by the slots in vain.
+    """
+    found = answer.at_rate.cache_worth
+    if found is None:
+        return []
+    text = f"Prefix cache: {worth_sentence(found)}"
+    if not says_worth(found):
+        return [text]
+    stages = stage_memories(answer.candidate.started.launch)
+    share = fmean(stage.kv_cache_bytes / stage.total_bytes for stage in stages)
+    in_vain = (found["pool_pct"]["never"] + found["pool_pct"]["too_late"]) / 100
+    price = bill.per_hour * share * in_vain
+    return [f"{text} The memory of those without a hit is {price:,.2f} {currency} an hour of the bill."]
 
 
 def candidates_table(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from engine_runs import settings_of
-from fragmeter.experiments.capacity.cache_text import cache_text
 from fragmeter.experiments.capacity.detail import detail, limit, waiting_shares
 from fragmeter.experiments.capacity.fleet import serve
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
+from fragmeter.experiments.capacity.text import cache_text
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.near_saturation import with_steps
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck, check_slo

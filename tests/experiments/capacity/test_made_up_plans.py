@@ -15,6 +15,7 @@ from fragmeter.experiments.capacity import tasks
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import SCALE_WEIGHTS
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, mean_rate
+from fragmeter.experiments.capacity.contender import Question
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import prices
@@ -134,7 +135,7 @@ class TestForARate:
     def test_a_fault_of_a_run_is_raised_with_its_last_line(self, monkeypatch):
         monkeypatch.setattr(tasks, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
         load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=9.0)))
-        planner = Planner(load, Goal(Objectives(ttft=500)), range(4), Workers(jobs=1), None, 9.0)
+        planner = Planner(Question(load, Goal(Objectives(ttft=500)), range(4), 9.0), Workers(jobs=1), None)
         with pytest.raises(SimulationFault) as raised:
             group = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
             planner.answers([group], prices(None), lambda *_: None)

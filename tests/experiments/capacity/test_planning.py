@@ -14,6 +14,7 @@ from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import Chance
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
+from fragmeter.experiments.capacity.contender import Question
 from fragmeter.experiments.capacity.detail import detail, limit, limit_of, waiting_shares
 from fragmeter.experiments.capacity.fleet import Fleet, Tried, attained_share
 from fragmeter.experiments.capacity.load import Load
@@ -401,7 +402,7 @@ def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
     a100, h200 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb", "h200"], {})
 
     def planner() -> Planner:
-        return Planner(load, goal, range(1), Workers(jobs=1), None, 20.0)
+        return Planner(Question(load, goal, range(1), 20.0), Workers(jobs=1), None)
 
     (alone,) = planner().answers([[a100]], prices(None), lambda *_: None)
     both = planner()
