@@ -29,7 +29,6 @@ from .candidates import Candidate
 from .confidence import capped
 from .day_text import day_cells, day_rows, day_section, day_summary
 from .detail import Detail
-from .manifest import FILES
 from .prices import GPU_HOURS
 from .text import (
     headroom_text,
@@ -43,7 +42,7 @@ from .text import (
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED, *FILES.values()))
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
 
 
 def write_plan(

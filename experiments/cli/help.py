@@ -24,7 +24,7 @@ MOST_USED = {
     "--trace", "--input-len", "--output-len", "--num-prompts", "--request-rate",
     # What is asked.
     "--goodput", "--loads", "--confidence", "--attainment", "--prices", "--explain", "--grid", "--set", "--against",
-    "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured", "--deploy",
+    "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured",
     # What comes out.
     "--out", "--json", "--record-blocks", "--jobs",
 }  # fmt: skip

@@ -67,7 +67,7 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ("doctor",): [Base((), {}, (), ("--json", "mine"))],
 }  # fmt: skip
 #: Flags that name what is written.
-_OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images", "--predict"}
+_OUTPUTS = {"--out", "--json", "--record-plan", "--images", "--predict"}
 #: What more of which is more work, as the user asked; only what no machine can do is tried.
 _WORK = {"--num-prompts", "--seeds", "--n", "--num-replicas", "--every", "--jobs"}
 #: Values that would start workers, wait for clusters, or open a browser.
@@ -193,7 +193,7 @@ def outputs(rng: Rng, folder: Path) -> Case:
         [*run, "--out", out], [*run, "--out", "out", "--json", data], [*run, "--out", out, "--json", data],
         [*run, "--record-plan", out], [*run, "--record-plan", "--out", out, "--record-blocks"],
         ["sweep", *run[1:], "--grid", "n=1,2", "--jobs", "1", "--out", out], ["report", "run", "--out", out],
-        ["report", "run", "--out", out, "--perfetto", other], ["report", "run", "--out", "out.html", "--perfetto", out],
+        ["report", "run", "--out", out, "--json", other], ["report", "run", "--out", "out.html", "--json", out],
         ["report", "run", "--out", out, "--json", out], ["traces", "synth", "trace.csv", "--out", out],
         ["traces", "convert", "trace.csv", out], ["traces", "stats", "trace.csv", "--out", out, "--json", data],
         ["traces", "convert", "trace.csv", "trace.csv"], ["reproduce", "fig1", "--jobs", "1", "--out", out],

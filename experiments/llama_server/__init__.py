@@ -1,1 +1,0 @@
-"""A ``llama-server`` line: its slots, its cache, and whether it fits a GPU."""

@@ -1,1 +1,0 @@
-"""Runs as timelines for ui.perfetto.dev."""
