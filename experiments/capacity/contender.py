@@ -35,7 +35,7 @@ from .fleet import (
 )
 from .least import BY_SATURATION, fewest, too_many
 from .load import Load
-from .max_rate import ALONE, Ahead, Limits, MaxRate, follow, go_ahead, limits
+from .max_rate import ALONE, Ahead, Bounds, MaxRate, bounds, follow, go_ahead
 from .max_rate import rate as rate_of_power
 from .pairs import Offer, Side, may_be_side
 from .split import AUTO, best_share, divided, fewest_replicas
@@ -46,9 +46,9 @@ from .uncertainty import uncertainty
 from .what_if import Lengths, changed_rates
 
 #: What is known of one replica, by its saturated rate.
-Known = Ahead | MaxRate | Limits
+Known = Ahead | MaxRate | Bounds
 #: Of a replica of which nothing is known.
-_UNLIMITED = Limits(SloCheck(meets=True, counted=0, met=0, missed={}), None)
+_UNLIMITED = Bounds(SloCheck(meets=True, counted=0, met=0, missed={}), None)
 
 
 class Service(NamedTuple):
@@ -95,7 +95,7 @@ class Contender:
         self.settings, self._first = self._service.settings, question.seeds[0]
         #: Share of the replicas that prefill, where it is asked for.
         self._share: float | None = None
-        self._limits: Limits | None = None
+        self._bounds: Bounds | None = None
         #: Replicas of a pair that serve the first draw.
         self.drawn = 0
 
@@ -162,7 +162,7 @@ class Contender:
             of_rate = first_fleet(self.wanted * self.longer, most)
         return max(of_rate, self.least or 1, fewest_replicas(self._service.prefill_replicas))
 
-    def _least_of(self, begun: Ahead | Limits) -> int:
+    def _least_of(self, begun: Ahead | Bounds) -> int:
         """The fewest replicas that may serve the wanted rate: by the data sheet, and by what one replica serves."""
         least = fewest_replicas(self._service.prefill_replicas)
         if least == 1 and begun.saturated is not None:
@@ -242,7 +242,7 @@ class Contender:
     def _known_of_fleet(
         self, cluster: Cluster, known: Known, highest: Sequence[float]
     ) -> Search[tuple[float, ...] | None]:
-        """``Answer.known_rates`` of a fleet; None if its saturated rate limits its highest rates, by seed."""
+        """``Answer.known_rates`` of a fleet; None if its saturated rate bounds its highest rates, by seed."""
         if known.saturated is not None and not cluster.disaggregated:
             return None
         return (yield from self._known_rates(cluster, self._by_seed(highest)))
@@ -348,7 +348,7 @@ class Contender:
             return inf, self.least
         most = inf
         try:
-            found = self._limits = yield from result(task(limits, self.settings, self._first))
+            found = self._bounds = yield from result(task(bounds, self.settings, self._first))
             most = 0.0 if not found.alone.meets else inf if found.saturated is None else found.saturated
         except UserError:
             pass
@@ -359,7 +359,7 @@ class Contender:
 
         The runs have as many requests as those of a replica of which nothing is known. Where longer ones would fill it, they take no more.
         """
-        known = _UNLIMITED._replace(saturated=inf) if self.is_pair else self._limits
+        known = _UNLIMITED._replace(saturated=inf) if self.is_pair else self._bounds
         if known is None or not known.alone.meets or (self.is_divided and not self.is_pair):
             return False
         if size < self._least_of(known):
@@ -399,14 +399,14 @@ class Contender:
     def _trials(self, known: Known) -> FleetTrials:
         return FleetTrials(self, known)
 
-    def _fleet_search(self, begun: Ahead | Limits, near: int, least: int = 1) -> FleetSearch:
+    def _fleet_search(self, begun: Ahead | Bounds, near: int, least: int = 1) -> FleetSearch:
         question, least = self.question, max(least, self._least_of(begun))
         return FleetSearch(
             self._trials(begun), self.wanted, near, least, question.goal.attainment, begun.alone.counted,
             question.seeds, self._engines,
         )  # fmt: skip
 
-    def _chance_search(self, about: Uncertainty, size: int, begun: Ahead | Limits) -> ChanceSearch:
+    def _chance_search(self, about: Uncertainty, size: int, begun: Ahead | Bounds) -> ChanceSearch:
         question = self.question
         count = 1 if len(question.seeds) == 1 else max(NUM_DRAWS, len(question.seeds))
         draws, least = range(self._first, self._first + count), self._least_of(begun)

@@ -29,12 +29,14 @@ def day_table(plan: DayPlan) -> Table:
         "in flight\na replica",
         "KV cache\nmean, peak",
     )
-    steps, constant = plan.following["steps"], plan.constant["steps"]
-    for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
-        cells = (_share(each["attained"][place]) for each in (steps, constant))
-        number = f"{steps['concurrency'][place]:,.1f}"
-        use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
-        table.add_row(clock(start, plan.day.start_s), f"{rate:,.3g}", f"{size:,}", *cells, number, use)
+    served = zip(
+        plan.day.start_s, plan.day.rates, plan.replicas, plan.following.steps, plan.constant.steps, strict=True
+    )
+    for start, rate, size, step, beside in served:
+        cells = map(_share, (step.attained, beside.attained))
+        use = f"{step.kv_cache_usage:.0%}, {step.peak_kv_cache_usage:.0%}"
+        from_ = clock(start, plan.day.start_s)
+        table.add_row(from_, f"{rate:,.3g}", f"{size:,}", *cells, f"{step.concurrency:,.1f}", use)
     return table
 
 

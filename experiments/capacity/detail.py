@@ -45,7 +45,7 @@ _RATES = (
 
 
 @dataclass(frozen=True)
-class Limit:
+class Bottleneck:
     """What prevents a higher rate.
 
     Attributes:
@@ -109,7 +109,7 @@ class Detail:
     buckets_pct: dict[str, float]
     paper_view_pct: dict[str, float]
     cache_worth: dict[str, Any] | None
-    limit: Limit
+    limit: Bottleneck
     curve: tuple[Point, ...]
     attained_by_load: dict[str, float] | None = None
 
@@ -183,7 +183,7 @@ def _point(rate: float, metrics: dict[str, Any]) -> Point:
     return Point(rate, 1000 / tpot if tpot else 0.0, metrics["p90_ttft_ms"])
 
 
-def limit_of(settings: Settings, work: Workload, goal: Goal) -> Limit:
+def limit_of(settings: Settings, work: Workload, goal: Goal) -> Bottleneck:
     """As ``limit``, of a replica with too high a load. A run with twice the blocks shows whether memory is the cause."""
     cost = compiled_cost(settings)
     beyond = simulate(settings, work, cost)
@@ -200,24 +200,24 @@ def limit_of(settings: Settings, work: Workload, goal: Goal) -> Limit:
     return replace(found, cause="max_num_seqs" if is_number else "steps")
 
 
-def limit(beyond: Run, goal: Goal) -> Limit:
+def limit(beyond: Run, goal: Goal) -> Bottleneck:
     """The objective that a run misses, and the cause."""
     preemptions, waits = sum(summary(beyond)["preemptions"].values()), waiting_shares(beyond)
     found = _limit(check_run(beyond, goal), preemptions)
     return replace(found, cause=_cause(waits, preemptions), waiting=waits)
 
 
-def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> Limit:
+def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> Bottleneck:
     """As ``limit``, of a fleet divided into prefill and decode: the cause is the part that the objective is of."""
     found = _limit(check_times(work, beyond.times, goal), sum(beyond.summary()["preemptions"].values()))
     return replace(found, cause="prefill" if found.objective == "ttft" else "decode")
 
 
-def _limit(found: SloCheck, preemptions: int) -> Limit:
+def _limit(found: SloCheck, preemptions: int) -> Bottleneck:
     """Without its cause."""
     missed = {name: number / found.counted for name, number in found.missed.items()}
     objective = None if found.meets else max(missed, key=missed.__getitem__)
-    return Limit(objective, missed, "", preemptions, load=found.load)
+    return Bottleneck(objective, missed, "", preemptions, load=found.load)
 
 
 def _cause(waits: dict[str, float], preemptions: int) -> str:

@@ -20,7 +20,7 @@ from .answer import Answer, Bill
 from .candidates import Candidate
 from .chance import Chance, Uncertainty
 from .confidence import CONFIDENCE, CONTENT
-from .detail import BEYOND, Detail, Limit
+from .detail import BEYOND, Bottleneck, Detail
 from .fleet import Fleet
 from .measurement import main_cause
 from .pairs import serve_lines, side_text
@@ -493,7 +493,7 @@ def limit_text(answer: Answer) -> str:
     )
 
 
-def _of_load(limit: Limit) -> str:
+def _of_load(limit: Bottleneck) -> str:
     """Of which load an objective is, where there are several."""
     return "" if limit.load is None else f" of {limit.load}"
 
@@ -581,7 +581,7 @@ def _none_in_short(answer: Answer) -> str:
     return "every rate meets" if answer.every_rate_meets else "no rate meets"
 
 
-def _limit_in_short(limit: Limit) -> str:
+def _limit_in_short(limit: Bottleneck) -> str:
     return f"{limit.name}, {limit.cause}"
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS
-from fragmeter.experiments.capacity.detail import Detail, Limit
+from fragmeter.experiments.capacity.day import ServedDay, ServedStep, Targets
+from fragmeter.experiments.capacity.detail import Bottleneck, Detail
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import STEP, Ahead, SeedRate
 from fragmeter.experiments.capacity.tasks import Task
@@ -27,7 +28,7 @@ _TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank
 DETAIL = Detail(
     attained=1.0, metrics=_TIMES | dict.fromkeys(("request_throughput", "mean_batch", "num_gpu_blocks"), 1.0), preemptions=0,
     refused_requests=0, load="light", near_saturation=None, kv_cache_pct=1.0, buckets_pct={}, paper_view_pct={}, cache_worth=None,
-    limit=Limit(None, {}, "steps"), curve=(),
+    limit=Bottleneck(None, {}, "steps"), curve=(),
 )  # fmt: skip
 
 
@@ -102,21 +103,15 @@ class Service:
                 return self._day(*more)
             case _:
                 assert stage == "full_load"
-                return {"concurrency": 7.0, "kv_cache_usage": 0.5}
+                return Targets(7.0, 0.5)
 
     @staticmethod
-    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> dict[str, Any]:
-        hours = [size * (end - start) / 3600 for size, (start, end) in zip(sizes, day.spans_s, strict=True)]
-        steps = {
-            name: [0.95] * len(sizes) for name in ("attained", "concurrency", "kv_cache_usage", "peak_kv_cache_usage")
-        }
-        requests = [round(rate * (end - start)) for rate, (start, end) in zip(day.rates, day.spans_s, strict=True)]
-        return {
-            "requests": sum(requests),
-            "attained": 0.95,
-            "steps": {"requests": requests, **steps, "replica_hours": hours},
-            "replica_hours": sum(hours),
-        }
+    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> ServedDay:
+        steps = tuple(
+            ServedStep(round(rate * (end - start)), 0.95, 0.95, 0.95, 0.95, size * (end - start) / 3600)
+            for rate, size, (start, end) in zip(day.rates, sizes, day.spans_s, strict=True)
+        )
+        return ServedDay(sum(each.requests for each in steps), 0.95, steps, sum(each.replica_hours for each in steps))
 
     def of_stage(self, stage: str, gpu: str | None = None) -> list[tuple[Any, ...]]:
         return [call[2:] for call in self.calls if call[0] == stage and gpu in (None, call[1])]

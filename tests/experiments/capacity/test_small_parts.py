@@ -152,7 +152,9 @@ class TestLimit:
         checks(monkeypatch, False, {"ttft": 4, "tpot": 6}, preempted)
         shares = dict(zip(("max_num_seqs", "memory", "steps"), (each / 100 for each in waits), strict=True))
         monkeypatch.setattr(detail, "waiting_shares", lambda run: shares)
-        assert detail.limit(None, GOAL) == detail.Limit("tpot", {"ttft": 0.4, "tpot": 0.6}, cause, preempted, shares)
+        assert detail.limit(None, GOAL) == detail.Bottleneck(
+            "tpot", {"ttft": 0.4, "tpot": 0.6}, cause, preempted, shares
+        )
 
     def test_a_run_that_meets_its_goal_misses_no_objective(self, monkeypatch):
         checks(monkeypatch, True, {"ttft": 1})
@@ -170,7 +172,7 @@ class TestLimit:
         checks(monkeypatch, meets, missed)
         beyond = SimpleNamespace(times=None, summary=lambda: {"preemptions": {"recompute": 2, "swap": 3}})
         shares = {name: number / 10 for name, number in missed.items()}
-        assert detail.limit_of_split(beyond, None, GOAL) == detail.Limit(objective, shares, cause, 5)
+        assert detail.limit_of_split(beyond, None, GOAL) == detail.Bottleneck(objective, shares, cause, 5)
 
     @pytest.mark.parametrize(
         ("cause", "objective", "still", "relieved", "found", "runs"),
@@ -196,14 +198,14 @@ class TestLimit:
             blocks.append(chosen.num_gpu_blocks_override)
             return run_of([(1, 0, 0, 0)])
 
-        causes = iter([detail.Limit(objective, {}, cause), detail.Limit("ttft", {}, relieved)])
+        causes = iter([detail.Bottleneck(objective, {}, cause), detail.Bottleneck("ttft", {}, relieved)])
         shares = iter([SloCheck(False, 8, 4, {}), SloCheck(False, 8, 8 - still, {})])
         monkeypatch.setattr(detail, "compiled_cost", lambda _: None)
         monkeypatch.setattr(detail, "simulate", simulate)
         monkeypatch.setattr(detail, "limit", lambda run, goal: next(causes))
         monkeypatch.setattr(detail, "check_run", lambda run, goal: next(shares))
         chosen = settings(num_gpu_blocks_override=10)
-        assert detail.limit_of(chosen, None, GOAL) == detail.Limit(objective, {}, found)
+        assert detail.limit_of(chosen, None, GOAL) == detail.Bottleneck(objective, {}, found)
         assert blocks == [10, 20][:runs]
 
 
