@@ -1,24 +1,26 @@
 """Find the fleet and the cost of every candidate for a wanted rate, or the highest rate of a replica, and rank them.
 
-    0. least     with a wanted rate: the fewest replicas by the data sheet, without a run (``least``); candidates that need more
-                 than a plan simulates go no further
-    1. ahead     every candidate, with the first seed and one replica (``max_rate.go_ahead``)
+    0. least       with a wanted rate: the fewest replicas by the data sheet, without a run (``least``); candidates that need more
+                   than a plan simulates go no further
+    1. go_ahead    every candidate, with the first seed and one replica (``max_rate``); of a pair ``fleet.apart``
        with a wanted rate (the runs of a candidate have as many requests as fill its replicas, ``Load``):
-    2. share     with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
-       cases     the smallest fleet that is enough with the confidence, over draws, step times and memory (``chance``); no smaller one counts
-       fleets    the smallest fleet of every candidate that meets the goal, simulated behind its router (``fleet``)
-    3. headroom  its highest rate, which confirms its size
-       known     where runs have too few requests to fill a replica, the rate up to which they are a load
+    2. best_share  with --prefill-replicas auto, the best share of the fleet that prefills (``split``)
+       meets_case  the smallest fleet that is enough with the confidence, over draws, step times and memory (``chance``); no smaller
+                   one counts
+       attained_share, highest_rate, takes_rate   the smallest fleet that meets the goal, simulated behind its router (``fleet``), and its
+                   highest rates, which confirm its size
+       known_rate  where runs have too few requests to fill a replica, the rate up to which they are a load
        without:
-    2. follow    every candidate that meets the goal, with every other seed and one replica
-       other seeds   the rate that they take
-    4. detail    results of each candidate at the wanted or the recommended rate, and its limit
-    what if      for the page: rates of the first candidates with other lengths and objectives (``what_if``)
+    2. follow, takes_rate   every candidate that meets the goal, with every other seed and one replica
+    3. detail      results of each candidate at the wanted or the recommended rate, and its limit
+    changed_rates  for the page: rates of the first candidates with other lengths and objectives (``what_if``)
 
-The jobs of a step are independent and run on all cores or on a cluster. Finished jobs are stored, so an interrupted
-plan continues from there. The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the
-lower price of a token at the full rate; candidates of which only bursts are known (``Answer.is_burst``) come last. Without a wanted
-rate it recommends the lowest price of a token.
+``Contender`` has these steps for one candidate, ``Contest`` the order of candidates that differ only in what is not listed, and
+``Runner`` their runs, side by side on all cores or on a cluster. Finished runs are stored, so an interrupted plan continues from there.
+
+The plan recommends the cheapest candidate for the wanted rate, then fewer GPUs, then the lower price of a token at the full rate;
+candidates of which only bursts are known (``Answer.is_burst``) come last. Without a wanted rate it recommends the lowest price of a
+token.
 
 If all requests at once meet the goal, every rate does. Such a candidate has no highest rate, so without a wanted rate its
 tokens have no price. It is listed after the candidates with a price. For a wanted rate its smallest fleet is simulated.
@@ -50,7 +52,7 @@ Say = Callable[[str, float, bool], None]
 
 
 class Planner:
-    """Runs the steps of a plan.
+    """Answers the question of a plan for every candidate.
 
     Args:
         store: Stores finished tasks; None stores nothing.
