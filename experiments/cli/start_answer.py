@@ -294,7 +294,7 @@ def print_refusal(
 
 def _remedies(answer: Started) -> list[Change]:
     """Changes with which the line starts with the least memory that is likely."""
-    return remedies(replace(answer.launch, outlook="low"))
+    return list(remedies(replace(answer.launch, outlook="low")))
 
 
 def _print_remedies(answer: Started, found: list[Change], title: str, report: Report) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from ...sim.spec import dtype_bits
 from ...sim.spec.context_parallel import is_simulated
@@ -20,39 +21,6 @@ _MOST_RANKS = 64
 #: Fewest tokens of a step that are tried.
 _FEWEST_TOKENS = 512
 Candidates = Iterator[tuple[object, Launch]]
-
-
-def remedies(launch: Launch) -> list[Change]:
-    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own.
-
-    Those that the failed check asks for come first.
-    """
-
-    def first(flag: str, candidates: Candidates) -> Change | None:
-        return next((Change(flag, str(value), each) for value, each in candidates if starts(each)), None)
-
-    broken = first_broken(launch)
-    asked = broken[1].changes if broken is not None and isinstance(broken[1], Broken) else ()
-    found = [
-        *(each for each in asked if starts(each.launch)),
-        first("--kv-cache-dtype", _fp8_for_nvfp4(launch)),
-        first("--dtype", _own_dtype(launch)),
-        first("--max-num-seqs", _sequences(launch)),
-        first("--kv-cache-memory-bytes", _own_bytes(launch)),
-        first("--num-gpu-blocks-override", _own_blocks(launch)),
-        first("--tensor-parallel-size", _ranks(launch)),
-        first("--eplb-config.num_redundant_experts", _copies(launch)),
-        first("--decode-context-parallel-size", _context_ranks(launch)),
-        first("--max-model-len", _lengths(launch)),
-        first("--kv-cache-dtype", _fp8_kv(launch)),
-        first("--quantization", _fp8_weights(launch)),
-        first("VLLM_PP_LAYER_PARTITION", _partitions(launch)),
-        first("--gpu-memory-utilization", _utilizations(launch)),
-        first("--max-num-batched-tokens", _tokens(launch)),
-        first("-cc.cudagraph_mode", _graphs(launch)),
-        first("--enforce-eager", _no_graphs(launch)),
-    ]
-    return [change for change in found if change is not None]
 
 
 def starts(launch: Launch) -> bool:
@@ -214,3 +182,37 @@ def _graphs(launch: Launch) -> Candidates:
 def _no_graphs(launch: Launch) -> Candidates:
     if launch.deployment.cuda_graphs:
         yield "", replace(launch, deployment=replace(launch.deployment, cuda_graphs=False))
+
+
+#: Flags and variables with the values that are tried, in the order in which they are named.
+_CHANGES: tuple[tuple[str, Callable[[Launch], Candidates]], ...] = (
+    ("--kv-cache-dtype", _fp8_for_nvfp4),
+    ("--dtype", _own_dtype),
+    ("--max-num-seqs", _sequences),
+    ("--kv-cache-memory-bytes", _own_bytes),
+    ("--num-gpu-blocks-override", _own_blocks),
+    ("--tensor-parallel-size", _ranks),
+    ("--eplb-config.num_redundant_experts", _copies),
+    ("--decode-context-parallel-size", _context_ranks),
+    ("--max-model-len", _lengths),
+    ("--kv-cache-dtype", _fp8_kv),
+    ("--quantization", _fp8_weights),
+    ("VLLM_PP_LAYER_PARTITION", _partitions),
+    ("--gpu-memory-utilization", _utilizations),
+    ("--max-num-batched-tokens", _tokens),
+    ("-cc.cudagraph_mode", _graphs),
+    ("--enforce-eager", _no_graphs),
+)
+
+
+def remedies(launch: Launch) -> Iterator[Change]:
+    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own.
+
+    Those that the failed check asks for come first.
+    """
+    broken = first_broken(launch)
+    asked = broken[1].changes if broken is not None and isinstance(broken[1], Broken) else ()
+    yield from (each for each in asked if starts(each.launch))
+    for flag, candidates in _CHANGES:
+        changes = (Change(flag, str(value), each) for value, each in candidates(launch))
+        yield from islice((each for each in changes if starts(each.launch)), 1)
