@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ...reports.data.answer import KeyNumber, counted, duration
+from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.page.table import Table
-from ...reports.page.what_if import WhatIf
 from ...reports.style.labels import metric_label
 from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
@@ -29,6 +29,7 @@ from .candidates import Candidate
 from .confidence import capped
 from .day_text import day_cells, day_rows, day_section, day_summary
 from .detail import Detail
+from .manifest import FILES
 from .prices import GPU_HOURS
 from .text import (
     headroom_text,
@@ -42,7 +43,7 @@ from .text import (
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED, *FILES.values()))
 
 
 def write_plan(

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ... import __version__
-from ...reports.page.what_if import WhatIf
+from ...reports.explore.what_if import WhatIf
 from ...sim.cluster import Cluster
 from ...sim.output.folders import OutputFolder
 from ...sim.spec.startup.capacity import capacity
@@ -22,6 +22,7 @@ from .day import DayPlan
 from .day_text import day_lines, day_table
 from .least import least_headline
 from .load import Load
+from .manifest import FILES, loadable, manifest
 from .measurement import measured_text, next_measurement
 from .page import write_plan
 from .planning import Planner
@@ -107,6 +108,10 @@ class Plan:
             report.print_line(line)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions, self._what_if()))
+            if self._aims.deploy is not None and self._ranks:
+                name, version = FILES[self._aims.deploy], self._ranks[0][0].candidate.started.line.version
+                out.write(name, manifest(self._aims.deploy, *self._ranks[0], loadable(self._model), version).encode())
+                report.point_to("Manifest", out.path / name)
         return document
 
     def _what_if(self) -> WhatIf | None:

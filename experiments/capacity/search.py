@@ -27,6 +27,7 @@ from .day import Day
 from .fleet import DEFAULT_FLEET_SEEDS
 from .load import Load
 from .loads import Shared
+from .manifest import loadable
 from .max_rate import DEFAULT_SEEDS
 from .measurement import with_measured_steps
 from .plan import Plan
@@ -60,6 +61,10 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     """
     shared, known = request.shared, prices(aims.prices)
     goal = shared.goal(aims.attainment) if shared else Goal(objectives(not_none(aims.goodput)), aims.attainment)
+    if aims.deploy is not None:
+        if out is None:
+            raise SettingError("deploy", aims.deploy, "has no place; give --out")
+        loadable(request.model or request.line.model)
     # A line without a length takes the longest that fits on each GPU.
     line = replace(request.line, flags=request.line.flags or {"max-model-len": "auto"})
     day, inputs = _day(request.inputs, request.choices, aims)

@@ -22,7 +22,8 @@ from math import inf, log
 
 import numpy as np
 
-from ...reports.page.what_if import NO_RATE, NOT_KNOWN, Axis, Offer, WhatIf
+from ...reports.explore.axis import Axis
+from ...reports.explore.what_if import NO_RATE, NOT_KNOWN, Offer, WhatIf
 from ...sim import Settings, simulate
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, SloCheck, check_run, compiled_cost, saturated_rate

@@ -16,6 +16,7 @@ from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.loads import Shared, by_model
 from ..capacity.request import AIMS, Aims, PlanRequest
 from ..capacity.several import plans
+from ..llama_server.line import read_llama
 from ..measured.statements import contradictions, of_line, of_log, of_sizes
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
@@ -24,6 +25,7 @@ from ..sglang_server.line import read_sglang
 from ..vllm_serve.line import ServeLine, pasted, read_serve, version
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started, started
+from .llama_answer import print_llama
 from .sglang_answer import print_sglang
 from .start_answer import doubt, facts, print_flags, print_refusal, print_start
 from .sweep import WORKERS
@@ -60,7 +62,7 @@ def plan(
 
     Args:
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
-            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or python -m
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ... or python -m
             sglang.launch_server ..., of which the memory is reported. With --goodput: the base line of all candidates.
         gpu: Presets, or FILE.json of GPUs of your own, separated by commas or spaces: the card of every rank, or with --goodput
             candidates; by default every preset with a price.
@@ -90,11 +92,16 @@ def plan(
         raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
+    llama = None if serve is None else read_llama(pasted(serve))
+    others = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "out": out}
+    if llama is not None:
+        _require_alone("llama-server", others, load, aims, choices)
+        print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
+        return
     sglang = None if serve is None else read_sglang(pasted(serve))
     if sglang is not None:
-        others = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "out": out}
-        _require_alone(others, load, aims, choices)
-        print_sglang(sglang, _one_gpu(not_none(gpu)), model, report)
+        _require_alone("SGLang", others, load, aims, choices)
+        print_sglang(sglang, _one_gpu(not_none(gpu), "SGLang"), model, report)
         return
     log = None if startup_log is None else read_log(startup_log)
     stated = None if vllm is None else version(vllm)
@@ -186,21 +193,21 @@ def _require_no_load(aims: Aims, *groups: Any) -> None:
         raise SettingError("loads", str(aims.loads), f"has the loads and objectives; leave out {flags}")
 
 
-def _require_alone(alone: dict[str, Any], load: _Load, aims: Aims, choices: Choices) -> None:
-    """Refuse what is not answered for a line of SGLang."""
+def _require_alone(server: str, alone: dict[str, Any], load: _Load, aims: Aims, choices: Choices) -> None:
+    """Refuse what is not answered for a line of another server than vLLM's."""
     given = [name for name, value in alone.items() if value is not None]
     if given or load != _NO_LOAD or aims != Aims() or choices != Choices():
         name = f"--{given[0].replace('_', '-')}" if given else "a load or objectives"
         raise UserError(
-            f"serve: {name} is not read beside a line of SGLang; without it the answer prints flags for simulate, and for sweep --grid"
+            f"serve: {name} is not read beside a line of {server}; without it the answer prints flags for simulate, and for sweep --grid"
             " request_rate=10,20 --goodput ttft:500"
         )
 
 
-def _one_gpu(names: list[str]) -> str:
+def _one_gpu(names: list[str], server: str) -> str:
     gpus = values_of("gpu", names)
     if len(gpus) > 1:
-        raise SettingError("gpu", ",".join(gpus), "the line of SGLang is read for one kind of GPU; name one")
+        raise SettingError("gpu", ",".join(gpus), f"the line of {server} is read for one kind of GPU; name one")
     return gpus[0]
 
 

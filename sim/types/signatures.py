@@ -32,6 +32,7 @@ EXPECTED = {
     "probe": "a recording of fragmeter.probe",
     "prices": "prices of GPUs",
     "story": "a story as TOML",
+    "check": "objectives as TOML",
     "cost": "step costs as JSON",
 }
 
@@ -289,7 +290,7 @@ DEPLOYMENTS = (
             lines(rf"{_BEFORE}(\S*/)?llama-server(\.exe)?\s", "`llama-server`"),
             both(_DOCKER, lines(r"/llama\.cpp:(server|full)|\sllama-server\s", "`llama.cpp:server`")),
         ),
-        "simulate --policy llama-cpp with its model, its slots as --max-num-seqs and its context as --num-gpu-blocks-override",
+        "give it as --serve to plan, which prints the command that simulates it",
     ),
 )  # fmt: skip
 

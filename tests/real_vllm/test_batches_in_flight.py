@@ -164,6 +164,12 @@ def test_a_request_that_comes_while_batches_compute_in_vain_waits_for_the_oldest
     _compare("batches in vain", [case], 2, True, record_property)
 
 
+def test_the_last_finish_of_all_is_told_in_a_batch_of_its_own(record_property):
+    """It holds a place of the queue, so a request that comes then decodes a batch earlier."""
+    case = drawn("mixed", 89, "draft_model")
+    _compare("batch that tells of a finish", [case], 4, True, record_property)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [10, 11])
 def test_sequences_that_preempt_each_other_for_ever_are_noticed(seed):

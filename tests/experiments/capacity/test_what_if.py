@@ -15,7 +15,7 @@ from fragmeter.experiments.capacity.what_if import LENGTHS, OBJECTIVES, RATES, c
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.slo_check import Goal
-from fragmeter.reports.page.what_if import NO_RATE, WhatIf
+from fragmeter.reports.explore.what_if import NO_RATE, WhatIf
 from fragmeter.sim import Settings
 from fragmeter.sim.metrics.objectives import objectives
 
