@@ -71,12 +71,13 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     request = replace(request, line=line, inputs=inputs)
     # The load first: whether each candidate starts, and with which change it would, takes seconds.
     load = _load(inputs, shape_of(line, request.model).name, aims.seed, shared)
+    longest = load.longest_tokens
     found, unlisted = _candidates(request, aims, known)
     groups = groups_of(found, unlisted)
     found = [candidate for group in groups for candidate in group]
     priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
     _refuse_unread(request, [candidate for candidate in found if candidate.settings], load, aims.seed)
-    groups = [[_long_enough(candidate, load.longest_tokens) for candidate in group] for group in groups]
+    groups = [[_long_enough(candidate, longest) for candidate in group] for group in groups]
     wanted = _wanted(load)
     _refuse_of_fleets(aims, request.choices, wanted, day)
     aims = replace(aims, seeds=aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS))
