@@ -15,7 +15,6 @@ from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.output import Report
-from ..runs.slo_check import Goal
 from .answer import Answer, Bill, ranked
 from .candidates import CHECKPOINT
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
@@ -53,13 +52,14 @@ class Plan:
     """
 
     def __init__(
-        self, aims: Aims, goal: Goal, planner: Planner, load: Load, wanted: float | None, priced: Prices,
-        answers: Sequence[Answer], request: PlanRequest, day: DayPlan | None = None,
+        self, aims: Aims, request: PlanRequest, planner: Planner, priced: Prices, answers: Sequence[Answer],
+        day: DayPlan | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._request = request.model or request.line.model, request
-        self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
-        self._answers, self._day, self._planner = answers, day, planner
-        self._ranks = ranked(answers, load, priced, wanted, aims.spare)
+        self._model, self._request, self._aims = request.model or request.line.model, request, aims
+        self._planner, self._priced, self._answers, self._day = planner, priced, answers, day
+        question = planner.question
+        self._goal, self._load, self._wanted = question.goal, question.load, question.wanted
+        self._ranks = ranked(answers, self._load, priced, self._wanted, question.spare)
         priced_answers = [answer for answer, _ in self._ranks]
         # Candidates that can serve come first.
         self._others = sorted(
@@ -217,7 +217,7 @@ class Plan:
         ]
 
     def _load_of(self, answer: Answer) -> Load:
-        return self._planner.jobs.load_of(not_none(answer.candidate.settings))
+        return self._planner.load_of(not_none(answer.candidate.settings))
 
     def _seeds(self) -> str:
         seeds = not_none(self._aims.seeds)
@@ -339,5 +339,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         data["fleet"] = asdict(answer.fleet) | {"rates": rates, "sure_rate": _finite(answer.fleet.sure_rate)}
     if answer.known_rates is not None:
         data["known_rates"] = [_finite(each) for each in answer.known_rates]
-    data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
+    data |= ({} if answer.detail is None else answer.detail.as_dict()) | (
+        {} if bill is None else {"bill": asdict(bill)}
+    )
     return data

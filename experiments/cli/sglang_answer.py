@@ -72,6 +72,8 @@ def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
         beside["window_slots"] = "swa_max_total_num_tokens", memory.windows.pages * replica.block_size
     if isinstance(memory, RadixMemory) and memory.states is not None:
         beside["states"] = "max_mamba_cache_size", memory.states.slots
+    if memory.transfers is not None:
+        beside["host_slots"] = "HiCache, tokens", memory.transfers.cache.num_blocks * replica.block_size
     return {
         "slots": ("max_total_num_tokens", memory.capacity_slots),
         **beside,

@@ -94,7 +94,7 @@ def build(
     if states is not None:
         limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, states.most_requests))
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
-    offloaded = options.offloaded(server, size)
+    offloaded = options.offloaded(server, num_blocks, size)
     if offloaded is not None and fleet is not None:
         offloaded = replace(offloaded, fleet=fleet)
     pool = Pool(
