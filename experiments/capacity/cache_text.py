@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import fmean
 
 from ...reports.data.cache_worth import says_worth, worth_sentence
-from ...sim.spec.startup.capacity import stage_memories
 from .answer import Answer, Bill
 
 
@@ -20,7 +19,7 @@ def cache_text(answer: Answer, bill: Bill, currency: str) -> list[str]:
     text = f"Prefix cache: {worth_sentence(found)}"
     if not says_worth(found):
         return [text]
-    stages = stage_memories(answer.candidate.started.launch)
+    stages = answer.candidate.started.stages()
     share = fmean(stage.kv_cache_bytes / stage.total_bytes for stage in stages)
     in_vain = (found["pool_pct"]["never"] + found["pool_pct"]["too_late"]) / 100
     price = bill.per_hour * share * in_vain

@@ -26,7 +26,7 @@ from ...sim import Settings, Workload, simulate
 from ...sim.engine.observer import Observed, Observer
 from ...sim.metrics.requests import preemptions
 from ...sim.runs.run import Run
-from ...sim.spec.startup.capacity import capacity, least, users
+from ...sim.spec.startup.capacity import least, users
 from ...sim.types.sequence import StepPlan
 from ..vllm_serve.start import Started
 
@@ -77,7 +77,7 @@ def most_at_once(server: Started, tokens: int) -> int:
 
 
 def _at_once(server: Started, tokens: int) -> int:
-    return users(server.launch, capacity(server.launch).num_blocks, tokens)
+    return users(server.launch, server.pool().num_blocks, tokens)
 
 
 def most_that_start(server: Started, number: int) -> int:

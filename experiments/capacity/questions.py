@@ -22,7 +22,6 @@ from ...sim.config.unread import only_read
 from ...sim.engine.replica import build
 from ...sim.metrics.registry import metric_text
 from ...sim.runs.replica import Replica
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading, Trace
@@ -173,7 +172,7 @@ def _pool_text(server: Started, value: int | None) -> str:
     """The pool of a line with that value, where it is another than the line's."""
     if not value:
         return ""
-    own, found = (capacity(each.launch).num_blocks for each in (server, server.with_max_num_seqs(value)))
+    own, found = (each.pool().num_blocks for each in (server, server.with_max_num_seqs(value)))
     return "" if own == found else f" With --max-num-seqs {value} the KV cache has {found:,} blocks."
 
 

@@ -22,7 +22,7 @@ from ...sim.types.errors import UserError
 from ..runs.output import Report
 from ..runs.parallel import Workers
 from ..runs.slo_check import Goal
-from ..vllm_serve.line import parse_serve
+from ..sglang_server.start import parse_line
 from .candidates import Candidate, candidates
 from .confidence import Decision, mean_rate
 from .fleet import DEFAULT_FLEET_SEEDS
@@ -132,7 +132,7 @@ def _prepare(service: Service, path: Path, seed: int) -> tuple[Service, Candidat
     """A service's candidate, load, goal and rate; errors name the service."""
     try:
         (candidate,) = candidates(
-            parse_serve(service.serve), [service.gpu], {"router": [service.router]}, cost=service.cost
+            parse_line(service.serve), [service.gpu], {"router": [service.router]}, cost=service.cost
         )
         settings = Settings(model=candidate.started.launch.model.name, seed=seed)
         load, wanted = service.load(path.parent, settings, service.num_prompts)

@@ -12,6 +12,7 @@ from ...sim.cluster import Cluster
 from ...sim.metrics.registry import metric_text
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
+from ..measured.scrapes import VLLM
 from ..measured.servers_like import Served
 from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
@@ -67,8 +68,10 @@ def pair_lines(answer: Answer, model: str) -> list[str]:
 
 
 def flags_of(candidate: Candidate) -> str:
-    """The settings of one candidate, as flags."""
-    chosen = not_none(candidate.settings)
+    """The settings of one candidate, as flags; those of an SGLang line in its words, without its defaults."""
+    chosen, line = not_none(candidate.settings), candidate.started.line
+    if line.server != VLLM and chosen.policy == candidate.started.settings().policy:
+        return line.words()
     given = chosen.as_dict()
     values = ((name, given.get(name)) for name in _FLAGS)
     flags = [_flag_text(name, value) for name, value in values if value not in _PLAIN.get(name, (None, "auto"))]

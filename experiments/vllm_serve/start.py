@@ -5,9 +5,10 @@ The model that a line names is a path, a preset, or a Hugging Face repository of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from ...sim.config.settings import Settings, settings
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
@@ -34,7 +35,7 @@ from ...sim.spec.releases import (
     release,
 )
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
-from ...sim.spec.startup.capacity import capacity, longest_model_len
+from ...sim.spec.startup.capacity import Capacity, StageMemory, capacity, longest_model_len, stage_memories
 from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.launch import (
     BLOCK_SIZE,
@@ -55,6 +56,7 @@ from .graphs import graph_settings
 from .line import ServeLine
 from .log import StartupLog, corrected
 from .positions import with_positions
+from .remedies import remedies
 from .states import caching, require_simulated, with_formats
 
 _WEIGHTS = {
@@ -99,6 +101,8 @@ _OTHER_VENDOR = (
 )
 _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
 _OFFLOADING = "kv-offloading-size"
+#: Utilisation beyond the default: vLLM's own warning asks for more, and a GPU needs the rest.
+_MOST_UTILIZATION = 0.95
 #: MiB of a buffer of DeepEP, and GPUs of a node.
 _TARGETS = "lora-target-modules"
 _BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
@@ -139,6 +143,44 @@ class Started:
         judged = outcome(self.launch, self.fits_length, self.allows_long)
         return judged if self.failure is None else logged(judged, self.failure)
 
+    def pool(self, outlook: Literal["low", "likely", "high"] = "likely") -> Capacity:
+        """Capacity of its KV cache: the likely one, or an end of its interval."""
+        return capacity(replace(self.launch, outlook=outlook))
+
+    def stages(self) -> list[StageMemory]:
+        """Memory of the GPUs of each pipeline stage."""
+        return stage_memories(self.launch)
+
+    @property
+    def fewest_tokens(self) -> int:
+        """The fewest tokens of a step with which it starts."""
+        return self.launch.max_num_seqs
+
+    def larger_pools(self) -> Iterator[dict[str, str | bool | None]]:
+        """Flags that give it a larger KV cache on the same cards, the mildest first."""
+        sizes = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
+        fixed: dict[str, str | bool | None] = {name: None for name in sizes if name in self.line.flags}
+        if fixed:
+            yield fixed
+        for share in (self.launch.release.gpu_memory_utilization, _MOST_UTILIZATION):
+            if share > self.launch.gpu_memory_utilization:
+                yield {**fixed, "gpu-memory-utilization": f"{share:g}"}
+
+    def remedy(self) -> str:
+        """A single change with which a refused line starts; empty if there is none."""
+        first = next(iter(remedies(self.launch, self.fits_length, self.allows_long)), None)
+        return "" if first is None else f" With {first.flag} {first.value} it would."
+
+    def changed(self, flags: Mapping[str, str | bool | None]) -> Started:
+        """The line with other flags, of which None removes one, on the same cards, and with the same corrections of a log.
+
+        Raises:
+            SettingError: A value is invalid.
+        """
+        found = started(self.line.changed(flags), self.launch.gpu.setting, self.launch.model.name)
+        corrections, used = self.launch.corrections, self.launch.used_at_start_bytes
+        return replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
+
     @property
     def allows_long(self) -> bool:
         """Whether sequences may be longer than the model's limit."""
@@ -146,7 +188,7 @@ class Started:
 
     def with_max_num_seqs(self, number: int) -> Started:
         """The line with another ``--max-num-seqs``, on which the pool depends, and with the same corrections of a log."""
-        line = replace(self.line, flags=self.line.flags | {"max-num-seqs": str(number)})
+        line = self.line.changed({"max-num-seqs": str(number)})
         longest = self.launch.model.max_model_len if self.fits_length else self.launch.max_model_len
         tokens, seqs = _batch(line, self.launch.model, self.launch.gpu, self.launch.release, longest)
         launch = replace(self.launch, max_model_len=longest, max_num_seqs=seqs, max_num_batched_tokens=tokens)

@@ -209,6 +209,14 @@ class Policy(Generic[MemoryT, TransactionT]):
         stored."""
         return workload.prompt_tokens + workload.output_tokens - 1
 
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """Free slots below which a request of the mean lengths waits for memory beside so many running ones, [len(running)].
+
+        By default its prompt in whole blocks, and a block. It explains waiting, and decides nothing.
+        """
+        blocks = 1 - -int(workload.prompt_tokens.mean()) // block_size
+        return np.full(len(running), blocks * block_size)
+
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks of the smallest pool that can serve each request, int64 [n]; a request that needs more is refused.
 

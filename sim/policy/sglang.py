@@ -30,7 +30,7 @@ from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
 from .server import Limits, Pool, Server
-from .sglang_prefill import NewTokenRatio, PrefillBatch
+from .sglang_prefill import CLIP_MAX_NEW_TOKENS, NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.
 MOST_SORTED = 128
@@ -405,6 +405,18 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if memory.windows is not None:
             return 1
         return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
+
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """See ``Policy``; also its output, and of the running ones what is reserved at least of theirs, of which half has been generated."""
+        declared = workload.max_tokens
+        if declared is None:
+            declared = self.limits.max_model_len - workload.prompt_tokens
+        to_come, left = (
+            np.minimum(each, CLIP_MAX_NEW_TOKENS) for each in (declared, declared - workload.output_tokens / 2)
+        )
+        waits_for_all = False if workload.ignore_eos is None else workload.ignore_eos == 1
+        reserved = float((left * np.where(waits_for_all, 1.0, NewTokenRatio.LEAST)).mean())
+        return float((workload.prompt_tokens + to_come).mean()) + block_size + reserved * running
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.

@@ -14,7 +14,7 @@ from fragmeter.experiments.capacity.max_num_seqs import (
     most_at_once,
     most_that_start,
 )
-from fragmeter.experiments.vllm_serve.line import read_serve
+from fragmeter.experiments.sglang_server.start import read_line
 from fragmeter.experiments.vllm_serve.start import Started, started
 from fragmeter.sim import Workload, simulate
 from fragmeter.sim.config.settings import Settings
@@ -42,7 +42,7 @@ RATES = '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_meth
 
 def pool(line: str, card: str, tokens: int, number: int, spare: float = 0.5) -> tuple[Settings, int]:
     """Settings with a pool for so many sequences and a share of another one, and the number that the plan says."""
-    answer = started(read_serve(line), card)
+    answer = started(read_line(line), card)
     launch = answer.launch
     kept = launch.decode_blocks(tokens) - launch.boundary_blocks(tokens)
     blocks = max(1 + number * kept + int(spare * kept), launch.sequence_blocks(launch.max_model_len) + 2)
@@ -192,7 +192,7 @@ FIXED = [
 @pytest.mark.parametrize(("name", "card", "flags", "tokens"), FIXED)
 def test_the_answer_put_into_the_line_is_the_answer_again(name, card, flags, tokens):
     def answer(own: str) -> Started:
-        return started(read_serve(f"vllm serve {name} {flags} {own}"), card)
+        return started(read_line(f"vllm serve {name} {flags} {own}"), card)
 
     found = {most_at_once(answer(own), tokens) for own in OWN_VALUES}
     assert len(found) == 1
@@ -211,7 +211,7 @@ def test_a_value_has_the_pool_of_a_line_with_it():
     line = "vllm serve llama-3.1-8b --max-model-len 8192 --max-num-seqs {}{}"
 
     def answer(value: int, flags: str = "") -> Started:
-        return started(read_serve(line.format(value, flags)), "rtx-4090")
+        return started(read_line(line.format(value, flags)), "rtx-4090")
 
     assert answer(1).with_max_num_seqs(72).launch == answer(72).launch
     # A given pool is the same with every value, and a step's tokens bound them.
