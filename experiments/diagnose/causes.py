@@ -296,7 +296,7 @@ def _evicted(case: Case) -> str | None:
 def _host_memory(case: Case) -> Iterator[Change]:
     """Host memory of the size of the KV cache, and four times of it."""
     server = case.server
-    if "kv-offloading-size" in server.line.flags:
+    if {"kv-offloading-size", "kv-transfer-config"} & server.line.flags.keys():
         return
     ranks, blocks = server.launch.tensor_parallel, server.pool.num_blocks
     whole = ranks * blocks * sum(stage.block_bytes for stage in server.started.stages())

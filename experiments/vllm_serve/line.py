@@ -47,6 +47,7 @@ _OBJECTS = (
     "speculative-config",
     "compilation-config",
     "eplb-config",
+    "kv-transfer-config",
     "attention-config",
     "limit-mm-per-prompt",
     "hf-overrides",
@@ -410,8 +411,6 @@ class _Reader:
             self._flags[name] = self._object(name, written, str(found))
         elif name in READ or name in _DECIDE:
             self._flags[name] = found
-            if name == "kv-offloading-backend" and found != "native":
-                self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)
             if name == "all2all-backend":
                 # DeepEP itself computes the buffers of its kernels for few tokens.
                 self._leave_out(f"--{name} {found}", "kernels with times of their own", found == "deepep_low_latency")

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from ...sim.config.settings import Settings, settings
+from ...sim.engine.replica import build
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.attention_backends import FLASHINFER
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
 from ...sim.spec.deployment import NVFP4
+from ...sim.spec.gpu import GIB
 from ...sim.spec.kernels import (
     EXPERTS_VARIABLES,
     FIRST_COMPARED,
@@ -48,6 +50,7 @@ from ...sim.spec.startup.launch import (
 )
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
 from ...sim.spec.startup.shards import split_group
+from ...sim.spec.tiers import parse_offloading
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, logged, outcome, refusal, undivided
@@ -100,7 +103,7 @@ _OTHER_VENDOR = (
     "{} (its memory outside of torch and its graphs are by logs of NVIDIA's cards, and its kernels are theirs)"
 )
 _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
-_OFFLOADING = "kv-offloading-size"
+_OFFLOADING, _CONNECTOR, _BACKEND = "kv-offloading-size", "kv-transfer-config", "kv-offloading-backend"
 #: Utilisation beyond the default: vLLM's own warning asks for more, and a GPU needs the rest.
 _MOST_UTILIZATION = 0.95
 #: MiB of a buffer of DeepEP, and GPUs of a node.
@@ -246,8 +249,9 @@ class Started:
             found[_THRESHOLD] = threshold
         if self.launch.speculative is not None and self.launch.speculative.acceptance_rates:
             found["speculative-config"] = self.line.text("speculative-config", "")
-        if self.line.text("kv-offloading-backend", "native") == "native" and _OFFLOADING in self.line.flags:
-            found[_OFFLOADING] = self.line.text(_OFFLOADING, "0")
+        for name in (_OFFLOADING, _CONNECTOR, _BACKEND):
+            if name in self.line.flags:
+                found[name] = self.line.text(name, "")
         for name, default in ((f"{_THRESHOLD}-adaptive", False), ("scheduler-reserve-full-isl", True)):
             found[name] = self.line.switch(name, default)
         return {name.replace("-", "_"): value for name, value in found.items()}
@@ -336,9 +340,42 @@ def started(
     launch = _with_length(launch, fits_length)
     if (split := split_group(launch)) is not None:
         line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
-    return Started(
-        line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None
+    return _with_offloading(
+        Started(line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
     )
+
+
+def _with_offloading(found: Started) -> Started:
+    """The line without a connector or a backend of offloading that is not simulated, or not with the rest of the line, which is then named."""
+    line = found.line
+    asked = [name for name in (_CONNECTOR, _BACKEND) if line.text(name, "native") != "native"]
+    if not asked:
+        return found
+    try:
+        parse_offloading(*_offloading(line))
+        if found.refusal() is None:
+            build(found.settings())
+        return found
+    except SettingError as error:
+        if not error.field.startswith(("kv_transfer", "kv_offloading")):
+            return found
+        if not isinstance(error, NotSimulated):
+            raise
+        names = [f"--{name} {line.text(name, '')}" if name == _BACKEND else f"--{name}" for name in asked]
+    left_out = [f"{name} (a KV cache that is moved or kept elsewhere)" for name in names]
+    flags = {name: value for name, value in line.flags.items() if name not in (_CONNECTOR, _BACKEND, _OFFLOADING)}
+    if _BACKEND not in asked and _OFFLOADING in line.flags:
+        flags[_OFFLOADING] = line.flags[_OFFLOADING]
+    line = replace(
+        line, flags=flags, not_simulated=[*line.not_simulated, *left_out], uncounted=[*line.uncounted, *left_out]
+    )
+    return replace(found, line=line)
+
+
+def _offloading(line: ServeLine) -> tuple[str | None, float, str]:
+    """What the line says of it, as ``parse_offloading`` takes it."""
+    text = line.text(_CONNECTOR, "") or None
+    return text, line.gib_as_bytes(_OFFLOADING) / GIB, line.text(_BACKEND, "native")
 
 
 def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:

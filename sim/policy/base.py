@@ -17,7 +17,7 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .options import Options
-from .server import Limits, Pool, Server
+from .server import Limits, Pool, Server, WindowPool
 
 #: Kinds of memory and of transaction that a policy reads.
 MemoryT = TypeVar("MemoryT", bound=Memory, contravariant=True)
@@ -171,7 +171,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         return limits.max_model_len
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Pool.windows``."""
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, page_bytes, paper_num_blocks
@@ -35,6 +36,20 @@ class Limits:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, field) < 1:
                 raise SettingError(field, getattr(self, field), "must be at least 1")
+
+
+class WindowPool(NamedTuple):
+    """The pool of layers with a window beside that of the others.
+
+    Attributes:
+        tokens: Tokens of the window.
+        blocks: Blocks of the pool.
+        slot_bytes: Bytes of a slot of the other pool, and of this one.
+    """
+
+    tokens: int
+    blocks: int
+    slot_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +105,7 @@ class Pool:
         grouped: Whether sequences of a request share blocks; False copies the tokens that they would share.
         dialogue: For each request, the earlier request that it continues; None without any.
         seed: Seed of random draws.
-        windows: Tokens of the window, and blocks of the pool of layers with it; None where these have no pool of their own.
+        windows: The pool of layers with a window; None where these have none of their own.
     """
 
     num_blocks: int
@@ -104,4 +119,4 @@ class Pool:
     grouped: bool = False
     dialogue: Dialogue | None = None
     seed: int = 0
-    windows: tuple[int, int] | None = None
+    windows: WindowPool | None = None

@@ -21,6 +21,7 @@ from ..spec.startup.sglang import (
     num_slots,
     page_size,
     server_defaults,
+    slot_bytes,
 )
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
@@ -29,7 +30,7 @@ from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
-from .server import Limits, Pool, Server
+from .server import Limits, Pool, Server, WindowPool
 from .sglang_prefill import CLIP_MAX_NEW_TOKENS, NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.
@@ -138,7 +139,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return found // size, size
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Policy``.
 
         Raises:
@@ -155,7 +156,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if least > blocks * block_size:
             remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
             raise SettingError("swa_full_tokens_ratio", ratio, remedy)
-        return window, blocks
+        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
+        return WindowPool(window, blocks, bytes_of)
 
     @classmethod
     def step_limits(

@@ -10,6 +10,7 @@ import numpy as np
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
@@ -126,7 +127,9 @@ def settings_of(case: Case, **others: object) -> Settings:
 
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
-    log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
+    log, windows = StepLog(), None
+    if case.window:
+        windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1))
     try:
         with mock.patch.object(SGLang, "window_pool", lambda *args: windows):
             simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])

@@ -181,14 +181,24 @@ def stage_memories(launch: Launch, fraction: float | None = None, window_share: 
     return found
 
 
+def slot_bytes(model: ModelSpec, kv_dtype: str, tensor_parallel: int, layers: range | None = None) -> tuple[int, int]:
+    """Bytes on a GPU of a slot of the layers that keep every token, and of those with a window; of some layers, or all."""
+    groups = model.kv_groups() if layers is None else model.kv_groups(layers)
+    full, windowed = (
+        sum(
+            model.group_slot_bytes(each, kv_dtype, tensor_parallel)
+            for each in groups
+            if (each.span.kind in _WINDOWED) == has_window
+        )
+        for has_window in (False, True)
+    )
+    return full, windowed
+
+
 def _slot_bytes(launch: Launch, layers: range, window_share: float) -> float:
     """Bytes of a slot of some layers on a GPU."""
-    model, dtype = launch.model, launch.deployment.kv_dtype
-    return sum(
-        model.group_slot_bytes(each, dtype, launch.tensor_parallel)
-        * (window_share if each.span.kind in _WINDOWED else 1)
-        for each in model.kv_groups(layers)
-    )
+    full, windowed = slot_bytes(launch.model, launch.deployment.kv_dtype, launch.tensor_parallel, layers)
+    return full + window_share * windowed
 
 
 def num_slots(launch: Launch, fraction: float | None = None, window_share: float = 1) -> int:
