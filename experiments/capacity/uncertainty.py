@@ -52,7 +52,7 @@ def _memories(candidate: Candidate) -> tuple[Memory, ...]:
     outlooks: tuple[Literal["low", "likely", "high"], ...] = ("low", "likely", "high")
     for outlook in outlooks:
         tokens = server.pool(outlook).num_tokens
-        fits = min(longest, tokens) if server.fits_length else longest
+        fits = min(longest, tokens) if server.launch.fits_length else longest
         found.append(Memory(blocks * tokens // likely, fits))
     low, middle, high = found
     return (middle,) if low == high else (low, middle, high)

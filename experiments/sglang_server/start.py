@@ -245,7 +245,7 @@ def _on(line: SGLangLine, chosen: Settings, log: StartupLog | None = None, more_
     except NotSimulated:
         raise
     except SettingError as error:
-        return SGLangStarted(line, launch, False, 1, chosen=chosen, refused=str(error))
+        return SGLangStarted(line, launch, 1, chosen=chosen, refused=str(error))
     launch = replace(
         launch,
         max_model_len=replica.max_model_len,
@@ -254,7 +254,7 @@ def _on(line: SGLangLine, chosen: Settings, log: StartupLog | None = None, more_
     )
     memories = [replace(each, kv_cache_bytes=each.kv_cache_bytes + more_bytes) for each in memories]
     return SGLangStarted(
-        line, launch, False, 1, chosen=chosen, replica=replica, memories=tuple(memories), more_bytes=more_bytes
+        line, launch, 1, chosen=chosen, replica=replica, memories=tuple(memories), more_bytes=more_bytes
     )
 
 

@@ -53,7 +53,7 @@ from ...sim.spec.startup.shards import split_group
 from ...sim.spec.tiers import parse_offloading
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
-from .checks import Outcome, Refusal, logged, outcome, refusal, undivided
+from .checks import Outcome, Refusal, first_broken, logged, outcome, refusal, undivided
 from .encoders import uncounted_limits, without_encoder
 from .graphs import graph_settings
 from .line import ServeLine
@@ -121,7 +121,6 @@ class Started:
         line: The pasted line.
         launch: The values that determine the size of the KV cache; ``max_model_len`` is the model's if the line has
             none.
-        fits_length: Whether ``--max-model-len auto`` takes the longest that fits.
         replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own. They share the experts of a
             model that has some.
         uncounted: Why the launch has no drafter although the line has one; None where it has the line's.
@@ -130,7 +129,6 @@ class Started:
 
     line: ServeLine
     launch: Launch
-    fits_length: bool
     replicas: int
     uncounted: NotSimulated | None = None
     failure: str | None = None
@@ -139,11 +137,11 @@ class Started:
         """vLLM's refusal to start with the likely memory; None if it starts."""
         if self.failure is not None:
             return self.outcome().refusal
-        return refusal(self.launch, self.fits_length, self.allows_long)
+        return refusal(self.launch)
 
     def outcome(self) -> Outcome:
         """Whether it starts, over the interval of its memory, and by its log."""
-        judged = outcome(self.launch, self.fits_length, self.allows_long)
+        judged = outcome(self.launch)
         return judged if self.failure is None else logged(judged, self.failure)
 
     def pool(self, outlook: Literal["low", "likely", "high"] = "likely") -> Capacity:
@@ -171,7 +169,7 @@ class Started:
 
     def remedy(self) -> str:
         """A single change with which a refused line starts; empty if there is none."""
-        first = next(iter(remedies(self.launch, self.fits_length, self.allows_long)), None)
+        first = next(remedies(self.launch), None)
         return "" if first is None else f" With {first.flag} {first.value} it would."
 
     def changed(self, flags: Mapping[str, str | bool | None]) -> Started:
@@ -183,19 +181,6 @@ class Started:
         found = started(self.line.changed(flags), self.launch.gpu.setting, self.launch.model.name)
         corrections, used = self.launch.corrections, self.launch.used_at_start_bytes
         return replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
-
-    @property
-    def allows_long(self) -> bool:
-        """Whether sequences may be longer than the model's limit."""
-        return self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-
-    def with_max_num_seqs(self, number: int) -> Started:
-        """The line with another ``--max-num-seqs``, on which the pool depends, and with the same corrections of a log."""
-        line = self.line.changed({"max-num-seqs": str(number)})
-        longest = self.launch.model.max_model_len if self.fits_length else self.launch.max_model_len
-        tokens, seqs = _batch(line, self.launch.model, self.launch.gpu, self.launch.release, longest)
-        launch = replace(self.launch, max_model_len=longest, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-        return replace(self, line=line, launch=_with_length(launch, self.fits_length))
 
     def require_simulated(self) -> None:
         """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
@@ -334,14 +319,16 @@ def started(
         long_prefill_token_threshold=_threshold(line),
         dtype=_dtype(line),
         quantization_method=line.text("quantization", "") or None,
+        fits_length=fits_length,
+        allows_long=line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1",
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
-    launch = _with_length(launch, fits_length)
+    launch = _with_length(launch)
     if (split := split_group(launch)) is not None:
         line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
     return _with_offloading(
-        Started(line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
+        Started(line, launch, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
     )
 
 
@@ -390,9 +377,9 @@ def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:
     return f"the blocks of {shape.name} in {release} (they are not known for this release; those of 0.33 are taken)"
 
 
-def _with_length(launch: Launch, fits_length: bool) -> Launch:
+def _with_length(launch: Launch) -> Launch:
     """The launch with the longest sequence that fits, where vLLM chooses it."""
-    if not fits_length or refusal(launch, True) is not None:
+    if not launch.fits_length or first_broken(launch) is not None:
         return launch
     return replace(launch, max_model_len=longest_model_len(launch))
 

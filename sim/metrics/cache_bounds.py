@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED
-from ..memory.prefix.host_tier import HostTier
+from ..memory.prefix.host_copies import HostCopies
 from ..runs.run import Run
 from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
@@ -126,7 +126,7 @@ def worth_of_tiers(runs: Sequence[Run]) -> dict[str, Any]:
     return host | ({"tiers": found} if transfers.behind else {})
 
 
-def _tier_blocks(tier: HostTier, place: int) -> int:
+def _tier_blocks(tier: HostCopies, place: int) -> int:
     """Blocks of the host, or of a tier behind it; one without end is taken to be as large as it grew."""
     if not place:
         return tier.cache.num_blocks

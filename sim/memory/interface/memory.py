@@ -52,7 +52,7 @@ from ..accounting.ledger import Meter, SecondPool
 from ..accounting.moves import Moves
 from ..prefix.block_tables import BlockTables
 from ..prefix.contents_log import ContentsKept
-from ..prefix.host_tier import HostTier
+from ..prefix.host_copies import HostCopies
 
 
 class Transaction(Protocol):
@@ -232,7 +232,7 @@ class Accounts(Protocol):
     cached_level: CacheLog | None = None
     contents_kept: ContentsKept | None = None
     second_pool: SecondPool | None = None
-    transfers: HostTier | None = None
+    transfers: HostCopies | None = None
     speculation: Speculation | None = None
     clock: Callable[[], int] = staticmethod(lambda: 0)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...types.errors import Overdrawn
-from ...types.sequence import Sequence
+from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
@@ -157,6 +157,15 @@ class RadixMemory(Memory):
             return ((index, 0, sequence.target_tokens),)
         return (*runs.runs(index), *runs.output_runs(index))
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no copy between device and host changes the tree within a leap."""
+        return True
+
+    def start_loading(self) -> LayeredLoad | None:
+        """Begin the loads of a decision; None without any."""
+        return None
+
     def transaction(self, decode_step: int) -> RadixTransaction:
         """The calls of ``decode_step``."""
         self._transaction.decode_step = decode_step
@@ -242,7 +251,7 @@ class RadixMemory(Memory):
         if self._results:
             self.process_results(at_row(row))
         self._settle(at_row(row))
-        held = self.capacity_slots - (self.free + self.tree.evictable_tokens) * self.block_size
+        held = self.capacity_slots - (self.free + self.tree.unlocked_tokens) * self.block_size
         live, tail = (held, 0) if self.block_size == 1 else self._filled(state, steps)
         if self.second_pool is None:
             return live, held, tail
@@ -345,7 +354,7 @@ class RadixMemory(Memory):
 
     def _settle(self, moment: int) -> None:
         """What is no longer locked is cached."""
-        self.log.settle(self.tree.evictable_tokens, moment)
+        self.log.settle(self.tree.unlocked_tokens, moment)
         if self.second_pool is not None:
             assert isinstance(self.tree, WindowTree)
             self.second_pool.cached_level.settle(self.tree.window_evictable, moment)
