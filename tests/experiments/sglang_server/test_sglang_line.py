@@ -162,7 +162,6 @@ def test_fewer_slots_than_the_memory_has(tmp_path):
     [
         (["--gpu", "h100-80gb,h200"], "the line of SGLang is read for one kind of GPU"),
         (["--gpu", "h100-80gb", "--vllm", "0.16"], "vllm = '0.16': is of vLLM, and the line starts SGLang"),
-        (["--gpu", "h100-80gb", "--ask", "samples"], "--ask is not read beside a line of SGLang"),
         (["--gpu", "h100-80gb", "--mean-tokens", "900"], "--mean-tokens is not read beside a line of SGLang"),
         (["--gpu", "h100-80gb", "--startup-log", "GPU KV cache size: 9 tokens"], "has no max_total_num_tokens"),
         (["--gpu", "h100-80gb", "--goodput", "ttft:500", "--watermark", "0.1"], "watermark = '0.1': is of vLLM"),
