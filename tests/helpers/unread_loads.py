@@ -153,12 +153,9 @@ UNREAD_IN = {
 
 
 def outcome(chosen: Settings, work: Workload, tables: bool) -> str:
-    """What a run leaves, or why there is none; without the lives of blocks, which not every memory of a policy logs."""
+    """What a run leaves, or why there is none."""
     try:
         run = simulate(chosen, work)
     except UserError as error:
         return str(error)
-    found = summary(run)
-    if cache := found["prefix_cache"]:
-        found["prefix_cache"] = {name: cache[name] for name in cache if not name.startswith("vllm:kv_block_")}
-    return repr(found) + "".join(table(run).to_csv() for table in TABLES if tables)
+    return repr(summary(run)) + "".join(table(run).to_csv() for table in TABLES if tables)

@@ -137,9 +137,11 @@ class Recorder(IdleExecutor):
         own, stages = self._specs(self.vllm_config), self.vllm_config.parallel_config.pipeline_parallel_size
         drafts = self.vllm_config.speculative_config
         target = len(own) - (drafts is not None and drafts.method != "ngram")
+        # Layers of one stage are known by their number.
+        named = (f"{stage}." if stages > 1 else "" for stage in range(stages))
         return [
-            {f"{stage}.{number}": spec for number, spec in enumerate(own[: target if stage < stages - 1 else None])}
-            for stage in range(stages)
+            {f"{name}{number}": spec for number, spec in enumerate(own[: target if stage < stages - 1 else None])}
+            for stage, name in enumerate(named)
         ]
 
     def determine_available_memory(self) -> list[int]:
