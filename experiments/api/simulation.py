@@ -55,7 +55,7 @@ _ELSEWHERE = {
 }
 _TRACES = "a path, a pandas DataFrame, a Trace or a Workload"
 #: Paths of the summary that the Series leaves out.
-_NOT_READ = re.compile(r"^refused_requests|^prefix_cache\..*\.buckets\.|\.popular_view\.")
+_NOT_READ = re.compile(r"^refused_requests|^prefix_cache\..*\.buckets\.")
 _SINGLE = (str, bool, int, float, tuple, list, PathLike)
 
 
@@ -260,9 +260,8 @@ class Simulation:
     def summary(self) -> pd.Series:
         """The numbers of ``summary.json`` by path, such as ``mean_ttft_ms`` or ``preemptions.recompute``.
 
-        Keys are those of ``vllm bench serve``. Histograms (see ``histograms``), the list of refused requests (see
-        ``requests``) and the deprecated ``popular_view`` are left out. ``pandas.DataFrame([a.summary, b.summary])``
-        compares runs.
+        Keys are those of ``vllm bench serve``. Histograms (see ``histograms``) and the list of refused requests (see
+        ``requests``) are left out. ``pandas.DataFrame([a.summary, b.summary])`` compares runs.
         """
         found = {path: value for path, value in flat(self._summary) if not _NOT_READ.search(path)}
         return pd.Series(found, name=self.run.settings.policy, dtype=object)

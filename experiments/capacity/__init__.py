@@ -1,1 +1,1 @@
-"""Capacity plans: candidates, highest rates, objectives, prices, questions."""
+"""Capacity plans: candidates, highest rates, objectives, prices."""

@@ -275,7 +275,7 @@ def _flag_value(name: str, value: str) -> str | bool:
 
 def _remedy(found: Started) -> str:
     """A single change with which the line starts; None if there is none."""
-    first = next(iter(remedies(found.launch, found.fits_length, found.allows_long)), None)
+    first = next(remedies(found.launch), None)
     return "" if first is None else f" With {first.flag} {first.value} it would."
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -47,6 +47,7 @@ class LoadTable(RandomLengths):
         users, requests_per_user_hour: In place of ``request_rate``, as of ``simulate``.
         burstiness: Burstiness of the gaps, as of ``simulate``.
         goodput: Objectives of every request, such as ["ttft:500", "tpot:50"], in ms.
+        model: As of ``plan``; by default that of --model or --serve.
     """
 
     name: str
@@ -57,6 +58,7 @@ class LoadTable(RandomLengths):
     requests_per_user_hour: float | None = None
     burstiness: float | None = None
     goodput: list[str]
+    model: str | None = None
 
     def load(self, folder: Path, settings: Settings, num_prompts: int | None) -> tuple[Load, float]:
         """The load, and its rate in requests/s.
@@ -85,59 +87,33 @@ class LoadTable(RandomLengths):
         return objectives(self.goodput)
 
 
-@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class SharedTable(LoadTable):
-    """A load of ``--loads``.
-
-    Attributes:
-        model: As of ``plan``; by default that of --model or --serve.
-    """
-
-    model: str | None = None
-
-
-_Table = TypeVar("_Table", bound=LoadTable)
-
-
-def read_tables(path: Path, flag: str, name: str, kind: type[_Table]) -> list[_Table]:
-    """The tables ``[[name]]`` of a TOML file.
-
-    Args:
-        flag: That names the file.
+def read_loads(path: Path) -> list[LoadTable]:
+    """The loads of a file, with distinct names.
 
     Raises:
-        SettingError: The file cannot be read, or a table is invalid; the text names it and its key.
+        SettingError: The file cannot be read, a table is invalid (the text names it and its key), or two have one name.
     """
     try:
-        found = toml_value(text_of(path, flag))
+        found = toml_value(text_of(path, "loads"))
     except ValueError as error:
-        raise SettingError(flag, str(path), f"is no TOML ({' '.join(str(error).split())}); correct it") from None
-    tables = found.get(name)
+        raise SettingError("loads", str(path), f"is no TOML ({' '.join(str(error).split())}); correct it") from None
+    tables = found.get("load")
     if not isinstance(tables, list) or not tables:
-        raise SettingError(flag, str(path), f"has no {name}s; give a table [[{name}]] for each")
+        raise SettingError("loads", str(path), "has no loads; give a table [[load]] for each")
     try:
-        return TypeAdapter(list[kind]).validate_python(tables)  # type: ignore[valid-type]
+        loads = TypeAdapter(list[LoadTable]).validate_python(tables)
     except ValidationError as error:
         first = error.errors()[0]
         place, *key = first["loc"]
         table = tables[int(place)]
         of = table.get("name", int(place) + 1) if isinstance(table, dict) else int(place) + 1
         value = "" if first["type"].startswith("missing") else f" = {first['input']!r}"
-        where = f"{name} {of}, {'.'.join(map(str, key)) or name}{value}"
-        raise SettingError(flag, str(path), f"{where}: {requirement(first)}; correct it") from None
-
-
-def read_loads(path: Path) -> list[SharedTable]:
-    """The loads of a file, with distinct names.
-
-    Raises:
-        SettingError: As ``read_tables``, or two have one name.
-    """
-    tables = read_tables(path, "loads", "load", SharedTable)
-    names = [each.name for each in tables]
+        where = f"load {of}, {'.'.join(map(str, key)) or 'load'}{value}"
+        raise SettingError("loads", str(path), f"{where}: {requirement(first)}; correct it") from None
+    names = [each.name for each in loads]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError("loads", str(path), f"has two loads of the name {twice}; rename one")
-    return tables
+    return loads
 
 
 class Part(NamedTuple):
@@ -255,7 +231,7 @@ class Shared:
     """
 
     model: str | None
-    tables: tuple[SharedTable, ...]
+    tables: tuple[LoadTable, ...]
     path: Path
 
     @property
@@ -307,7 +283,7 @@ def by_model(path: Path, model: str | None) -> list[Shared]:
     Args:
         model: Of loads that name none.
     """
-    found: dict[str | None, list[SharedTable]] = {}
+    found: dict[str | None, list[LoadTable]] = {}
     for each in read_loads(path):
         found.setdefault(each.model or model, []).append(each)
     return [Shared(name, tuple(tables), path) for name, tables in found.items()]

@@ -15,10 +15,8 @@ from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.output import Report
-from ..runs.slo_check import Goal
-from .again import ASKED, inputs_of, what_moved
 from .answer import Answer, Bill, ranked
-from .candidates import CHECKPOINT, Candidate
+from .candidates import CHECKPOINT
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
 from .day import DayPlan
 from .day_text import day_lines, day_table
@@ -54,13 +52,14 @@ class Plan:
     """
 
     def __init__(
-        self, aims: Aims, goal: Goal, planner: Planner, load: Load, wanted: float | None, priced: Prices,
-        answers: Sequence[Answer], searched: Sequence[Candidate], request: PlanRequest, day: DayPlan | None = None,
+        self, aims: Aims, request: PlanRequest, planner: Planner, priced: Prices, answers: Sequence[Answer],
+        day: DayPlan | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._searched, self._request = request.model or request.line.model, searched, request
-        self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
-        self._answers, self._day, self._planner = answers, day, planner
-        self._ranks = ranked(answers, load, priced, wanted, aims.spare)
+        self._model, self._request, self._aims = request.model or request.line.model, request, aims
+        self._planner, self._priced, self._answers, self._day = planner, priced, answers, day
+        question = planner.question
+        self._goal, self._load, self._wanted = question.goal, question.load, question.wanted
+        self._ranks = ranked(answers, self._load, priced, self._wanted, question.spare)
         priced_answers = [answer for answer, _ in self._ranks]
         # Candidates that can serve come first.
         self._others = sorted(
@@ -103,8 +102,6 @@ class Plan:
             for line in day_lines(self._day, currency):
                 report.print_line(line)
         document = self._document(about, explained)
-        for line in document.get("again", ()):
-            report.line(line)
         assumptions = [f"Requests: {self._load.source()}.", *self._assumptions()]
         report.print_line()
         for line in assumptions:
@@ -220,7 +217,7 @@ class Plan:
         ]
 
     def _load_of(self, answer: Answer) -> Load:
-        return self._planner.jobs.load_of(not_none(answer.candidate.settings))
+        return self._planner.load_of(not_none(answer.candidate.settings))
 
     def _seeds(self) -> str:
         seeds = not_none(self._aims.seeds)
@@ -254,9 +251,8 @@ class Plan:
 
     def _document(self, about: Sequence[str], explained: Sequence[str]) -> dict[str, Any]:
         bills = {answer.candidate.name: bill for answer, bill in self._ranks}
-        document = {
+        return {
             "fragmeter": __version__,
-            ASKED: self._request.asked,
             "requests_sha256": self._load.draw(self._aims.seed).at(1.0).sha256(),
             "recommendation": self.recommendation,
             "details": list(about),
@@ -284,10 +280,6 @@ class Plan:
             **({} if self._day is None else {"day": self._day.as_dict()}),
             "candidates": [_data(answer, bills.get(answer.candidate.name)) for answer in self._by_rank()],
         }
-        then = self._request.then
-        if then is not None:
-            document["again"] = what_moved(then, document, self._ranks, self._searched, self._priced)
-        return document
 
     def _closed(self) -> list[dict[str, Any]]:
         return [asdict(each) for contest in self._planner.contests for each in contest.closed]
@@ -328,7 +320,6 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
             "evidence": evidence(candidate.settings, served_at_rate(answer)).as_dict(),
             "memory": asdict(pool.stage),
             "kv_cache_tokens": pool.num_tokens,
-            "inputs": inputs_of(candidate),
         }
     if found is not None:
         data |= {
@@ -348,5 +339,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         data["fleet"] = asdict(answer.fleet) | {"rates": rates, "sure_rate": _finite(answer.fleet.sure_rate)}
     if answer.known_rates is not None:
         data["known_rates"] = [_finite(each) for each in answer.known_rates]
-    data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
+    data |= ({} if answer.detail is None else answer.detail.as_dict()) | (
+        {} if bill is None else {"bill": asdict(bill)}
+    )
     return data

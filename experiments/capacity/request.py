@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Group, Parameter
 from pydantic import ConfigDict, Field, model_validator
@@ -90,8 +90,6 @@ class PlanRequest:
         gpus: Candidates; empty for every preset with a price.
         searches_ranks: Whether ranks of tensor parallelism that are not listed are open.
         shared: The loads of ``--loads``; None without.
-        asked: The flags that were given, for ``--again``.
-        then: The document of an earlier plan for the same flags; None without one.
     """
 
     line: ServeLine
@@ -102,5 +100,3 @@ class PlanRequest:
     inputs: Inputs
     searches_ranks: bool = False
     shared: Shared | None = None
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    then: Mapping[str, Any] | None = None

@@ -52,7 +52,7 @@ def _memories(candidate: Candidate) -> tuple[Memory, ...]:
     found = []
     for outlook in ("low", "likely", "high"):
         tokens = capacity(replace(launch, outlook=outlook)).num_tokens
-        fits = min(longest, tokens) if candidate.started.fits_length else longest
+        fits = min(longest, tokens) if launch.fits_length else longest
         found.append(Memory(blocks * tokens // likely, fits))
     low, middle, high = found
     return (middle,) if low == high else (low, middle, high)

@@ -46,7 +46,7 @@ from ...sim.config.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
 from ...sim.types.bounds import human_readable_int
-from ...sim.types.errors import ObjectivesMissed, PluginError, SettingError, UserError
+from ...sim.types.errors import PluginError, SettingError, UserError
 from ...sim.types.notes import collected_notes
 from ...sim.types.plugins import plugin_code
 from ..runs.output import Terminal, print_beside
@@ -95,7 +95,7 @@ def is_whole(hint: Any) -> bool:
 #: What a value must be, by the type that it is converted to; integers are checked by ``whole_numbers``.
 _REQUIREMENTS = {float: "must be a number", bool: "must be true or false"}
 _HELP = ("--help", "-h", "--help-all")
-DONE, FAULT, MISTAKE, MISSED, NO_READER = 0, 1, 2, 3, 141
+DONE, FAULT, MISTAKE, NO_READER = 0, 1, 2, 141
 #: Seconds after which an interrupted program ends even if it still waits.
 MOST_UNWINDING_S = 5
 
@@ -125,7 +125,6 @@ VERBS = {
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",
     "traces": "Describe, convert, fetch and synthesise request traces.",
     "list": "List policies, models, GPUs or stories.",
-    "check-policy": "Check that the leaps of a policy of your own are what its steps are.",
     "calibrate": "Measure the operations of a step on a device.",
     "doctor": "Check the installation: packages, compilers, GPU.",
 }
@@ -173,8 +172,6 @@ def status(tokens: Sequence[str]) -> int:
             _know_policies(tokens)
             _show_help(tokens)
             app(tokens)
-    except ObjectivesMissed:
-        return MISSED
     except CycloptsError as error:
         return _refuse(_one_line(error))
     except UserError as error:

@@ -1,24 +1,20 @@
-"""``fragmeter plan``: search for GPUs and flags (``capacity.several``), start-up check of a ``vllm serve`` line, and questions."""
+"""``fragmeter plan``: search for GPUs and flags (``capacity.several``), and start-up check of a ``vllm serve`` line."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
-from pydantic import ValidationError
 
 from ...sim.output.files import require_apart
-from ...sim.types.errors import ObjectivesMissed, SettingError, UserError
+from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import Pacing, Reading
-from ..capacity.again import ASKED, as_asked, read_plan
 from ..capacity.candidates import CHOICES, Choices, values_of
 from ..capacity.loads import Shared, by_model
-from ..capacity.questions import NO_FLAGS, Flags, answers, questions_of, subject_of
 from ..capacity.request import AIMS, Aims, PlanRequest
-from ..capacity.service_checks import check_services
 from ..capacity.several import plans
 from ..llama_server.line import read_llama
 from ..measured.statements import contradictions, of_line, of_log, of_sizes
@@ -36,12 +32,9 @@ from .sweep import WORKERS
 
 _LINE_GROUP = Group("Command line", sort_key=-2)
 _LINE = Parameter(group=_LINE_GROUP)
-#: Flags that ``--again`` takes from an earlier plan: those without a group, and the groups.
-_ASKED_ALONE = ("serve", "gpu", "model", "vllm", "startup_log")
-_ASKED_GROUPS: dict[str, type[Any]] = {
-    "aims": Aims, "choices": Choices, "requests": Requests, "pacing": Pacing, "reading": Reading,
-}  # fmt: skip
-_Group = TypeVar("_Group")
+#: The flags of a load.
+_Load = tuple[Requests, Reading, Pacing]
+_NO_LOAD: _Load = (Requests(), Reading(), Pacing())
 
 
 def plan(
@@ -52,9 +45,6 @@ def plan(
     vllm: Annotated[str | None, _LINE] = None,
     startup_log: Annotated[str | None, _LINE] = None,
     mean_tokens: Annotated[int | None, _LINE] = None,
-    ask: Annotated[str | None, _LINE] = None,
-    check: Annotated[Path | None, _LINE] = None,
-    again: Annotated[Path | None, _LINE] = None,
     aims: AIMS = Aims(),
     choices: CHOICES = Choices(),
     requests: REQUESTS = Requests(),
@@ -82,36 +72,10 @@ def plan(
         startup_log: vLLM's start-up log, its lines with the size of the KV cache, or a file with them; replaces the
             computed size.
         mean_tokens: Print how many sequences of this many tokens (prompt + output) fit at once.
-        ask: Questions, separated by commas: max-num-seqs (the largest without preemption), preemption-mode (swap or
-            recompute), samples (memory of n samples; 4 without --n). They are answered for a load, given as to
-            simulate, or for sequences of --mean-tokens.
-        check: TOML file of services, each with its line, fleet, load and objectives: test whether every fleet meets its
-            objectives. The exit status is 3 if one does not. Other flags are --seed, --jobs and --json.
-        again: plan.json of an earlier plan: answer its question with the inputs of now, and say what moved the bill. Other flags
-            are --jobs, --address, --out and --json.
         out: Folder for plan.html, plan.md, plan.json, plan.csv, plan.parquet, day.csv (with --rate-curve) and finished runs. The
             same command continues an interrupted plan there.
     """
     report = Report(json)
-    groups = {"aims": aims, "choices": choices, "requests": requests, "pacing": pacing, "reading": reading}
-    alone = {"serve": serve, "gpu": gpu, "model": model, "vllm": vllm, "startup_log": startup_log}
-    of_a_server: dict[str, Any] = {"mean_tokens": mean_tokens, "ask": ask}
-    if check is not None:
-        others = alone | of_a_server | {"again": again, "out": out}
-        _check(check, others, groups | {"aims": replace(aims, seed=0)}, aims.seed, workers, json, report)
-        return
-    # Both spellings of a list are one question.
-    listed = None if gpu is None else list(values_of("gpu", gpu))
-    asked, then = as_asked(alone | {"gpu": listed}, groups), None
-    if again is not None:
-        _require_no_others("again", again, "its own flags", of_a_server | alone, *groups.values())
-        require_apart({"out": out, "json": json}, {"again": [again]})
-        then = read_plan(again)
-        asked = then[ASKED]
-        serve, gpu, model, vllm, startup_log = (asked.get(name) for name in _ASKED_ALONE)
-        aims, choices, requests, pacing, reading = (
-            _group_of(kind, asked.get(name, {}), again) for name, kind in _ASKED_GROUPS.items()
-        )
     planned = aims.goodput is not None or aims.loads is not None
     if gpu is None and (not planned or serve is not None):
         raise SettingError("gpu", None, "is missing; give one or several, separated by commas")
@@ -119,21 +83,17 @@ def plan(
     read = described | named_files(requests=requests, pacing=pacing, reading=reading)
     loads: list[Shared | None] = [None]
     if aims.loads is not None:
-        _require_no_others(
-            "loads", aims.loads, "the loads and objectives", {"goodput": aims.goodput}, replace(requests, num_prompts=None),
-            pacing, reading,
-        )  # fmt: skip
-        loads = _loads(aims.loads, model, serve, startup_log, again)
+        _require_no_load(aims, replace(requests, num_prompts=None), pacing, reading)
+        loads = _loads(aims.loads, model, serve, startup_log)
         read |= {"loads": [aims.loads, *(trace for each in loads if each for trace in each.traces)]}
     require_apart({"out": out, "json": json}, read)
     load = (requests, reading, pacing)
-    for name, value in reversed(of_a_server.items()) if planned else ():
-        if value is not None:
-            raise SettingError(name, value, "applies to one server; leave it out, or --goodput")
+    if mean_tokens is not None and planned:
+        raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
     llama = None if serve is None else read_llama(pasted(serve))
-    others = {"vllm": vllm, "startup_log": startup_log, **of_a_server, "out": out}
+    others = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "out": out}
     if llama is not None:
         _require_alone("llama-server", others, load, aims, choices)
         print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
@@ -153,20 +113,18 @@ def plan(
         for each in loads:
             named = model if each is None else each.model
             line = _line(serve, named, stated)
-            wanted.append(PlanRequest(line, gpus, choices, named, log, inputs, serve is None, each, asked, then))
+            wanted.append(PlanRequest(line, gpus, choices, named, log, inputs, serve is None, each))
         report.data(plans(aims, wanted, workers, out, report))
         return
     line = _line(serve, model, stated)
-    _refuse_unused(serve, gpus, aims, choices, out)
-    questions, answer = questions_of(ask, load), started(line, gpus, model, log)
+    _refuse_unused(serve, gpus, aims, choices, load, out)
+    answer = started(line, gpus, model, log)
     said = [*of_line(answer), *([] if startup_log is None else of_log(startup_log))]
     contradicted = contradictions([*said, *([] if log is None else of_sizes(answer, log))])
-    _start(answer, log, questions, mean_tokens, load, contradicted, report)
+    _start(answer, log, mean_tokens, contradicted, report)
 
 
-def _loads(
-    path: Path, model: str | None, serve: str | None, log: str | None, again: Path | None
-) -> list[Shared | None]:
+def _loads(path: Path, model: str | None, serve: str | None, log: str | None) -> list[Shared | None]:
     """The loads of a file, by model.
 
     Raises:
@@ -174,57 +132,19 @@ def _loads(
     """
     found = by_model(path, model)
     if len(found) > 1:
-        for name, given in (("serve", serve), ("startup_log", log), ("again", again)):
+        for name, given in (("serve", serve), ("startup_log", log)):
             if given is not None:
                 remedy = f"is of one model, and {path} has several; leave it out, or plan them one by one"
                 raise SettingError(name, str(given), remedy)
     return [*found]
 
 
-def _check(
-    path: Path,
-    others: dict[str, Any],
-    groups: dict[str, Any],
-    seed: int,
-    workers: Workers,
-    json: JsonTarget,
-    report: Report,
-) -> None:
-    """Test the services of a file.
-
-    Args:
-        others, groups: Flags that are refused beside it.
-
-    Raises:
-        ObjectivesMissed: A fleet misses its objectives.
-    """
-    _require_no_others("check", path, "the services, loads and objectives", others, *groups.values())
-    require_apart({"json": json}, {"check": [path]})
-    if not check_services(path, workers, seed, report):
-        raise ObjectivesMissed
-
-
 def _start(
-    answer: Started,
-    log: StartupLog | None,
-    questions: list[str],
-    mean_tokens: int | None,
-    load: Flags,
-    contradicted: list[str],
-    report: Report,
+    answer: Started, log: StartupLog | None, mean_tokens: int | None, contradicted: list[str], report: Report
 ) -> None:
-    """Report whether a line starts, and where it does the answers to questions; first what line and log contradict each other in.
-
-    Raises:
-        UserError: The load cannot be read, or served.
-    """
+    """Report whether a line starts; first what line and log contradict each other in."""
     judged = answer.outcome()
     refused = judged.refusal
-    if refused is None:
-        # Before any output, because the load may be refused.
-        if questions:
-            answer.require_simulated()
-        about = subject_of(answer, mean_tokens, load)
     for text in contradicted:
         report.print_line(text)
     unrecognized = answer.line.parser_error
@@ -237,12 +157,8 @@ def _start(
         report.print_line(doubt(judged))
     if refused is None:
         data = print_start(answer, log, mean_tokens, report, judged.is_sure)
-        data["answers"] = answers(questions, *about, report)
     else:
         data = print_refusal(answer, refused, log, report, judged.is_sure)
-        if questions:
-            report.line(f"Not answered, as it does not start: --ask {','.join(questions)}")
-            data["answers"] = {}
     print_flags(answer, report)
     report.data(
         facts(answer)
@@ -257,34 +173,16 @@ def _start(
     )
 
 
-def _group_of(kind: type[_Group], values: dict[str, Any], path: Path) -> _Group:
-    """A group of flags of an earlier plan.
-
-    Raises:
-        SettingError: This release has other flags.
-    """
-    try:
-        return kind(**values)
-    except (TypeError, ValidationError) as error:
-        why = str(error).splitlines()[-1].strip()
-        raise SettingError(
-            "again", str(path), f"has flags that this release does not take ({why}); plan anew"
-        ) from None
-
-
-def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *groups: Any) -> None:
-    """Refuse flags beside a file that has its own.
+def _require_no_load(aims: Aims, *groups: Any) -> None:
+    """Refuse objectives and flags of a load beside the file of ``--loads``, which has them.
 
     Args:
-        name, has: Flag of the file, and what it has.
-        alone: Flags without a group, None where they are not given.
         groups: Groups of flags, each of which can be made without arguments.
 
     Raises:
         SettingError: One is given.
     """
-    given = [name for name, value in alone.items() if value is not None]
-    given += [
+    given = ["goodput"] * (aims.goodput is not None) + [
         each.name
         for group in groups
         for each in fields(group)
@@ -292,13 +190,13 @@ def _require_no_others(name: str, path: Path, has: str, alone: dict[str, Any], *
     ]
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise SettingError(name, str(path), f"has {has}; leave out {flags}")
+        raise SettingError("loads", str(aims.loads), f"has the loads and objectives; leave out {flags}")
 
 
-def _require_alone(server: str, alone: dict[str, Any], load: Flags, aims: Aims, choices: Choices) -> None:
+def _require_alone(server: str, alone: dict[str, Any], load: _Load, aims: Aims, choices: Choices) -> None:
     """Refuse what is not answered for a line of another server than vLLM's."""
     given = [name for name, value in alone.items() if value is not None]
-    if given or load != NO_FLAGS or aims != Aims() or choices != Choices():
+    if given or load != _NO_LOAD or aims != Aims() or choices != Choices():
         name = f"--{given[0].replace('_', '-')}" if given else "a load or objectives"
         raise UserError(
             f"serve: {name} is not read beside a line of {server}; without it the answer prints flags for simulate, and for sweep --grid"
@@ -328,10 +226,12 @@ def _require_one_launch(log: StartupLog | None, gpus: list[str], choices: Choice
         raise SettingError("startup_log", "given", "applies to one server; plan for its GPU and flags alone")
 
 
-def _refuse_unused(serve: str | None, gpus: list[str], aims: Aims, choices: Choices, out: Path | None) -> None:
+def _refuse_unused(
+    serve: str | None, gpus: list[str], aims: Aims, choices: Choices, load: _Load, out: Path | None
+) -> None:
     """Refuse flags of a plan if no objectives are given."""
     remedy = "give objectives, such as --goodput ttft:500 tpot:50"
     if serve is None:
         raise UserError(f"plan needs --serve, a vllm serve line; or for a plan {remedy}")
-    if aims != Aims() or choices != Choices() or out is not None:
+    if aims != Aims() or choices != Choices() or load != _NO_LOAD or out is not None:
         raise UserError(f"flags of a plan have no effect without objectives; {remedy}")

@@ -69,9 +69,12 @@ def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
     limits, memory = replica.policy.limits, replica.memory
     windows = memory.windows if isinstance(memory, RadixMemory) else None
     of_windows = {"window_slots": ("swa_max_total_num_tokens", windows.pages * replica.block_size)} if windows else {}
+    host = memory.transfers
+    on_host = {} if host is None else {"host_slots": ("HiCache, tokens", host.cache.num_blocks * replica.block_size)}
     return {
         "slots": ("max_total_num_tokens", memory.capacity_slots),
         **of_windows,
+        **on_host,
         "page_size": ("page_size", replica.block_size),
         "max_running_requests": ("max_running_requests", limits.max_num_seqs),
         "chunked_prefill_size": ("chunked_prefill_size", limits.max_num_batched_tokens),

@@ -188,8 +188,7 @@ def _pointers(rows: Sequence[Mapping[str, Any]], error: float, knobs: list[Knob]
     if preempted:
         yield (
             "Requests are preempted: fragmeter diagnose with the same --serve, --gpu and --metrics, and the benchmark as --bench,"
-            " finds flags that make requests faster; fragmeter plan --ask max-num-seqs with the benchmark as --trace finds the"
-            " largest --max-num-seqs without preemptions, and what that costs."
+            " finds flags that make requests faster."
         )
     elif unexplained:
         yield "fragmeter diagnose, with the benchmark as --bench, tests the flags of the line."

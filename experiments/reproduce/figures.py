@@ -161,7 +161,7 @@ FIGURES: dict[str, Figure] = {
         seconds=120,
         page=(
             "Waste of today's models",
-            "Today's models on today's cards under three allocators, and published figures of their waste; no GPU was used.",
+            "Today's models on today's cards under three allocators; no GPU was used.",
         ),
         parts=waste_today_parts,
     ),

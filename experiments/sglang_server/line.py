@@ -48,12 +48,16 @@ _READ = {
     "retraction_policy": ("--retraction-policy",),
     "swa_full_tokens_ratio": ("--swa-full-tokens-ratio",),
     "disable_hybrid_swa_memory": ("--disable-hybrid-swa-memory",),
+    "enable_hierarchical_cache": ("--enable-hierarchical-cache",),
+    "hicache_ratio": ("--hicache-ratio",),
+    "hicache_size": ("--hicache-size",),
+    "hicache_write_policy": ("--hicache-write-policy",),
 }
 _BY_FLAG = {spelling: name for name, spellings in _READ.items() for spelling in spellings}
 _WHOLE = frozenset(
     """
     tensor_parallel_size pipeline_parallel_size max_num_batched_tokens max_num_seqs block_size slots max_model_len
-    priority_scheduling_preemption_threshold
+    priority_scheduling_preemption_threshold hicache_size
     """.split()
 )
 #: Formats by SGLang's names; a name that is missing is not simulated.
@@ -64,7 +68,7 @@ _CACHE = {"auto": "auto", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", 
 _NOT_SIMULATED = {
     "--dp-size": "replicas", "--data-parallel-size": "replicas", "--enable-dp-attention": "attention by ranks", "--ep-size": "experts by ranks",
     "--expert-parallel-size": "experts by ranks", "--speculative-algorithm": "drafts", "--enable-mixed-chunk": "decodes beside prefills",
-    "--enable-hierarchical-cache": "a host tier", "--disaggregation-mode": "prefills elsewhere", "--cpu-offload-gb": "weights on the host",
+    "--hicache-storage-backend": "a store behind the host", "--hicache-host-memory-mode": "another use of the host", "--hicache-io-backend": "copies of another speed", "--disaggregation-mode": "prefills elsewhere", "--cpu-offload-gb": "weights on the host",
     "--schedule-conservativeness": "another share of outputs", "--max-prefill-tokens": "another input of a prefill",
     "--prefill-max-requests": "a bound on prefills", "--radix-eviction-policy": "another order of eviction", "--enable-lora": "adapters",
     "--lora-paths": "adapters", "--attention-backend": "kernels, and the page size that they need",
@@ -181,11 +185,11 @@ def _value(name: str, flag: str, values: list[str]) -> Any:
     text = values[0]
     if name in _WHOLE:
         number = human_readable_int(text)
-        least = 0 if name == "priority_scheduling_preemption_threshold" else 1
+        least = 0 if name in ("priority_scheduling_preemption_threshold", "hicache_size") else 1
         if number is None or number < least:
             raise SettingError(flag, text, f"must be a whole number from {least} on to be simulated")
         return number
-    if name in ("mem_fraction_static", "swa_full_tokens_ratio"):
+    if name in ("mem_fraction_static", "swa_full_tokens_ratio", "hicache_ratio"):
         try:
             return float(text)
         except ValueError:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ...reports.page.table import Column, Table
 from ..paper.comparison import Payload
 from ..paper.rows import Row
-from . import published
 from .cached import cached_table
 from .pools import TwoLevelPool
 from .replay import BUCKETS
@@ -67,19 +65,6 @@ def _memory_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def published_table(rows: Sequence[Row]) -> Table:
-    """Published figures beside those computed here."""
-    texts = [Column(name, is_text=True) for name in ("Kind", "Limit stated", "Source")]
-    table = Table("Figure", Column("Result", is_text=True), "Error", "Limit", "Published", "Here", *texts)
-    for row in rows:
-        found = published.comparison(row)
-        result = "pass" if found.passes else "miss"
-        values = f"{row['published']:,.10g}", f"{row['simulated']:,.10g}"
-        about = row["kind"], row["limit_stated"], row["source"]
-        table.add_row(found.figure, result, found.error, found.limit, *values, *about)
-    return table
-
-
 def of_load(rows: Sequence[Row], load: str) -> list[Row]:
     """The rows of a load; one row for a model in which all layers keep the same, as its pages are alike everywhere."""
     mine = [row for row in rows if row["load"] == load]
@@ -98,34 +83,17 @@ def _differs(row: Row, rows: Sequence[Row]) -> bool:
 def markdown_parts(payload: Payload) -> dict[str, str]:
     """The parts of docs/results/waste-today.md that are computed, by the names of their places."""
     loads = list(dict.fromkeys(row["load"] for row in payload["kv_bytes"]))
-    least, most = published.blocks_of_a_short_request()
     lines = {
         "loads": [f"- {text}" for text in payload["basis"][: len(loads)]],
-        "in short": [*_in_short(payload["kv_bytes"]), _in_limits(payload["rows"])],
+        "in short": [*_in_short(payload["kv_bytes"])],
         **{load: kv_table(load, of_load(payload["kv_bytes"], load)).markdown() for load in loads},
         "unserved": payload["unserved"],
         "slots": _slots_table(payload["slots"]).markdown(),
         "memory of a GPU": _memory_table([row for row in payload["hbm"] if row["load"] == loads[0]]).markdown(),
         "cached": cached_table(payload["cached"]).markdown(),
         **({"cached of a record": cached_table(record).markdown()} if (record := payload["cached_of_record"]) else {}),
-        "limits": [published.limits(payload["rows"])],
-        "short request": [f"{least} blocks while it decodes, and {most} at the most"],
-        "published": published_table(payload["rows"]).markdown(),
-        "notes": note_lines(payload["rows"]),
     }
     return {name: "\n".join(each) for name, each in lines.items()}
-
-
-def note_lines(rows: Sequence[Row]) -> list[str]:
-    """A line for each source, and below it one for each of its figures, of what they state and assume."""
-    return [
-        line
-        for found in published.notes(rows)
-        for line in (
-            f"- {found.source}{f': {found.text}' if found.text else ''}",
-            *(f"    - {text}" for text in found.of_figures),
-        )
-    ]
 
 
 def _in_short(rows: Sequence[Row]) -> Iterator[str]:
@@ -153,16 +121,6 @@ def _in_short(rows: Sequence[Row]) -> Iterator[str]:
         f"- Separate pools strand up to {stranded['stranded']:.1f} % ({_where(stranded)}) and lack pages for up to {short['short']:.1f} % of"
         f" the pool ({_where(short)}): one division at the start does not suit every load."
     )
-
-
-def _in_limits(rows: Sequence[Row]) -> str:
-    """How many published figures are within their limits, and which are not."""
-    kinds = Counter(row["kind"] for row in rows)
-    within = Counter(row["kind"] for row in rows if published.comparison(row).passes)
-    missed = [published.comparison(row) for row in rows if not published.comparison(row).passes]
-    by_kind = ", ".join(f"{within[kind]} of {number} {kind}" for kind, number in kinds.items())
-    misses = "; ".join(f"{found.figure} ({found.error}, limit {found.limit})" for found in missed)
-    return f"- {len(rows) - len(missed)} of {len(rows)} published figures ({by_kind}) are within their limits. Missed: {misses}. Figures with drafts are computed from the layers directly."
 
 
 def _large_page_mib(name: str) -> float:

@@ -1,4 +1,4 @@
-"""``fragmeter reproduce waste-today``: the waste of today's models on today's cards, and published figures beside ours."""
+"""``fragmeter reproduce waste-today``: the waste of today's models on today's cards."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from ..paper.comparison import Payload
 from ..paper.rows import Row
 from ..runs.output import Report, track
 from ..runs.parallel import in_parallel
-from . import published
 from .cached import DEFINITIONS, RECORD_SERVERS, cached_rows, cached_table, measure_record
 from .loads import LOADS, Load
 from .replay import BUCKETS, Holdings, measured_steps, replayed, vllm_account
 from .servers import SERVERS, Server, hbm_gib
-from .tables import HEADINGS, heading, kv_table, of_load, published_table
+from .tables import HEADINGS, heading, kv_table, of_load
 
 FIGURE = "waste-today"
 ALLOCATORS = {
@@ -47,17 +46,17 @@ _KEPT = (
 
 
 def waste_today(bench: Bench) -> Payload:
-    """Every server under every load, as means over the source's seeds; servers under the record of ``--trace``; published figures."""
+    """Every server under every load, as means over the source's seeds; servers under the record of ``--trace``."""
     seeds = bench.source.seeds
     jobs = [(server, load, seed) for load in LOADS for server in SERVERS for seed in seeds]
     measured = list(track(in_parallel(measure, jobs), FIGURE, len(jobs)))
     parts = [_mean(measured[at : at + len(seeds)]) for at in range(0, len(jobs), len(seeds))]
-    rows, record = published.rows(), bench.source.record
+    record = bench.source.record
     of_record = [] if record is None else in_parallel(measure_record, [(server, record) for server in RECORD_SERVERS])
     return {
         "figure": FIGURE,
         "workload": f"{len(SERVERS)} models, {len(LOADS)} loads, {len(seeds)} seed{'s' * (len(seeds) > 1)}",
-        "rows": rows,
+        "rows": [],
         "seeds": list(seeds),
         "kv_bytes": [row for part in parts for row in part["kv_bytes"]],
         "slots": [row for part in parts for row in part["slots"]],
@@ -65,14 +64,11 @@ def waste_today(bench: Bench) -> Payload:
         "cached": [row for part in parts for row in part["cached"]],
         "cached_of_record": [row for each in of_record for row in each],
         "unserved": [part["unserved"] for part in parts if "unserved" in part],
-        "findings": published.findings(rows),
         "basis": [
             *(f"{load.name}: {load.text}." for load in LOADS),
             *(f"{name}: {text}." for name, text in ALLOCATORS.items()),
             _KEPT,
             "Means are over the steps in which requests wait, and over all where none does; the worth of cached blocks is over the run. No number was measured on a GPU.",
-            f"Published figures: {published.limits(rows)} {published.KINDS}",
-            *published.basis(rows),
         ],
     }
 
@@ -149,7 +145,7 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 
 
 def print_waste_today(payload: Payload, report: Report) -> None:
-    """Print a table for each load, the comparison with published figures, and the basis."""
+    """Print a table for each load, and the basis."""
     report.print_line(f"{FIGURE}: % of the bytes of the KV cache, by allocator", style="bold")
     report.print_line(payload["workload"])
     for load in dict.fromkeys(row["load"] for row in payload["kv_bytes"]):
@@ -165,16 +161,14 @@ def print_waste_today(payload: Payload, report: Report) -> None:
         for text in DEFINITIONS.values():
             report.print_line(f"{text}.")
     report.print_line()
-    for found in payload["findings"]:
-        report.print_line(f"{'Pass' if found['passes'] else 'Fail'}: {found['finding']}")
     for text in (*payload["unserved"], *payload["basis"]):
         report.print_line(text)
     report.print_line()
 
 
 def show_waste_today(payload: Payload, _: Bench) -> list[Section]:
-    """The pictures by load and of a GPU's memory, vLLM's slots, and published figures beside ours."""
-    return [*_pictures(payload), *_cached(payload), _published(payload)]
+    """The pictures by load and of a GPU's memory, vLLM's slots, and the worth of cached blocks."""
+    return [*_pictures(payload), *_cached(payload)]
 
 
 def _pictures(payload: Payload) -> Iterator[Section]:
@@ -207,17 +201,3 @@ def _cached(payload: Payload) -> Iterator[Section]:
     if cached := payload["cached"] + payload["cached_of_record"]:
         text = f"First {DEFINITIONS['blocks']}. Then {DEFINITIONS['rates']}."
         yield Section("Worth of the cached blocks", text, rows=cached_table(cached).records())
-
-
-def _published(payload: Payload) -> Section:
-    table = published_table(payload["rows"]).records()
-    checks = [("pass" if found["passes"] else "fail", found["finding"]) for found in payload["findings"]]
-    text = (
-        "Figures that threads and papers state, computed from the same settings."
-        f" {published.limits(payload['rows'])} {published.KINDS}"
-    )
-    title, details = (
-        "Published beside simulated",
-        "\n\n".join(published.basis(payload["rows"])),
-    )
-    return Section(title, text, rows=table, checks=checks, details=details)

@@ -327,13 +327,9 @@ class _Reader:
         self._left, self._all = words[::-1], words
         self._release = release
         self._model: str | None = None
-        self._flags: dict[str, str | bool] = {}
-        self._ignored: list[str] = []
-        self._not_simulated: list[str] = []
-        self._uncounted: list[str] = []
-        self._named: list[str] = []
-        self._words: dict[str, str] = {}
-        self._served: list[str] = []
+        #: Filled word by word.
+        self._line = ServeLine("", {})
+        self._flags = self._line.flags
 
     def line(self, environment: dict[str, str], written: str) -> ServeLine:
         """The parsed line; ``environment`` has the assignments in front of the program, ``written`` is all of it."""
@@ -358,17 +354,7 @@ class _Reader:
             self._leave_out(f"{variable}={environment[variable]}", VARIABLES[variable], changes_memory=True)
         for variable in (name for name in environment if name in VARIABLES_OF_TIMES):
             self._leave_out(f"{variable}={environment[variable]}", VARIABLES_OF_TIMES[variable], changes_memory=False)
-        return ServeLine(
-            str(model),
-            self._flags,
-            self._ignored,
-            self._not_simulated,
-            self._uncounted,
-            self._named,
-            self._served,
-            environment,
-            written=self._words,
-        )
+        return replace(self._line, model=str(model), environment=environment)
 
     def _flag(self, word: str) -> None:
         word = _OPTIMIZATION.sub(r"--optimization-level=\1", word)
@@ -384,8 +370,8 @@ class _Reader:
             found: str | bool = self._truth(value, joined) != off
         else:
             found = value if joined else self._value(written, name)
-        self._named.append(name)
-        self._words[name] = written if isinstance(found, bool) else f"{written} {found}"
+        self._line.named.append(name)
+        self._line.written[name] = written if isinstance(found, bool) else f"{written} {found}"
         # Where it is turned off it takes no memory.
         is_off = name in CHANGES_MEMORY and found is False or found in UNCHANGED.get(name, ())
         left_out = name in NOT_SIMULATED and not is_off
@@ -401,9 +387,9 @@ class _Reader:
                 # DeepEP itself computes the buffers of its kernels for few tokens.
                 self._leave_out(f"--{name} {found}", "kernels with times of their own", found == "deepep_low_latency")
         elif not left_out:
-            self._ignored.append(f"--{name}")
+            self._line.ignored.append(f"--{name}")
         if name == "served-model-name":
-            self._served += str(found).split()
+            self._line.served_model_names.extend(str(found).split())
 
     def _config(self, path: str) -> None:
         """Add the flags of a file that the line does not give; as in vLLM those of the line count."""
@@ -424,9 +410,9 @@ class _Reader:
 
     def _leave_out(self, what: str, why: str, changes_memory: bool) -> None:
         text = f"{what} ({why})"
-        self._not_simulated.append(text)
+        self._line.not_simulated.append(text)
         if changes_memory:
-            self._uncounted.append(text)
+            self._line.uncounted.append(text)
 
     def _of_a_newer_release(self, written: str, joined: str) -> None:
         """Leave out a flag that no release has that was read; a word after it that is no flag is its value."""

@@ -49,7 +49,7 @@ from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
 from ...sim.spec.startup.shards import split_group
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
-from .checks import Outcome, Refusal, logged, outcome, refusal, undivided
+from .checks import Outcome, Refusal, first_broken, logged, outcome, refusal, undivided
 from .encoders import uncounted_limits, without_encoder
 from .graphs import graph_settings
 from .line import ServeLine
@@ -114,7 +114,6 @@ class Started:
         line: The pasted line.
         launch: The values that determine the size of the KV cache; ``max_model_len`` is the model's if the line has
             none.
-        fits_length: Whether ``--max-model-len auto`` takes the longest that fits.
         replicas: Engines side by side (``--data-parallel-size``), each on GPUs of its own. They share the experts of a
             model that has some.
         uncounted: Why the launch has no drafter although the line has one; None where it has the line's.
@@ -123,7 +122,6 @@ class Started:
 
     line: ServeLine
     launch: Launch
-    fits_length: bool
     replicas: int
     uncounted: NotSimulated | None = None
     failure: str | None = None
@@ -132,25 +130,12 @@ class Started:
         """vLLM's refusal to start with the likely memory; None if it starts."""
         if self.failure is not None:
             return self.outcome().refusal
-        return refusal(self.launch, self.fits_length, self.allows_long)
+        return refusal(self.launch)
 
     def outcome(self) -> Outcome:
         """Whether it starts, over the interval of its memory, and by its log."""
-        judged = outcome(self.launch, self.fits_length, self.allows_long)
+        judged = outcome(self.launch)
         return judged if self.failure is None else logged(judged, self.failure)
-
-    @property
-    def allows_long(self) -> bool:
-        """Whether sequences may be longer than the model's limit."""
-        return self.line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-
-    def with_max_num_seqs(self, number: int) -> Started:
-        """The line with another ``--max-num-seqs``, on which the pool depends, and with the same corrections of a log."""
-        line = replace(self.line, flags=self.line.flags | {"max-num-seqs": str(number)})
-        longest = self.launch.model.max_model_len if self.fits_length else self.launch.max_model_len
-        tokens, seqs = _batch(line, self.launch.model, self.launch.gpu, self.launch.release, longest)
-        launch = replace(self.launch, max_model_len=longest, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-        return replace(self, line=line, launch=_with_length(launch, self.fits_length))
 
     def require_simulated(self) -> None:
         """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
@@ -288,15 +273,15 @@ def started(
         long_prefill_token_threshold=_threshold(line),
         dtype=_dtype(line),
         quantization_method=line.text("quantization", "") or None,
+        fits_length=fits_length,
+        allows_long=line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1",
     )
     if log is not None and undivided(launch) is None:
         launch = corrected(launch, log)
-    launch = _with_length(launch, fits_length)
+    launch = _with_length(launch)
     if (split := split_group(launch)) is not None:
         line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
-    return Started(
-        line, launch, fits_length, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None
-    )
+    return Started(line, launch, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
 
 
 def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:
@@ -311,9 +296,9 @@ def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:
     return f"the blocks of {shape.name} in {release} (they are not known for this release; those of 0.33 are taken)"
 
 
-def _with_length(launch: Launch, fits_length: bool) -> Launch:
+def _with_length(launch: Launch) -> Launch:
     """The launch with the longest sequence that fits, where vLLM chooses it."""
-    if not fits_length or refusal(launch, True) is not None:
+    if not launch.fits_length or first_broken(launch) is not None:
         return launch
     return replace(launch, max_model_len=longest_model_len(launch))
 

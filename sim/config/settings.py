@@ -64,7 +64,7 @@ class Settings:
         leap: Simulate all steps between two decisions as one event. The results are the same bits.
         check_leaps: Serve the requests beside the run a second time, step by step, ask the policy before each step whether its
             decision stays the same, as the leap says, and compare both. Default: the first 200 leaps and one in 20 after them, of a
-            policy or a memory of another package that ``fragmeter check-policy`` has not passed. No part of ``as_dict``.
+            policy or a memory of another package. No part of ``as_dict``.
         core: Use the compiled core for the runs that it serves (docs/scale.md). The results are the same bits, so it is no part
             of ``as_dict``.
         ids: Allocate physical block ids. Decisions are the same; beams always have ids.

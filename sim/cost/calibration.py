@@ -168,7 +168,8 @@ def profile(gpu: str) -> Calibration:
     if gpu not in profile_names():
         remedy = f"no profile of {gpu} comes with the package ({', '.join(profile_names())} have one); use roofline"
         raise SettingError("cost", "fitted", remedy)
-    return read(PROFILES / f"{gpu}.json")
+    path = PROFILES / f"{gpu}.json"
+    return parsed(path.read_bytes(), path.name)
 
 
 def _check_axes(where: str, operation: OpName, model: OpModel) -> None:

@@ -28,7 +28,6 @@ from ..memory import Memory, Transaction
 from ..memory.accounting.ledger import LEAP
 from ..policy.base import PairedPolicy
 from ..policy.registry import plugin_of
-from ..policy.stamps import is_stamped
 from ..runs.run_log import RunLog
 from ..types.errors import SimulationFault
 from ..types.plugins import broken, is_plugin
@@ -193,12 +192,10 @@ class LeapCheck:
 
 
 def leaps_to_check(settings: Settings) -> int:
-    """``NONE``, ``SOME`` or ``ALL``: those that are asked for, else some under a policy or an allocator of another package, unless
-    ``fragmeter check-policy`` has passed for the policy."""
+    """``NONE``, ``SOME`` or ``ALL``: those that are asked for, else some under a policy or an allocator of another package."""
     if settings.check_leaps is not None or not settings.leap:
         return ALL if settings.check_leaps and settings.leap else NONE
-    kind = plugin_of(settings.policy, settings.allocator)
-    return NONE if kind is None or (settings.allocator is None and is_stamped(kind)) else SOME
+    return NONE if plugin_of(settings.policy, settings.allocator) is None else SOME
 
 
 def _innermost(cost: object) -> object:

@@ -91,7 +91,7 @@ def build(
     num_blocks, size = _pool_size(settings, kind, server)
     limits = replace(_limits(kind, server, options, num_blocks, size), kv_role=kv_role)
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
-    offloaded = options.offloaded(server, size)
+    offloaded = options.offloaded(server, num_blocks, size)
     if offloaded is not None and fleet is not None:
         offloaded = replace(offloaded, fleet=fleet)
     pool = Pool(

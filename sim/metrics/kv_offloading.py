@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..memory.prefix.host_tier import HostTier
+from ..memory.prefix.host_copies import HostCopies
 from ..runs.run import Run
 from ..types.sums import dot, total
 from ..types.ticks import PER_SECOND
@@ -19,6 +19,7 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
     As in vLLM, the host is asked for the tokens that the GPU's prefix cache does not have, and the look-ups of preempted
     requests are counted separately. ``load_seconds`` and ``store_seconds`` are the times in which the link copies in a
     direction, and ``mean_load_wait_ms`` is the time of a load from the step that asks for it, queued behind others, to its end.
+    ``flush_seconds`` is what steps waited for copies: under vLLM for stores, under SGLang for loads that they could not hide.
     """
     tier = run.replica.memory.transfers
     if tier is None:
@@ -43,7 +44,7 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _tiers(run: Run, tier: HostTier, first: np.ndarray) -> dict[str, dict[str, Any]]:
+def _tiers(run: Run, tier: HostCopies, first: np.ndarray) -> dict[str, dict[str, Any]]:
     """The tiers behind the host, by vLLM's labels.
 
     Args:
@@ -70,8 +71,8 @@ def _tiers(run: Run, tier: HostTier, first: np.ndarray) -> dict[str, dict[str, A
     return found
 
 
-def _copies(tier: HostTier) -> dict[str, Any]:
-    """Blocks and seconds of loads and stores, and of steps that wait for stores."""
+def _copies(tier: HostCopies) -> dict[str, Any]:
+    """Blocks and seconds of loads and stores, and of steps that wait for copies."""
     copies = tier.transfers.columns()
     ticks, stores = copies["end_ticks"] - copies["start_ticks"], copies["is_store"] == 1
     waits = (copies["end_ticks"] - copies["asked_ticks"])[~stores]
@@ -85,7 +86,7 @@ def _copies(tier: HostTier) -> dict[str, Any]:
     }
 
 
-def offloaded_tokens(run: Run, tier: HostTier) -> np.ndarray:
+def offloaded_tokens(run: Run, tier: HostCopies) -> np.ndarray:
     """Prompt tokens of each request that its first admission loaded from the host, int64 [n]; of several samples those of
     the sample that finishes last, as in ``cached_tokens``."""
     columns = tier.look_ups.columns()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import fsum
 from typing import Any
 
 import numpy as np
 
-from ..memory.accounting.buckets import BUCKETS, DECLARED, OPTIONAL_BUCKETS
+from ..memory.accounting.buckets import BUCKETS, OPTIONAL_BUCKETS
 from ..runs.integrals import Window
 from ..runs.run import Run
 from ..types.ticks import PER_SECOND
@@ -30,7 +29,6 @@ from .work import Work, work
 #: Refused requests that are named; ``requests.parquet`` has them all.
 MOST_REFUSED = 20
 #: Groups of a division that no table shows, because its names have other values than the paper's; readers of older summaries have it.
-_POPULAR_VIEW = tuple(dict.fromkeys(DECLARED[bucket].popular for bucket in BUCKETS))
 
 
 def summary(run: Run, goal: Objectives | None = None, *, divided: bool = False) -> dict[str, Any]:
@@ -113,10 +111,6 @@ def waste(window: Window) -> dict[str, Any]:
         result[f"mean_over_{name}_pct"] = {
             "buckets": {bucket: 100 * value for bucket, value in shares.items()},
             "paper_view": PAPER_VIEW.percent(nine),
-            "popular_view": {
-                group: 100 * fsum(nine[bucket] for bucket in BUCKETS if DECLARED[bucket].popular == group)
-                for group in _POPULAR_VIEW
-            },
             "usage": USAGE_VIEW.percent(nine),
         }
     return result

@@ -136,10 +136,6 @@ def install(extra: str = "") -> str:
     return f"pip install -e {target} in the checkout"
 
 
-class ObjectivesMissed(FragmeterError):
-    """A service misses its objectives: an answer, with an exit status of its own."""
-
-
 class SimulationFault(FragmeterError):
     """A violated invariant of the simulator: a defect of fragmeter."""
 

@@ -59,7 +59,6 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],
     ("diagnose",): [Base((), {"--serve": SERVE, "--gpu": "h200", "--trace": "trace.csv", "--num-prompts": "50", "--seeds": "1"}, ("trace.csv",))],
     ("story",): [Base(("samples",)), Base(("no-story",)), Base(("trace.csv",), {}, ("trace.csv",))],
-    ("check-policy",): [Base(("orca-max",), {"--loads": "1"}), Base(("no_module:NoPolicy",))],
     ("list",): [Base(("policies",)), Base(("models",)), Base(("cards",))],
     ("traces", "list"): [Base()],
     ("traces", "get"): [Base(("no-set",))],
@@ -86,7 +85,7 @@ _VALUES = {
     "--gpu": ["h100-80gb", "a100-40gb,h200"], "--model": ["llama-3.1-8b", "toy-opt", "opt-175b", "config.json"],
     "--grid": ["policy=orca-max,vllm-v1", "n=none,2"], "--set": ["n=2", "block_size=8"], "--goodput": ["tpot:1", "ttft:1 e2el:2"],
     "--router": ["round-robin", "prefix"], "--record-steps": ["0:2", "5:1", "1000000:1"], "--max-tokens": ["pow2", "true"],
-    "--vllm": ["0.9", "0.16.0", "v1"], "--ask": ["max-num-seqs", "samples", "preemption-mode"], "--window": ["0"],
+    "--vllm": ["0.9", "0.16.0", "v1"], "--window": ["0"],
     "--prices": ["prices.json"], "--cost": ["paper", "roofline", "fitted"], "--metrics": ["metrics.txt", "bench.json"],
 }  # fmt: skip
 

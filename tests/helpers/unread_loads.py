@@ -102,6 +102,7 @@ SCENES = (
     Scene("chunks of 70, at once", load(arrival_ticks=ROWS * 0), more={"max_num_batched_tokens": 70}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
     Scene("an API server", load(), more={"api_server": '{"request": 9000, "chunk": 400}'}),
+    Scene("sessions with a host", load(content=_SESSIONS), more={"enable_hierarchical_cache": True}),
     Scene("experts of two engines", load(), more=_WINDOWS | {"cost": None, "data_parallel_size": 2}),
 )
 #: The scene that shows a setting under most policies that read it, where that is not the first one.
@@ -121,6 +122,9 @@ SHOWN_IN = {
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
     "scheduler_reserve_full_isl": "chunks of 70, at once",
+    "hicache_ratio": "sessions with a host",
+    "hicache_size": "sessions with a host",
+    "hicache_write_policy": "sessions with a host",
     "attention_backend": "nothing declared, in a large pool",
     "api_server_count": "an API server",
     "data_parallel_size": "windows",

@@ -12,13 +12,11 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_small_days.py",
         "experiments/capacity/test_made_up_engines.py",
         "experiments/capacity/test_made_up_plans.py",
-        "experiments/capacity/test_made_up_checks.py",
         "experiments/capacity/test_decisions.py",
         "experiments/capacity/test_fleet.py",
         "experiments/capacity/test_confidence.py",
         "experiments/capacity/test_max_rate.py",
         "experiments/capacity/test_planning.py",
-        "experiments/capacity/test_service_checks.py",
         "experiments/capacity",
     ),
     "experiments/capacity/day.py": (
@@ -56,21 +54,14 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_small_parts.py",
         "experiments/capacity/test_split.py",
     ),
-    "experiments/capacity/service_checks.py": (
-        "experiments/capacity/test_made_up_checks.py",
-        "experiments/capacity/test_service_checks.py",
-    ),
-    "experiments/capacity/max_num_seqs.py": ("experiments/capacity/test_plan_questions.py",),
-    "experiments/capacity/preemption.py": (
-        "experiments/capacity/test_small_parts.py",
-        "experiments/capacity/test_plan_questions.py",
-    ),
-    "experiments/capacity/questions.py": ("experiments/capacity/test_plan_questions.py",),
-    "experiments/capacity/samples.py": ("experiments/capacity/test_plan_questions.py",),
     "experiments/capacity/pairs.py": ("experiments/capacity/test_pairs.py",),
-    "experiments/capacity/jobs.py": (
+    "experiments/capacity/tasks.py": (
         "experiments/capacity/test_planning.py",
         "experiments/capacity/test_plan_command.py",
+    ),
+    "experiments/capacity/contender.py": (
+        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_planning.py",
     ),
     "experiments/capacity/planning.py": (
         "experiments/capacity/test_made_up_plans.py",

@@ -24,7 +24,6 @@ class Bucket:
         which: Which slots it has, as a phrase behind "slots".
         use: Whether a sequence holds the slots, no request fits in them, or any request can take them.
         paper: Its category in the paper's view, a key of ``views.PAPER_VIEW``.
-        popular: Its group in the deprecated ``popular_view`` of a summary.
         hue: Fill in the light and the dark form of a page, text on it (light form), and hatching by plotly's name. The nine buckets
             take the eight colours of Okabe and Ito ("Color Universal Design", 2008) and a grey.
         on_map: Its colour in the block map in the light and the dark form, and by how much hue and lightness vary from request
@@ -36,14 +35,13 @@ class Bucket:
     which: str
     use: Literal["held", "too small", "free"] = "held"
     paper: str = ""
-    popular: str = ""
     hue: tuple[str, str, str, str] = ("", "", "", "")
     on_map: tuple[Hls, Hls, float, float] = ((0, 0, 0), (0, 0, 0), 0, 0)
     counts_as: str = ""
 
     def __post_init__(self) -> None:
-        if not self.counts_as and not (self.paper and self.popular and all(self.hue[:3])):
-            raise TypeError(f"bucket {self.name}: declare paper, popular and hue, or counts_as")
+        if not self.counts_as and not (self.paper and all(self.hue[:3])):
+            raise TypeError(f"bucket {self.name}: declare paper and hue, or counts_as")
 
     @property
     def label(self) -> str:
@@ -56,7 +54,6 @@ _ALL = (
         "live",
         "that hold the keys and values of a token",
         paper="token_states",
-        popular="live",
         hue=("#0072b2", "#0a7abb", _ON_DARK, ""),
         on_map=((216, 37, 68), (214, 55, 66), 21, 13),
     ),
@@ -64,7 +61,6 @@ _ALL = (
         "reserved",
         "that a coming token fills",
         paper="reservation",
-        popular="reservation",
         hue=("#56b4e9", "#56b4e9", _ON_BRIGHT, ""),
         on_map=((211, 84, 64), (213, 27, 42), 16, 4),
     ),
@@ -72,7 +68,6 @@ _ALL = (
         "over_estimate",
         "for output that never comes",
         paper="internal",
-        popular="reservation",
         hue=("#d55e00", "#d55e00", _ON_BRIGHT, ""),
         on_map=((21, 55, 84), (20, 50, 78), 5, 6),
     ),
@@ -80,7 +75,6 @@ _ALL = (
         "block_tail",
         "past the end of a sequence, in its last block",
         paper="internal",
-        popular="internal",
         hue=("#f0e442", "#f0e442", _ON_BRIGHT, ""),
         on_map=((54, 58, 84), (54, 60, 80), 3, 5),
     ),
@@ -88,7 +82,6 @@ _ALL = (
         "round_up",
         "past the requested size, where an allocator rounds it up",
         paper="external_and_others",
-        popular="external",
         hue=("#e69f00", "#e69f00", _ON_BRIGHT, ""),
         on_map=((41, 48, 92), (41, 50, 88), 3, 5),
     ),
@@ -96,7 +89,6 @@ _ALL = (
         "finished_hold",
         "of ended sequences of a static batch, and its padding",
         paper="internal",
-        popular="internal",
         hue=("#cc79a7", "#cc79a7", _ON_BRIGHT, "/"),
         on_map=((350, 70, 42), (350, 62, 40), 5, 4),
     ),
@@ -105,7 +97,6 @@ _ALL = (
         "in a gap too small for the first request that waits",
         use="too small",
         paper="external_and_others",
-        popular="external",
         hue=("#33383d", "#c3cad1", "#ffffff", "x"),
         on_map=((210, 20, 8), (210, 64, 8), 0, 0),
     ),
@@ -114,7 +105,6 @@ _ALL = (
         "that no request holds, kept with their contents",
         use="free",
         paper="external_and_others",
-        popular="free",
         hue=("#009e73", "#009e73", _ON_BRIGHT, "."),
         on_map=((163, 34, 100), (163, 40, 90), 0, 0),
     ),
@@ -123,7 +113,6 @@ _ALL = (
         "that any request can take",
         use="free",
         paper="external_and_others",
-        popular="free",
         hue=("#e6e9ed", "#2c333b", "#1b1f24", ""),
         on_map=((214, 93, 18), (214, 12, 14), 0, 0),
     ),

@@ -52,7 +52,7 @@ from ..accounting.ledger import Meter
 from ..accounting.moves import Moves
 from ..prefix.block_tables import BlockTables
 from ..prefix.contents_log import ContentsKept
-from ..prefix.host_tier import HostTier
+from ..prefix.host_copies import HostCopies
 
 
 class Transaction(Protocol):
@@ -230,7 +230,7 @@ class Accounts(Protocol):
     cache_log: CacheLog | None = None
     cached_level: CacheLog | None = None
     contents_kept: ContentsKept | None = None
-    transfers: HostTier | None = None
+    transfers: HostCopies | None = None
     speculation: Speculation | None = None
     clock: Callable[[], int] = staticmethod(lambda: 0)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...types.errors import Overdrawn
-from ...types.sequence import Sequence
+from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
@@ -154,6 +154,15 @@ class RadixMemory(Memory):
             return ((index, 0, sequence.target_tokens),)
         return (*runs.runs(index), *runs.output_runs(index))
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no copy between device and host changes the tree within a leap."""
+        return True
+
+    def start_loading(self) -> LayeredLoad | None:
+        """Begin the loads of a decision; None without any."""
+        return None
+
     def transaction(self, decode_step: int) -> RadixTransaction:
         """The calls of ``decode_step``."""
         self._transaction.decode_step = decode_step
@@ -237,7 +246,7 @@ class RadixMemory(Memory):
             self.steps_in_vain += not steps
         if self._results:
             self.process_results(at_row(row))
-        cached = self.tree.evictable_tokens
+        cached = self.tree.unlocked_tokens
         self.log.settle(cached, at_row(row))
         held = self.capacity_slots - (self.free + cached) * self.block_size
         if self.block_size == 1:
@@ -285,7 +294,7 @@ class RadixMemory(Memory):
             else:
                 steps = 1
                 self._take(self.phases.counts[decode_step % self.block_size], batch_size)
-                self.log.settle(self.tree.evictable_tokens, in_step(decode_step))
+                self.log.settle(self.tree.unlocked_tokens, in_step(decode_step))
             decode_step += steps
 
     def _steps_without_eviction(self, batch_size: int, decode_step: int, end: int) -> int:
@@ -335,7 +344,7 @@ class RadixMemory(Memory):
 
     def _settle(self, moment: int) -> None:
         """What is no longer locked is cached."""
-        self.log.settle(self.tree.evictable_tokens, moment)
+        self.log.settle(self.tree.unlocked_tokens, moment)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """What a prefill computed joins the tree, and the sequence's lock moves there."""

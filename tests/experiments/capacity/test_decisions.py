@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_runs import settings_of
-from fragmeter.experiments.capacity import fleet, max_rate, split
-from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, Kind
-from fragmeter.experiments.capacity.fleet import FleetSearch, serve
+from fragmeter.experiments.capacity import max_rate, split
+from fragmeter.experiments.capacity.fleet import serve
 from fragmeter.experiments.capacity.load import Drawn
-from fragmeter.experiments.capacity.service_checks import Checked, Service
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
@@ -92,56 +90,6 @@ class TestSplit:
         assert split.divided(3, "round-robin", "auto", 0.9).decode_replicas == 1
 
 
-def result_of(
-    size: int, share_of, rate_of, engines: int = 1, seeds: int = 4
-) -> tuple[fleet.Tested, list[tuple[Kind, int, int]]]:
-    """What ``of_size`` says of known shares and rates, for 10 requests/s, and its trials."""
-    steps = FleetSearch(10.0, 1, 1, 0.9, 10**6, range(seeds), engines).of_size(size)
-    asked, trials = [], next(steps)
-    while True:
-        asked += [(trial.kind, trial.replicas, trial.seed) for trial in trials]
-        results = {
-            trial: share_of(trial.seed)
-            if trial.kind is Kind.SHARE
-            else rate_of(trial.seed)
-            if trial.kind is Kind.RATE
-            else float(rate_of(trial.seed) >= trial.near)
-            for trial in trials
-        }
-        try:
-            trials = steps.send(results)
-        except StopIteration as end:
-            return end.value, asked
-
-
-class TestOneFleet:
-    @pytest.mark.parametrize(
-        ("share", "rate", "decision"),
-        [(0.99, 12.0, Decision.ENOUGH), (0.99, 8.0, Decision.OPEN), (0.5, 8.0, Decision.TOO_FEW)],
-    )
-    def test_it_is_enough_if_shares_and_rates_are(self, share, rate, decision):
-        found, asked = result_of(6, lambda seed: share, lambda seed: rate)
-        assert found.decision is decision
-        assert found.shares == (share,) * 4 and found.rates == (rate,) * 4
-        assert found.sure_rate == pytest.approx(rate)
-        assert {replicas for _, replicas, _ in asked} == {6}
-
-    def test_seeds_that_do_not_decide_are_doubled_up_to_the_last(self):
-        """One in eight misses, where one in ten may."""
-        found, asked = result_of(3, lambda seed: 0.85 if seed % 8 == 3 else 0.95, lambda seed: 10.0)
-        assert found.decision is Decision.OPEN
-        assert len(found.shares) == NUM_SEEDS
-        assert sorted(seed for kind, _, seed in asked if kind is Kind.SHARE) == [*range(NUM_SEEDS)]
-
-    def test_one_seed_is_taken_at_its_word(self):
-        found, asked = result_of(3, lambda seed: 0.95, lambda seed: 11.0, seeds=1)
-        assert (found.decision, found.shares, found.rates) == (Decision.ENOUGH, (0.95,), (11.0,))
-
-    def test_engines_that_share_experts_count_as_replicas(self):
-        _, asked = result_of(8, lambda seed: 0.99, lambda seed: 12.0, engines=4)
-        assert {replicas for _, replicas, _ in asked} == {8}
-
-
 class TestScout:
     """Before the search of the first seed a part of its requests is served: an eighth, at least 100."""
 
@@ -186,12 +134,6 @@ def test_of_replicas_that_run_one_by_one_the_run_is_that_of_the_first():
     found = serve(settings(policy="vllm-sosp23"), work, Cluster(num_replicas=3))
     assert found.run.workload.prompt_tokens.tolist() == [20, 23, 26, 29]
     assert sorted(found.times.index.tolist()) == [*range(10)]
-
-
-def test_the_headroom_of_a_service_is_a_bound_only_where_its_runs_do_not_fill_a_replica():
-    serving = Service(name="s", serve="vllm serve llama-3.1-8b", gpu="h200", request_rate=10, goodput=["ttft:500"])
-    assert Checked(serving, 10.0, "meets", (1.0,), 14.0, 15.0).takes == "+50%"
-    assert Checked(serving, 10.0, "meets", (1.0,), 14.0, 15.0, is_bound=True).takes == ">+50%"
 
 
 PLAN = ["plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "tpot:50", "--jobs", "1"]

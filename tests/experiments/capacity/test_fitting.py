@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +10,10 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from fragmeter.experiments.capacity.max_num_seqs import preempts
-from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim import Settings, Workload, simulate
+from fragmeter.sim.metrics.requests import preemptions
 from fragmeter.sim.spec.startup.capacity import users
 from fragmeter.sim.spec.startup.launch import Launch
 
@@ -50,6 +47,10 @@ def saturated(chosen: Settings, sequences: int, tokens: int, prompt: int = PROMP
     return replace(chosen, max_num_seqs=sequences), work
 
 
+def preempts(served: tuple[Settings, Workload]) -> bool:
+    return bool(len(preemptions(simulate(*served)).ticks))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "large pages" else name for name in LINES]
@@ -68,7 +69,7 @@ def test_as_many_run_in_a_saturated_simulation_and_no_more(name, tokens, data):
     assert run.log.rows["batch_size"].max() == fitting and not len(run.log.evictions["index"])
     # One more starts, and takes the blocks of another, or waits because the pool has none for it.
     more = saturated(chosen, fitting + 1, tokens)
-    assert preempts(*more) or simulate(*more).log.rows["batch_size"].max() == fitting
+    assert preempts(more) or simulate(*more).log.rows["batch_size"].max() == fitting
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -77,7 +78,7 @@ def test_longer_prompts_are_not_preempted_either(name, share):
     launch, chosen = server(name, 1500 if "window" in name or "synch" in name else 500)
     for tokens in (400, 1700, 4100):
         fitting = users(launch, launch.num_gpu_blocks_override, tokens)
-        assert not preempts(*saturated(chosen, min(fitting, 200), tokens, int(share * tokens)))
+        assert not preempts(saturated(chosen, min(fitting, 200), tokens, int(share * tokens)))
 
 
 def test_a_sequence_with_a_block_of_each_group_by_hand():
@@ -91,25 +92,3 @@ def test_a_sequence_with_a_block_of_each_group_by_hand():
     # gpt-oss 120B: 18 layers with all tokens, and 18 with a window of 128, which may lie in 9 blocks of 16.
     launch, _ = server("windows", 8000)
     assert [launch.decode_blocks(tokens) for tokens in (100, 145, 5000)] == [7 + 7, 9 + 9, 313 + 9]
-
-
-def screen(line, tokens, file, capsys):
-    """What ``plan`` prints and writes of a line and of ``--ask max-num-seqs``."""
-    text = f"vllm serve {line} --max-model-len 32768"
-    asked = ["--mean-tokens", str(tokens), "--ask", "max-num-seqs", "--json", str(file)]
-    assert status(["plan", "--gpu", "h200", "--serve", text, *asked]) == DONE
-    return " ".join(capsys.readouterr().out.split()), json.loads(file.read_text())
-
-
-@pytest.mark.parametrize("line", ["qwen3.6-27b -q fp8", "openai/gpt-oss-120b", "llama-3.1-8b --max-num-seqs 16"])
-@pytest.mark.parametrize("tokens", [700, 1601, 4000])
-def test_a_screen_has_one_number(line, tokens, capsys, tmp_path):
-    """Of the answer, put into the line: before, the sequences that fit are those of the pool that the line leaves."""
-    out, _ = screen(line, tokens, tmp_path / "plan.json", capsys)
-    (up_to,) = re.findall(r"max-num-seqs: up to ([\d,]+) sequences", out)
-    own = line.partition("--max-num-seqs")[0]
-    again, document = screen(f"{own} --max-num-seqs {up_to.replace(',', '')}", tokens, tmp_path / "again.json", capsys)
-    (shown,) = re.findall(rf"([\d,]+) with {tokens:,} tokens", again)
-    assert re.findall(r"max-num-seqs: up to ([\d,]+) sequences", again) == [up_to] == [shown]
-    assert document["users"][-1] == {"tokens": tokens, "users": document["answers"]["max-num-seqs"]["at_once"]}
-    assert ("--max-num-seqs 16 runs no more" in out) == ("--max-num-seqs" in line)

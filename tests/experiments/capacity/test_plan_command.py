@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fragmeter.experiments.capacity import jobs, planning
+from fragmeter.experiments.capacity import contender, tasks
 from fragmeter.experiments.capacity.prices import prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.output.interrupts import INTERRUPTED
@@ -34,12 +34,8 @@ def out(tmp_path_factory) -> Path:
 
 
 def files_of(out: Path) -> dict[str, object]:
-    """The files of a plan; of its data all but the flags that were asked with."""
-    found: dict[str, object] = {path.name: path.read_bytes() for path in out.glob("plan.*")}
-    document = json.loads(found["plan.json"])
-    assert document["asked"].pop("gpu") == ["a100-80gb", "h200"]
-    document.pop("asked")
-    return found | {"plan.json": document}
+    """The files of a plan."""
+    return {path.name: path.read_bytes() for path in out.glob("plan.*")}
 
 
 class TestCommand:
@@ -91,7 +87,7 @@ class TestCommand:
     @pytest.mark.slow
     def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
         before = files_of(out)
-        monkeypatch.setattr(jobs, "carry_out", lambda *_: pytest.fail("done a second time"))
+        monkeypatch.setattr(tasks, "carry_out", lambda *_: pytest.fail("done a second time"))
         gpus = ["--gpu", "a100-80gb,h200", *WANTED]
         assert status(["plan", *LLAMA, *gpus, "--out", str(out), "--explain"]) == DONE
         summary, page = ((out / name).read_text() for name in ("plan.md", "plan.html"))
@@ -109,7 +105,7 @@ class TestCommand:
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
         tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", *WANTED]
         tokens += ["--out", str(tmp_path / "again")]
-        left, real = [7], jobs.carry_out
+        left, real = [7], tasks.carry_out
 
         def interrupted(*arguments):
             left[0] -= 1
@@ -117,11 +113,11 @@ class TestCommand:
                 raise KeyboardInterrupt
             return real(*arguments)
 
-        monkeypatch.setattr(jobs, "carry_out", interrupted)
+        monkeypatch.setattr(tasks, "carry_out", interrupted)
         assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
         assert len(list((tmp_path / "again" / "points").iterdir())) == 7
         assert not list((tmp_path / "again").glob("plan.*"))
-        monkeypatch.setattr(jobs, "carry_out", real)
+        monkeypatch.setattr(tasks, "carry_out", real)
         assert status([*tokens, "--jobs", "2"]) == DONE
         assert files_of(tmp_path / "again") == files_of(out)
 
@@ -129,14 +125,11 @@ class TestCommand:
         """The whole test of the first candidate is interrupted: an L4 is so cheap that its bound is below."""
         listed = tmp_path / "prices.json"
         listed.write_text(json.dumps({"per_gpu_hour": {"a100-80gb": 2.0, "h200": 3.0, "l4": 0.5}}))
-        real = planning.Planner.answered
 
-        def interrupted(planner, services):
-            if services:
-                raise KeyboardInterrupt
-            return real(planner, services)
+        def interrupted(member):
+            raise KeyboardInterrupt
 
-        monkeypatch.setattr(planning.Planner, "answered", interrupted)
+        monkeypatch.setattr(contender.Contender, "answer", interrupted)
         assert status(["plan", *LLAMA, *WANTED, "--prices", str(listed)]) == INTERRUPTED
         printed = capsys.readouterr()
         best = re.search(r"Best so far: (.*?), ([0-9.]+) USD/h \(by one seed, not confirmed\)", printed.out)
@@ -323,8 +316,8 @@ LINE = ["--serve", "vllm serve llama-3.1-8b", "--gpu", "h200"]
             "startup_log = 'given': applies to one server",
         ),
         ([*LINE, "--attainment", "0.99"], "flags of a plan have no effect without objectives"),
-        ([*LINE, "--request-rate", "3"], "ask = None: is missing"),
-        ([*LINE, "--ask", "samples", "--goodput", "ttft:9"], "ask = 'samples': applies to one server; leave it out"),
+        ([*LINE, "--request-rate", "3"], "flags of a plan have no effect without objectives"),
+        ([*LINE, "--mean-tokens", "9", "--goodput", "ttft:9"], "mean_tokens = 9: applies to one server; leave it out"),
         (["--model", "llama-3.1-8b", "--gpu", "h200"], "plan needs --serve, a vllm serve line; or for a plan"),
     ],
 )

@@ -15,21 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity import candidates as candidates_of_plan
-from fragmeter.experiments.capacity import detail, least, preemption, questions, split
+from fragmeter.experiments.capacity import detail, least, split
 from fragmeter.experiments.capacity.candidates import candidates
-from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit, mean_rate
+from fragmeter.experiments.capacity.confidence import capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.prices import Prices, prices
-from fragmeter.experiments.capacity.questions import Subject
 from fragmeter.experiments.capacity.request import Aims
 from fragmeter.experiments.capacity.what_if import changed_replicas
-from fragmeter.experiments.cli.app import MISTAKE, status
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.vllm_serve.line import ServeLine
-from fragmeter.sim import Workload, settings
+from fragmeter.sim import settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.errors import SettingError
 from made_up_service import RateOnly
+from trials import ended
 
 GOAL = Goal(Objectives(ttft=500))
 
@@ -86,15 +85,11 @@ class TestRatesOfSeeds:
         assert (mean_rate([inf, inf]), mean_rate([0.0, 5.0]), mean_rate([0.5])) == (inf, 0.0, pytest.approx(0.5))
 
     def test_seeds_are_doubled_up_to_48(self):
-        steps = lower_limit([5.0] * 4, 1.0)
-        rounds = [next(steps)]
-        with pytest.raises(StopIteration) as ended:
-            while True:
-                rounds.append(steps.send([True] * len(rounds[-1].seeds)))
-        assert [(each.kind, *each.seeds[:1], len(each.seeds), each.rate) for each in rounds] == [
-            (Kind.MEETS, 4, 4, 5.0), (Kind.MEETS, 8, 8, 5.0), (Kind.MEETS, 16, 16, 5.0), (Kind.MEETS, 32, 16, 5.0),
-        ]  # fmt: skip
-        assert ended.value.value == (5.0, 48, 0)
+        search = lower_limit([5.0] * 4, 1.0, lambda *asked: asked, lambda *asked: pytest.fail("a rate is sought"))
+        found, rounds = ended(search, lambda _: True)
+        firsts = [(*asked[0], len(asked)) for asked in rounds]
+        assert firsts == [(4, 5.0, 4), (8, 5.0, 8), (16, 5.0, 16), (32, 5.0, 16)]
+        assert found == (5.0, 48, 0)
 
 
 def run_of(rows: list[tuple[int, int, int, int]], block_size: int = 16, slots: int = 160) -> Any:
@@ -157,14 +152,13 @@ class TestLimit:
         checks(monkeypatch, False, {"ttft": 4, "tpot": 6}, preempted)
         shares = dict(zip(("max_num_seqs", "memory", "steps"), (each / 100 for each in waits), strict=True))
         monkeypatch.setattr(detail, "waiting_shares", lambda run: shares)
-        assert detail.limit(None, GOAL) == {
-            "objective": "tpot", "missed": {"ttft": 0.4, "tpot": 0.6}, "cause": cause, "preemptions": preempted,
-            "waiting": shares,
-        }  # fmt: skip
+        assert detail.limit(None, GOAL) == detail.Bottleneck(
+            "tpot", {"ttft": 0.4, "tpot": 0.6}, cause, preempted, shares
+        )
 
     def test_a_run_that_meets_its_goal_misses_no_objective(self, monkeypatch):
         checks(monkeypatch, True, {"ttft": 1})
-        assert detail.limit(run_of([(1, 0, 0, 0)]), GOAL)["objective"] is None
+        assert detail.limit(run_of([(1, 0, 0, 0)]), GOAL).objective is None
 
     @pytest.mark.parametrize(
         ("missed", "meets", "objective", "cause"),
@@ -178,8 +172,7 @@ class TestLimit:
         checks(monkeypatch, meets, missed)
         beyond = SimpleNamespace(times=None, summary=lambda: {"preemptions": {"recompute": 2, "swap": 3}})
         shares = {name: number / 10 for name, number in missed.items()}
-        expected = {"objective": objective, "missed": shares, "cause": cause, "preemptions": 5, "waiting": {}}
-        assert detail.limit_of_split(beyond, None, GOAL) == expected
+        assert detail.limit_of_split(beyond, None, GOAL) == detail.Bottleneck(objective, shares, cause, 5)
 
     @pytest.mark.parametrize(
         ("cause", "objective", "still", "relieved", "found", "runs"),
@@ -205,14 +198,14 @@ class TestLimit:
             blocks.append(chosen.num_gpu_blocks_override)
             return run_of([(1, 0, 0, 0)])
 
-        causes = iter([{"cause": cause, "objective": objective}, {"cause": relieved, "objective": "ttft"}])
+        causes = iter([detail.Bottleneck(objective, {}, cause), detail.Bottleneck("ttft", {}, relieved)])
         shares = iter([SloCheck(False, 8, 4, {}), SloCheck(False, 8, 8 - still, {})])
         monkeypatch.setattr(detail, "compiled_cost", lambda _: None)
         monkeypatch.setattr(detail, "simulate", simulate)
         monkeypatch.setattr(detail, "limit", lambda run, goal: next(causes))
         monkeypatch.setattr(detail, "check_run", lambda run, goal: next(shares))
         chosen = settings(num_gpu_blocks_override=10)
-        assert detail.limit_of(chosen, None, GOAL) == {"cause": found, "objective": objective}
+        assert detail.limit_of(chosen, None, GOAL) == detail.Bottleneck(objective, {}, found)
         assert blocks == [10, 20][:runs]
 
 
@@ -221,7 +214,7 @@ class TestDetail:
 
     def detail(
         self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, rate: float = 12.0
-    ) -> tuple[dict[str, Any], list[Any]]:
+    ) -> tuple[detail.Detail, list[Any]]:
         asked: list[Any] = []
 
         def serve(chosen, work, cluster):
@@ -254,21 +247,19 @@ class TestDetail:
         found, asked = self.detail(monkeypatch, Cluster(num_replicas=3))
         # At shares of the rate and at it, and once more to see how near it is to saturation, of up to 1,000 requests a replica.
         assert asked == [3.0, 6.0, 9.0, 12.0, 12.0, ("most", 3000, "times")]
-        assert (found["attained"], found["preemptions"], found["kv_cache_pct"]) == (0.9, 3, 60.0)
-        assert (found["load"], found["near_saturation"], found["request_throughput"]) == ("busy", None, 12.0)
-        assert found["limit"] == ("one", pytest.approx(46.0)) and found["cache_worth"] == "worth"
-        assert found["curve"] == [
-            {"request_rate": rate, "tokens_per_s_per_user": user, "p90_ttft_ms": 3 * rate}
-            for rate, user in ((1.0, 0.0), (2.0, 20.0), (3.0, 20.0), (4.0, 20.0))
-        ]
+        assert (found.attained, found.preemptions, found.kv_cache_pct) == (0.9, 3, 60.0)
+        assert (found.load, found.near_saturation, found.metrics["request_throughput"]) == ("busy", None, 12.0)
+        assert found.limit == ("one", pytest.approx(46.0)) and found.cache_worth == "worth"
+        points = ((1.0, 0.0), (2.0, 20.0), (3.0, 20.0), (4.0, 20.0))
+        assert found.curve == tuple(detail.Point(rate, user, 3 * rate) for rate, user in points)
 
     def test_of_a_divided_fleet(self, monkeypatch):
         found, asked = self.detail(monkeypatch, Cluster(prefill_replicas=1, decode_replicas=2))
-        assert found["limit"] == ("split", pytest.approx(46.0)) and asked[-1] == pytest.approx(46.0)
+        assert found.limit == ("split", pytest.approx(46.0)) and asked[-1] == pytest.approx(46.0)
 
     def test_of_all_requests_at_once(self, monkeypatch):
         found, asked = self.detail(monkeypatch, Cluster(), inf)
-        assert found["curve"] == [] and set(asked[:-1]) == {inf}
+        assert found.curve == () and set(asked[:-1]) == {inf}
 
 
 class Costs:
@@ -282,87 +273,6 @@ class Costs:
 
     def swap_in_ticks(self, blocks: int) -> int:
         return blocks * 2 * 10**9
-
-
-class TestPreemption:
-    def test_a_prompt_alone_is_recomputed(self):
-        """Of 100 tokens: 5 ms, 1 ms and 5,050 pairs; of seven blocks there and back."""
-        found = preemption.one_preemption(Costs(), 16, 100)
-        assert (found.recompute_ms, found.swap_ms) == (11.05, 21.0)
-        assert preemption.one_preemption(Costs(), 16, 96).swap_ms == 18.0
-
-    @pytest.mark.parametrize(("longest", "found"), [(352, [16, 32, 352]), (351, [16, 32]), (8, [16])])
-    def test_a_break_even_may_be_at_the_longest_sequence(self, longest, found, monkeypatch):
-        costs = SimpleNamespace(
-            step_ticks=lambda decodes, context, tokens, pairs: 5 * 10**9 + 10**6 * pairs,
-            swap_out_ticks=Costs().swap_out_ticks,
-            swap_in_ticks=Costs().swap_in_ticks,
-        )
-        replica = SimpleNamespace(cost=costs, block_size=16, max_model_len=longest)
-        monkeypatch.setattr(preemption, "build", lambda _: replica)
-        assert [tokens for tokens, _ in preemption.break_evens(settings())] == found
-
-    def test_lengths_of_a_load_are_its_median_and_its_longest(self):
-        work = Workload("three", np.zeros(4), np.array([1, 2, 3, 90]), np.array([1, 1, 2, 9]))
-        assert preemption.lengths_of(work, None, 5) == [4, 99]
-        assert preemption.lengths_of(None, 7, 5) == [5, 7] and preemption.lengths_of(None, 5, 5) == [5]
-
-    @pytest.mark.parametrize(("longest", "budget"), [(64, 2048), (2047, 2048), (2049, 2049)])
-    def test_older_releases_run_with_their_own_defaults(self, longest, budget, monkeypatch):
-        """A step has at least 2,048 tokens, 4 GiB of the host take blocks, and 1 % of the blocks stay free (vLLM 0.6)."""
-        ran = []
-
-        def simulate(chosen, work, **_):
-            ran.append(chosen)
-            return chosen
-
-        metrics = dict.fromkeys(preemption._METRICS, 2.0)
-        results = metrics | {
-            "work": {"tokens": {"recomputed": 11}, "seconds": {}}, "preemptions": {"recompute": 3, "swap": 5}
-        }  # fmt: skip
-        monkeypatch.setattr(preemption, "simulate", simulate)
-        monkeypatch.setattr(preemption, "summary", lambda run: results)
-        chosen = settings(policy="vllm-v1", model="llama-3.1-8b", gpu="a100-80gb", max_model_len=longest)
-        rows = preemption.simulated(chosen, Workload("one", np.zeros(1), np.full(1, 4), np.full(1, 5)))
-        assert [each.value("watermark") for each in ran[:4]] == [0.01] * 4
-        assert [each.value("swap_space") for each in ran[1:4:2]] == [4, 4]
-        assert [each.max_num_batched_tokens for each in ran[:4]] == [budget] * 4
-        assert (
-            [each.policy for each in ran]
-            == [row["policy"] for row in rows]
-            == ["vllm-v0"] * 2 + ["vllm-sosp23"] * 2 + ["vllm-v1"]
-        )
-        counts = {"recomputed": 3, "swapped": 5, "recomputed_tokens": 11, "swapping_s": 0.0}
-        assert all(row.items() >= (counts | metrics).items() for row in rows)
-
-
-class TestQuestions:
-    @pytest.mark.parametrize(("tokens", "lengths"), [(1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (9, (4, 5))])
-    def test_half_of_a_length_is_prompt(self, tokens, lengths):
-        assert Subject(settings(), None, tokens).lengths() == tuple(np.array([each]) for each in lengths)
-
-    def test_three_break_evens_are_named(self):
-        breaks = [(16 * place, ("swap", "recompute")[place % 2]) for place in range(1, 7)]
-        text = questions._break_even_text(breaks)
-        assert [f"from {16 * place} tokens" in text for place in range(1, 7)] == [False, True, True, True, False, False]
-
-    @pytest.mark.parametrize("question", ["samples", "preemption-mode"])
-    def test_states_are_refused_with_a_remedy_that_helps(self, question, capsys):
-        """Not with a flag for layers with windows, which leaves the states."""
-        line = [
-            "plan",
-            "--gpu",
-            "h200",
-            "--serve",
-            "vllm serve qwen3.6-27b -q fp8",
-            "--ask",
-            question,
-            "--mean-tokens",
-            "300",
-        ]
-        assert status(line) == MISTAKE
-        error = capsys.readouterr().err
-        assert "fixed-size states; leave it out" in error and "--disable-hybrid" not in error
 
 
 class TestDataSheet:

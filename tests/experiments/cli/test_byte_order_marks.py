@@ -7,9 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from fragmeter.experiments.capacity.loads import read_loads, read_tables
+from fragmeter.experiments.capacity.loads import read_loads
 from fragmeter.experiments.capacity.prices import prices
-from fragmeter.experiments.capacity.service_checks import Service
 from fragmeter.experiments.measured.server_metrics import read_metrics
 from fragmeter.experiments.story import reading as stories
 from fragmeter.experiments.vllm_serve.line import parse_serve, pasted
@@ -30,18 +29,9 @@ name = "x"
 request_rate = 5
 goodput = ["ttft:500"]
 """
-SERVICE = """
-[[service]]
-name = "x"
-serve = "vllm serve llama-3.1-8b"
-gpu = "h200"
-request_rate = 5
-goodput = ["ttft:500"]
-"""
 STORY = files("fragmeter.experiments.story").joinpath("stories/first-prompt.toml").read_text("utf-8")
 
 FILES = {
-    "services.toml": (SERVICE, lambda path: read_tables(path, "check", "service", Service)),
     "loads.toml": (LOAD, read_loads),
     "own.toml": (STORY, lambda path: stories.story(str(path)).requests),
     "prices.toml": ("[per_gpu_hour]\nh200 = 3\n", lambda path: prices(path).per_gpu_hour),

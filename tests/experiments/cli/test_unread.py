@@ -128,10 +128,6 @@ class TestPlan:
     def test_refuses_what_no_candidate_reads(self, flags, message, capsys):
         assert message in refused(capsys, "plan", *LLAMA, *self.GOAL, *flags)
 
-    def test_asks_of_a_load_likewise(self, capsys):
-        line = ["plan", "--serve", "vllm serve llama-3.1-8b", "--gpu", "h200", "--ask", "samples", *SOME]
-        assert "skip_bad = True: applies only to a trace" in refused(capsys, *line, "--skip-bad")
-
     @pytest.mark.slow
     def test_takes_any_flag_of_a_pasted_line_and_tells_what_simulates_it(self, capsys):
         """A model without windows, and a release that does not swap."""

@@ -106,6 +106,19 @@ def test_pools_of_windows_are_counted(tmp_path, capsys):
     assert "swa_max_total_num_tokens" in capsys.readouterr().out
 
 
+def test_the_host_of_hicache_is_counted(tmp_path, capsys):
+    """One and a half of the device's slots, in pages of 64 and one page more; where the flags go, and a store that is not simulated."""
+    out = tmp_path / "answer.json"
+    flags = "--enable-hierarchical-cache --hicache-ratio 1.5 --hicache-write-policy write_through_selective"
+    line = f"{START} --max-total-tokens 100000 {flags} --hicache-storage-backend mooncake"
+    assert status(["plan", "--gpu", "gb300", "--serve", line, "--json", str(out)]) == DONE
+    found = json.loads(out.read_text())
+    assert (found["slots"], found["host_slots"]) == (99_968, 64 * (99_968 * 3 // 2 // 64 + 1))
+    assert found["simulate"].endswith(f"--num-gpu-blocks-override 1562 {flags}")
+    assert found["not_simulated"] == ["--hicache-storage-backend (a store behind the host)"]
+    assert "HiCache, tokens" in capsys.readouterr().out
+
+
 def test_fewer_slots_than_the_memory_has(tmp_path):
     out = tmp_path / "answer.json"
     line = f"{START} --max-total-tokens 100000 --disable-overlap-schedule"

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 
-from fragmeter.experiments.today.published import glm_launch, published
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.families import read_config
 from fragmeter.sim.spec.releases import release
@@ -21,6 +20,7 @@ from fragmeter.sim.spec.startup.activations import activation_bytes
 from fragmeter.sim.spec.startup.capacity import capacity, stage_memories
 from fragmeter.sim.spec.startup.launch import Launch
 from paths import ROOT
+from published_waste import glm_launch, published
 
 GIB = 2**30
 DOCS = ROOT / "docs" / "results" / "start-up-logs.md"

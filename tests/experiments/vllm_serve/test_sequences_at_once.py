@@ -8,21 +8,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from fragmeter.experiments.capacity.max_num_seqs import (
-    MaxNumSeqs,
-    largest_max_num_seqs,
-    most_at_once,
-    most_that_start,
-)
 from fragmeter.experiments.vllm_serve.line import read_serve
-from fragmeter.experiments.vllm_serve.start import Started, started
+from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim import Workload, simulate
 from fragmeter.sim.config.settings import Settings
 from fragmeter.sim.cost import default_cost
 from fragmeter.sim.metrics.requests import preemptions
 from fragmeter.sim.spec import gpu, gpu_names, model, model_names
 from fragmeter.sim.spec.releases import LATEST
-from fragmeter.sim.spec.startup.capacity import capacity, users
+from fragmeter.sim.spec.startup.capacity import users
 
 FLAGS = ("", "--no-enable-prefix-caching", "--block-size 64", "--no-async-scheduling", "--kv-cache-dtype fp8")
 #: One of each compute capability, by which kernels are chosen; the pool of a test is not the card's.
@@ -158,63 +152,3 @@ def test_with_ranks_stages_and_one_group(name, flags):
 @pytest.mark.parametrize("name", sorted(SEVERAL_SIZES))
 def test_with_blocks_of_several_sizes(name):
     check(name, "h200", "")
-
-
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3.5-35b-a3b", "gemma-3-27b"])
-def test_the_answer_for_a_load_agrees(name):
-    settings, fitting = pool(line_of(name, "", 16_384, 2000), "h100-80gb", 2000, 5)
-
-    def answer(number: int) -> MaxNumSeqs:
-        work = load(number, 2000)
-        return largest_max_num_seqs(
-            lambda value: replace(settings, max_num_seqs=value), number, work, lambda each, *_: each
-        )
-
-    found = answer(fitting)
-    assert found.unlimited and found.peak == fitting
-    # One more is one too many, whatever max_num_seqs the load is served with.
-    assert found.in_any_order <= fitting
-    assert answer(fitting + 1).largest == fitting
-
-
-OWN_VALUES = ("", "--max-num-seqs 1", "--max-num-seqs 40", "--max-num-seqs 512")
-#: Lines with a pool that depends much on max_num_seqs, with a length of which dozens fit: dense, with states, with windows, with drafts, eager.
-FIXED = [
-    ("llama-3.1-8b", "rtx-4090", "--max-model-len 8192", 600),
-    ("Qwen/Qwen3.5-9B", "rtx-5090", "--max-model-len 8192", 2000),
-    ("gemma-3-27b", "h100-80gb", "--max-model-len 16384", 4000),
-    ("qwen3-8b", "rtx-4090", f"--max-model-len 8192 --speculative-config '{RATES % '[0.6, 0.4, 0.2]'}'", 600),
-    ("llama-3.1-8b", "rtx-4090", "--max-model-len auto --enforce-eager", 900),
-    ("llama-3.1-8b", "h100-80gb", "--max-model-len 2048 --max-num-batched-tokens 256", 400),
-]
-
-
-@pytest.mark.parametrize(("name", "card", "flags", "tokens"), FIXED)
-def test_the_answer_put_into_the_line_is_the_answer_again(name, card, flags, tokens):
-    def answer(own: str) -> Started:
-        return started(read_serve(f"vllm serve {name} {flags} {own}"), card)
-
-    found = {most_at_once(answer(own), tokens) for own in OWN_VALUES}
-    assert len(found) == 1
-    value = found.pop()
-    assert value > 20
-    server = answer(f"--max-num-seqs {value}")
-    assert most_at_once(server, tokens) == value
-    assert server.refusal() is None
-    assert users(server.launch, capacity(server.launch).num_blocks, tokens) >= value
-    # One more has no room, or does not start.
-    larger = answer(f"--max-num-seqs {value + 1}")
-    assert larger.refusal() is not None or users(larger.launch, capacity(larger.launch).num_blocks, tokens) <= value
-
-
-def test_a_value_has_the_pool_of_a_line_with_it():
-    line = "vllm serve llama-3.1-8b --max-model-len 8192 --max-num-seqs {}{}"
-
-    def answer(value: int, flags: str = "") -> Started:
-        return started(read_serve(line.format(value, flags)), "rtx-4090")
-
-    assert answer(1).with_max_num_seqs(72).launch == answer(72).launch
-    # A given pool is the same with every value, and a step's tokens bound them.
-    given = answer(1, " --num-gpu-blocks-override 600 --max-num-batched-tokens 20")
-    assert capacity(given.with_max_num_seqs(12).launch).num_blocks == 600
-    assert most_that_start(given, 30) == 20

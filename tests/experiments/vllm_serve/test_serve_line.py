@@ -332,7 +332,7 @@ def test_defaults_depend_on_the_gpu():
 )
 def test_what_vllm_would_complain_of(flags, kind):
     answer = launched(flags)
-    refused = refusal(answer.launch, answer.fits_length)
+    refused = refusal(answer.launch)
     assert (refused and refused.kind) == kind
 
 

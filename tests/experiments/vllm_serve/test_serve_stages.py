@@ -51,13 +51,6 @@ def test_that_no_log_is_of_the_cards_vendor_is_said(capsys):
     assert "NVIDIA" not in printed(capsys, "--gpu", "h100-80gb", *line)
 
 
-@pytest.mark.slow
-def test_a_question_about_a_line_that_does_not_start_is_named(capsys):
-    line = ("--gpu", "rtx-3090", "--serve", "vllm serve qwen3-32b", "--mean-tokens", "900")
-    assert "--ask samples" in printed(capsys, *line, "--ask", "samples")
-    assert "--ask" not in printed(capsys, *line)
-
-
 def launched(line: str, card="rtx-3090", version: tuple[int, int] | None = None, name: str | None = None):
     return started(parse_serve(line, version), card, name).launch
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from core_loads import columns
-from fragmeter.experiments.runs.policy_check import check_policy
 from fragmeter.sim.cluster import Cluster, simulate_cluster
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine import leap_check
@@ -22,6 +21,7 @@ from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.runs.run import Run
 from fragmeter.sim.types.errors import PluginError, SimulationFault
 from fragmeter.sim.workload.workload import Workload
+from leap_loads import check_policy
 from paths import ROOT
 from same_runs import same
 from strategies import COSTS, LineCost
@@ -215,3 +215,12 @@ class TestPlantedInThePackage:
         monkeypatch.setattr(PagedMemory, "advance", one_block_more)
         with pytest.raises(SimulationFault, match=r"policy sarathi, decode step \d+: held: "):
             run_of("sarathi", check_leaps=True)
+
+
+def test_which_leaps_are_checked():
+    chosen = settings(policy="wrong_leaps:AdmitsAFew")
+    every, none = replace(chosen, check_leaps=True), replace(chosen, check_leaps=False)
+    found = [leap_check.leaps_to_check(each) for each in (chosen, every, none, replace(every, leap=False))]
+    assert found == [leap_check.SOME, leap_check.ALL, leap_check.NONE, leap_check.NONE]
+    assert leap_check.leaps_to_check(settings(policy="tgi")) == leap_check.NONE
+    assert leap_check.leaps_to_check(settings(policy="tgi", allocator="planted:leaking")) == leap_check.SOME

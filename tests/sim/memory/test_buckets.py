@@ -17,7 +17,7 @@ FORGOTTEN = """
 from importlib import reload
 from fragmeter.sim.memory.accounting import buckets
 from fragmeter.sim.{module} import {name}
-buckets.DECLARED["lost"] = buckets.Bucket("lost", "of nobody", paper="{paper}", popular="free", hue=("#1", "#2", "#3", ""))
+buckets.DECLARED["lost"] = buckets.Bucket("lost", "of nobody", paper="{paper}", hue=("#1", "#2", "#3", ""))
 buckets.BUCKETS += ("lost",)
 reload({name})
 """
@@ -37,8 +37,8 @@ def test_a_forgotten_bucket_fails_at_import(module, name, paper, said):
 
 
 def test_a_declaration_without_a_colour_fails():
-    with pytest.raises(TypeError, match="bucket lost: declare paper, popular and hue, or counts_as"):
-        Bucket("lost", "of nobody", paper="internal", popular="free")
+    with pytest.raises(TypeError, match="bucket lost: declare paper and hue, or counts_as"):
+        Bucket("lost", "of nobody", paper="internal")
 
 
 def test_every_view_and_colour_has_every_bucket():

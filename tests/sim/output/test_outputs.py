@@ -51,7 +51,7 @@ def never_run(monkeypatch) -> None:
         "runs.serving.serve_one",
         "runs.serving.simulate_cluster",
         "runs.sweeping.simulate",
-        "capacity.jobs.carry_out",
+        "capacity.tasks.carry_out",
     ):
         monkeypatch.setattr(f"fragmeter.experiments.{place}", fail)
 

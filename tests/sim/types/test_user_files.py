@@ -35,7 +35,6 @@ DOORS = {
         ".toml",
         ("plan", "--model", "opt-13b", "--gpu", "a100-40gb", "--goodput", "ttft:1000", "--prices", "FILE"),
     ),
-    "services": (".toml", ("plan", "--check", "FILE")),
     "line": (".txt", ("plan", "--gpu", "h200", "--serve", "FILE")),
     "log": (".log", ("plan", "--gpu", "h200", "--serve", LINE, "--startup-log", "FILE")),
     "metrics": (".txt", ("diagnose", "--gpu", "h200", "--serve", LINE, "--metrics", "FILE")),

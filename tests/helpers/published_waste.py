@@ -1,6 +1,6 @@
 """Published figures of wasted KV cache memory beside what the simulator computes from the same settings.
 
-``facts/published.json`` has each figure with its source, its settings, what the source leaves open, and the limit of the error
+``tests/data/published_waste.json`` has each figure with its source, its settings, what the source leaves open, and the limit of the error
 with when it was stated. What holds for all figures of a source is there once.
 Its kind is
 
@@ -14,19 +14,18 @@ Each function below computes the figures of one source, and uses the published v
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ...sim import settings, simulate
-from ...sim.memory.accounting.kv_groups import STATE
-from ...sim.metrics.summary import waste
-from ...sim.spec import (
+from fragmeter.experiments.paper.rows import Row, value_row
+from fragmeter.sim import settings, simulate
+from fragmeter.sim.memory.accounting.kv_groups import STATE
+from fragmeter.sim.metrics.summary import waste
+from fragmeter.sim.spec import (
     AttentionLayer,
     CacheSettings,
     Deployment,
@@ -38,30 +37,22 @@ from ...sim.spec import (
     gpu,
     model,
 )
-from ...sim.spec.attention import FP8_DS_MLA
-from ...sim.spec.attention import FULL as EVERY_TOKEN
-from ...sim.spec.gpu import GIB
-from ...sim.spec.kv_layers import Layer
-from ...sim.spec.startup.capacity import stage_memories
-from ...sim.spec.startup.launch import Launch
-from ...sim.types.errors import UserError
-from ...sim.workload.workload import Workload
-from ..paper.rows import Row, as_finding, value_row
+from fragmeter.sim.spec.attention import FP8_DS_MLA
+from fragmeter.sim.spec.attention import FULL as EVERY_TOKEN
+from fragmeter.sim.spec.gpu import GIB
+from fragmeter.sim.spec.kv_layers import Layer
+from fragmeter.sim.spec.startup.capacity import stage_memories
+from fragmeter.sim.spec.startup.launch import Launch
+from fragmeter.sim.workload.workload import Workload
+from paths import DATA
 
-#: What the kinds of rows mean, for the pages.
-KINDS = (
-    "A fitted value only shows that numbers are consistent: an input was chosen to give it, or is the source's own"
-    " measurement. An arithmetic one is a closed formula, or a quotient of the source's own numbers."
-)
-#: Texts of a figure, and of a source.
-_TEXTS = ("settings", "assumed", "remark")
 #: Values by name and metric.
 Values = dict[tuple[str, str], float]
 
 
 @cache
 def _facts() -> Mapping[str, Any]:
-    return json.loads(resources.files(__package__).joinpath("facts/published.json").read_text("utf-8"))
+    return json.loads((DATA / "published_waste.json").read_text("utf-8"))
 
 
 def published() -> Sequence[Mapping[str, Any]]:
@@ -69,76 +60,20 @@ def published() -> Sequence[Mapping[str, Any]]:
     return _facts()["values"]
 
 
-def sources() -> Mapping[str, Mapping[str, str]]:
-    """For each source the settings, assumptions and remarks that hold for all its figures; any may be absent."""
-    return _facts()["sources"]
-
-
-def limits(compared: Sequence[Row]) -> str:
-    """When the limits of these rows were stated, for the pages."""
-    number = Counter(row["limit_stated"] for row in compared)
-    return (
-        f"Of {len(compared)} limits {number['before']} were stated before the comparison was first made, {number['with']} with the"
-        f" change that computed their figure, and {number['after']} after its result was known."
-    )
-
-
-def rows(facts: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
-    """A row for each published figure, with its limit, source, settings and assumptions.
-
-    Args:
-        facts: Figures in place of the package's own.
-
-    Raises:
-        UserError: A figure that nothing computes.
-    """
+def rows() -> list[Row]:
+    """A row for each published figure."""
     found = computed()
-    made = []
-    for fact in published() if facts is None else facts:
-        key = fact["name"], fact["metric"]
-        if key not in found:
-            raise UserError(f"published figure {key[0]}, {key[1]}: nothing computes it")
-        row = value_row(*key, fact["published"], [found[key]], how=fact.get("how", "text"), kind=fact["kind"])
-        made.append(row | {name: fact.get(name, "") for name in ("limit", "limit_stated", "source", *_TEXTS)})
-    return made
+    keys = [(fact["name"], fact["metric"]) for fact in published()]
+    return [
+        value_row(*key, fact["published"], [found[key]], kind=fact["kind"])
+        for key, fact in zip(keys, published(), strict=True)
+    ]
 
 
-class Comparison(NamedTuple):
-    """A row beside its limit, as text: points of a percentage, else percent of the published value."""
-
-    figure: str
-    error: str
-    limit: str
-    passes: bool
-
-
-def comparison(row: Row) -> Comparison:
-    """The error of a row beside its limit."""
-    points = row["metric"].endswith("_pct")
-    error = row["error"] if points else row["error"] / row["published"]
-    metric = row["metric"].removesuffix("_pct").replace("_", " ")
-    return Comparison(
-        figure=f"{row['series']}: {metric}",
-        error=f"{_two(error)} points" if points else f"{_two(100 * error)} %",
-        limit=f"{row['limit']:g} points" if points else f"{100 * row['limit']:g} %",
-        passes=abs(error) <= row["limit"] + 1e-9,
-    )
-
-
-def _two(value: float) -> str:
-    """With sign and two decimals, and no minus before a zero."""
-    return f"{round(value, 2) + 0.0:+.2f}"
-
-
-def findings(compared: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each row, whether its error is within its limit."""
-    return [as_finding(_finding(row), comparison(row).passes) for row in compared]
-
-
-def _finding(row: Row) -> str:
-    found, kind = comparison(row), "" if row["kind"] == "predicted" else f", {row['kind']}"
-    values = f"{row['simulated']:,g} here, {row['published']:,g} published"
-    return f"{row['source']}: {found.figure}: {values}; error {found.error}, limit {found.limit}{kind}."
+def passes(fact: Mapping[str, Any], row: Row) -> bool:
+    """Whether a figure is within its limit: points of a percentage, else a share of the published value."""
+    error = row["error"] if row["metric"].endswith("_pct") else row["error"] / row["published"]
+    return abs(error) <= fact["limit"] + 1e-9
 
 
 def computed() -> Values:
@@ -354,41 +289,3 @@ def glm_cache(ranks: int, latent: str | int = "bf16", drafts: int = 0, mtp: bool
 def _state_padding_pct(formed: KvCacheConfig) -> float:
     state = next(group for group in formed.groups if group.kind == STATE).spec
     return 100 * (state.page_size_bytes / state.unpadded_page_size_bytes - 1)
-
-
-class Notes(NamedTuple):
-    """What the figures of a source assume: texts of all of them, and of single ones."""
-
-    source: str
-    text: str
-    of_figures: list[str]
-
-
-def notes(compared: Sequence[Row]) -> Iterator[Notes]:
-    """The settings, assumptions and remarks of each source that has some."""
-    for source, common in sources().items():
-        mine = [row for row in compared if row["source"] == source]
-        found = Notes(
-            source, _about(common), [f"{comparison(row).figure}: {_about(row)}" for row in mine if _about(row)]
-        )
-        if found.text or found.of_figures:
-            yield found
-
-
-def basis(compared: Sequence[Row]) -> Iterator[str]:
-    """The notes as a paragraph for each source."""
-    yield from (
-        f"{found.source}: {' '.join(filter(None, (found.text, *found.of_figures)))}" for found in notes(compared)
-    )
-
-
-def _about(texts: Mapping[str, str]) -> str:
-    """Settings, assumptions and remarks as sentences."""
-    settings, assumed, remark = (texts.get(name, "") for name in _TEXTS)
-    found = (settings, assumed and f"not stated, and assumed: {assumed}", remark)
-    return " ".join(f"{_capital(text)}." for text in found if text)
-
-
-def _capital(text: str) -> str:
-    """The text with a capital, but for the name of a setting."""
-    return text[0].upper() + text[1:] if text.split()[0].isalpha() else text

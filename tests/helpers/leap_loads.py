@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from ...sim import Settings, Workload, settings, simulate
-from ...sim.policy.options import option_names
-from ...sim.policy.registry import policy
-from ...sim.types.errors import PluginError, SettingError
-from ...sim.types.ticks import PER_MS
-from ...sim.workload.content import PromptContent
-from ...sim.workload.dialogue import NO_PARENT, Dialogue
-from ...sim.workload.users import Users
+from fragmeter.sim import Settings, Workload, settings, simulate
+from fragmeter.sim.policy.options import option_names
+from fragmeter.sim.policy.registry import policy
+from fragmeter.sim.types.errors import PluginError, SettingError
+from fragmeter.sim.types.ticks import PER_MS
+from fragmeter.sim.workload.content import PromptContent
+from fragmeter.sim.workload.dialogue import NO_PARENT, Dialogue
+from fragmeter.sim.workload.users import Users
 
 #: Loads that are drawn until one reads an option.
 _MOST_DRAWS = 1000
