@@ -10,7 +10,6 @@ from ..types.errors import SettingError
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
 
-
 #: Sides of disaggregated prefill, as vLLM's ``kv_role`` names them.
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 
