@@ -15,6 +15,7 @@ from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap, Meter
 from fragmeter.sim.memory.prefix.tiers import Offloaded
 from fragmeter.sim.policy.options import SGLangOptions
+from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.spec.startup.sglang_states import StatePool
 from fragmeter.sim.types.errors import SimulationFault
@@ -185,7 +186,7 @@ def settings_of(case: Case, **others: object) -> Settings:
 @contextmanager
 def pools_of(case: Case) -> Iterator[None]:
     """With the case's pools of windows and of states, whatever the model."""
-    windows = (case.window, case.window_slots // case.page_size) if case.window else None
+    windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1)) if case.window else None
     states = StatePool(case.states, case.state_rules) if case.states else None
     with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
         yield
