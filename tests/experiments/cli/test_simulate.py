@@ -69,6 +69,7 @@ WITH = {
     "decode_context_parallel_size": ["--model", "deepseek-v3", "--gpu", "h200", "--tensor-parallel-size", "8"],
     "api_server_count": ["--api-server", "measured"],
     "long_prefill_token_threshold_adaptive": ["--long-prefill-token-threshold", "8"],
+    **dict.fromkeys(("hicache_ratio", "hicache_size", "hicache_write_policy"), ["--enable-hierarchical-cache"]),
     "use_beam_search": ["--n", "2"],
     "beam_survival": ["--n", "2", "--use-beam-search"],
     "swap_space": ["--preemption-mode", "swap"],
