@@ -39,7 +39,7 @@ help:
 	@echo "make release-check  build wheel and sdist into dist, test both in clean environments outside the checkout"
 	@echo "make artifact     write dist/fragmeter-VERSION-artifact.tar.gz, which makes every figure again on a clean machine"
 	@echo "make benchmark    measure the speed of the simulator on one core"
-	@echo "make docs         write docs/results/reproduction.md again, its grades into README.md; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
+	@echo "make docs         write docs/results/reproduction.md again, its grades into README.md, and out/waste.html; TRACE=FILE ALPACA=FILE add the paper's own length pairs"
 	@echo "make screenshots  take the pictures of the README and docs/gallery.md from new pages"
 
 # The modules with columns and numbers that the compiled core shares (core_header.py imports them).
@@ -215,6 +215,7 @@ docs: $(VENV)/.core
 	$(if $(TRACE),$(BIN)/fragmeter reproduce all --trace $(TRACE) --alpaca-trace $(ALPACA) --out out/reproduction-exact)
 	$(BIN)/python docs/reproduction.py out/reproduction docs/results/reproduction.md $(if $(TRACE),out/reproduction-exact)
 	$(BIN)/python docs/facts.py
+	$(BIN)/fragmeter explore --out out/waste.html
 
 screenshots: $(VENV)/.test
 	$(BIN)/fragmeter reproduce all --out out/reproduction
@@ -226,6 +227,8 @@ screenshots: $(VENV)/.test
 	$(BIN)/fragmeter simulate --n 2 --request-rate 1 --num-prompts 1 --record-plan --out out/samples
 	$(BIN)/fragmeter report out/samples --out out/tables.html
 	$(BIN)/python docs/screenshots.py out/tables.html docs/images
+	$(BIN)/fragmeter explore --out out/waste.html
+	$(BIN)/python docs/screenshots.py out/waste.html docs/images
 	$(BIN)/fragmeter story samples --out out/story.html
 	$(BIN)/python docs/screenshots.py out/story.html docs/images
 	$(BIN)/python examples/own_policy.py out/own-policy

@@ -29,8 +29,9 @@ import numpy as np
 
 from fragmeter.experiments.capacity.answer import ranked
 from fragmeter.experiments.capacity.candidates import CHECKPOINT, DECODE, Choices, candidates
+from fragmeter.experiments.capacity.contender import Question as PlanQuestion
 from fragmeter.experiments.capacity.load import Load
-from fragmeter.experiments.capacity.planning import Planner, service_of
+from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.request import Aims, PlanRequest
 from fragmeter.experiments.capacity.search import search
@@ -157,12 +158,11 @@ def whole(question: Question, rows: list[dict[str, Any]]) -> Iterator[list[dict[
     name = shape_of(question.line, question.model).name
     of_model = replace(question.inputs, settings=replace(question.inputs.settings, model=name, max_model_len=None))
     load, goal = Load(of_model), Goal(objectives(question.goodput))
-    planner = Planner(load, goal, range(1), Workers(jobs=1), None, question.rate, CONFIDENCE)
-    members = {service_of(each): each for each in able}
+    planner = Planner(PlanQuestion(load, goal, range(1), question.rate, CONFIDENCE), Workers(jobs=1), None)
     lowest: dict[str, float] = {}
-    for service, (_, replicas) in planner.least(members).items():
-        launch = members[service].started.launch
-        cost = (replicas or 1) * launch.num_gpus * priced.of(launch.gpu.name)
+    for each in able:
+        launch = each.started.launch
+        cost = planner.contender(each).fewest_at(inf) * launch.num_gpus * priced.of(launch.gpu.name)
         lowest[launch.gpu.name] = min(cost, lowest.get(launch.gpu.name, inf))
     cards = sorted(lowest, key=lambda card: lowest[card])[:NUM_WHOLE]
     chosen = [each for each in able if each.started.launch.gpu.name in cards][:MOST_CANDIDATES]

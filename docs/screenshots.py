@@ -27,13 +27,14 @@ PICTURES = {
     "plan.html": {},
     "trace.html": {},
     "waste-today.html": {},
+    "waste.html": {},
     "tables.html": {"tables.png": ("Block tables", ".tables")},
     "story.html": {"story.png": ("Step by step", ".stages")},
 }
 #: The first screen of each of these pages is in the gallery as ``page-NAME.png``.
 FIRST_SCREENS = (
     "reproduction.html", "report.html", "sweep.html", "plan.html", "trace.html", "story.html",
-    "waste-today.html",
+    "waste-today.html", "waste.html",
 )  # fmt: skip
 #: Scripts that run before a picture is taken.
 FIRST = {
@@ -128,7 +129,7 @@ def picture_of(driver: webdriver.Chrome, element: WebElement, scale: float = 1) 
 def is_drawn(section: WebElement) -> bool:
     """Whether plotly has filled the places that the page keeps for unfolded pictures, and what moves is ready to."""
     plots = section.find_elements(By.CSS_SELECTOR, ".plot:not(details:not([open]) .plot)")
-    widgets = section.find_elements(By.CSS_SELECTOR, ".player, .tables, .story")
+    widgets = section.find_elements(By.CSS_SELECTOR, ".player, .tables, .story, .explore")
     return all(map(_is_filled, plots)) and all(widget.get_attribute("data-ready") for widget in widgets)
 
 

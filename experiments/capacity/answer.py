@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from ...sim.types.optional import not_none
 from .candidates import Candidate
 from .confidence import mean_rate
+from .detail import Detail
 from .fleet import Fleet
 from .load import Load
 from .max_rate import MaxRate
@@ -43,7 +43,7 @@ class Answer:
     fleet: Fleet | None = None
     known_rates: tuple[float, ...] | None = None
     prefill_replicas: int | None = None
-    detail: dict[str, Any] | None = None
+    detail: Detail | None = None
     least_replicas: int | None = None
     equal: tuple[str, ...] = ()
     share: float | None = None
@@ -126,7 +126,7 @@ class Answer:
         return not_none(self.found)
 
     @property
-    def at_rate(self) -> dict[str, Any]:
+    def at_rate(self) -> Detail:
         """The detail of a candidate with a recommended rate."""
         return not_none(self.detail)
 

@@ -20,13 +20,13 @@ So a draw takes four or five runs in place of fifteen. All weights are whole num
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, prod
 from typing import TypeVar
 
-from .confidence import Kind
-from .trials import MOST_REPLICAS, Case, Memory, Results, Trial
+from .tasks import Search, result, results, smallest
+from .trials import MOST_REPLICAS, Case, Memory, Trials
 
 #: Quantiles of the step times and their weights: the ends of the interval stand for a tenth each.
 QUANTILES, SCALE_WEIGHTS = (0.05, 0.25, 0.5, 0.75, 0.95), (1, 3, 2, 3, 1)
@@ -164,6 +164,7 @@ class ChanceSearch:
     """The search for the smallest size with a chance, from one that is expected.
 
     Args:
+        trials: Its runs.
         about: What is not known.
         seeds: The draws.
         confidence: The chance that is asked for.
@@ -172,9 +173,16 @@ class ChanceSearch:
     """
 
     def __init__(
-        self, about: Uncertainty, seeds: Sequence[int], confidence: float, first: int, least: int, engines: int = 1
+        self,
+        trials: Trials,
+        about: Uncertainty,
+        seeds: Sequence[int],
+        confidence: float,
+        first: int,
+        least: int,
+        engines: int = 1,
     ) -> None:
-        self._about, self._seeds, self._confidence = about, seeds, confidence
+        self._trials, self._about, self._seeds, self._confidence = trials, about, seeds, confidence
         self._engines, self._least = engines, -(-least // engines)
         most = max(self._least, MOST_REPLICAS // engines)
         self._first = min(max(first // engines, self._least), most)
@@ -183,31 +191,19 @@ class ChanceSearch:
         #: Number of scales with which requests served alone meet the goal, where it was asked for.
         self._alone: int | None = None
 
-    def steps(self) -> Generator[list[Trial], Results, tuple[int | None, tuple[Chance, ...]]]:
-        """Yield trials, be sent whether they meet the goal, and return the size, if any, and what is known of each size that was
-        tried."""
-        low, high, probe, stride = self._least - 1, None, self._first, max(1, self._first // 16)
-        while high is None or high - low > 1:
-            if (yield from self._is_enough(probe)):
-                high = probe
-            else:
-                low = probe
-            if high is not None:
-                probe = max(high - stride, self._least) if low < self._least else (low + high) // 2
-            elif low >= self._most or not (yield from self._can_be_enough()):
-                break
-            else:
-                probe = min(low + stride, self._most)
-            stride *= 2
+    def steps(self) -> Search[tuple[int | None, tuple[Chance, ...]]]:
+        """The size, if any, and what is known of each size that was tried."""
+        sizes, stride = range(self._least, self._most + 1), max(1, self._first // 16)
+        enough = yield from smallest(self._is_enough, sizes, self._first, stride, self._can_be_enough)
         # What the last replica is for; where none is enough, the size that was asked for.
-        last = self._first if high is None else high
+        last = self._first if enough is None else enough
         if last > self._least:
             yield from self._is_enough(last - 1)
         of_size = tuple(self._found[each] for each in sorted(self._found))
-        return None if high is None else high * self._engines, of_size
+        return None if enough is None else enough * self._engines, of_size
 
-    def too_few(self) -> Generator[list[Trial], Results, bool]:
-        """As ``steps``: whether the first size cannot have the chance, as too many draws miss the goal at the decisive scale.
+    def too_few(self) -> Search[bool]:
+        """Whether the first size cannot have the chance, as too many draws miss the goal at the decisive scale.
 
         Half of the draws come first: mostly they decide.
         """
@@ -220,56 +216,50 @@ class ChanceSearch:
         weight, total = scales * about.up_to_likely, sum(about.scale_weights) * sum(about.memory_weights)
         half, misses = -(-len(self._seeds) // 2), 0
         for seeds in (self._seeds[:half], self._seeds[half:]):
-            trials = [Trial(Kind.CASE, replicas, seed, case=case) for seed in seeds]
-            results = yield trials
-            misses += sum(not results[trial] for trial in trials)
+            meets = yield from results(self._trials.case(replicas, seed, case) for seed in seeds)
+            misses += len(meets) - sum(meets)
             if 1 - misses * weight / (len(self._seeds) * total) < self._confidence - _ROUNDING:
                 return True
         return False
 
-    def _can_be_enough(self) -> Generator[list[Trial], Results, bool]:
+    def _can_be_enough(self) -> Search[bool]:
         """Whether requests served alone meet the goal with enough of the weight of the scales."""
         if self._alone is None:
             self._alone = yield from self._met_alone()
         weights = self._about.scale_weights
         return sum(weights[: self._alone]) >= (self._confidence - _ROUNDING) * sum(weights)
 
-    def _is_enough(self, size: int) -> Generator[list[Trial], Results, bool]:
+    def _is_enough(self, size: int) -> Search[bool]:
         if size not in self._found:
             met = yield from self._met(size * self._engines)
             self._found[size] = Chance.of(size * self._engines, met, self._about)
         return self._found[size].chance >= self._confidence - _ROUNDING
 
-    def _met_alone(self) -> Generator[list[Trial], Results, int]:
+    def _met_alone(self) -> Search[int]:
         low, high = 0, len(self._about.scales)
         while low < high:
             middle = (low + high) // 2
             case = self._about.case(middle, len(self._about.memories) // 2)
-            trial = Trial(Kind.CASE, 0, self._seeds[0], case=case)
-            results = yield [trial]
-            low, high = (middle + 1, high) if results[trial] else (low, middle)
+            meets = yield from result(self._trials.case(0, self._seeds[0], case))
+            low, high = (middle + 1, high) if meets else (low, middle)
         return low
 
-    def _met(self, replicas: int) -> Generator[list[Trial], Results, dict[tuple[int, int], int]]:
+    def _met(self, replicas: int) -> Search[dict[tuple[int, int], int]]:
         """Scales that are met, by draw and place of the memory."""
         scales, places = self._about.scales, range(len(self._about.memories))
         low = {(seed, at): 0 for seed in self._seeds for at in places}
         high = dict.fromkeys(low, len(scales) if self._alone is None else self._alone)
         while True:
-            asked = {}
-            for seed in self._seeds:
-                if (chosen := _next(low, high, seed, places)) is not None:
-                    at, scale = chosen
-                    case = self._about.case(scale, at)
-                    asked[Trial(Kind.CASE, replicas, seed, case=case)] = seed, at, scale
+            places_of = {seed: _next(low, high, seed, places) for seed in self._seeds}
+            asked = [(seed, *chosen) for seed, chosen in places_of.items() if chosen is not None]
             if not asked:
                 return low
-            results = yield [*asked]
-            for trial, (seed, at, scale) in asked.items():
+            cases = (self._trials.case(replicas, seed, self._about.case(scale, at)) for seed, at, scale in asked)
+            for (seed, at, scale), meets in zip(asked, (yield from results(cases)), strict=True):
                 for other in places:
-                    if results[trial] and other >= at:
+                    if meets and other >= at:
                         low[seed, other] = max(low[seed, other], scale + 1)
-                    elif not results[trial] and other <= at:
+                    elif not meets and other <= at:
                         high[seed, other] = min(high[seed, other], scale)
 
 

@@ -19,13 +19,15 @@ the search for a fleet to the size that is then confirmed, or not.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from math import comb, exp, fsum, inf, log, sqrt
 from operator import mul
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
+
+from .tasks import Search, Task, results
 
 #: Share of the seeds that meet the goal, and the confidence.
 CONTENT, CONFIDENCE = 0.9, 0.95
@@ -36,30 +38,12 @@ _TOO_MANY = 0.025
 NUM_SEEDS = 48
 
 
-class Kind(StrEnum):
-    """What a run or a search is to find of a seed."""
-
-    SHARE = "share"
-    RATE = "rate"
-    MEETS = "meets"
-    CASE = "case"
-
-
 class Decision(StrEnum):
     """What the seeds say of a fleet."""
 
     ENOUGH = "enough"
     OPEN = "open"
     TOO_FEW = "too few"
-
-
-class Round(NamedTuple):
-    """Seeds, by their place after the first one, that are asked for their highest rate near ``rate``, or whether they meet the
-    goal at it."""
-
-    kind: Kind
-    seeds: Sequence[int]
-    rate: float
 
 
 class Limit(NamedTuple):
@@ -108,13 +92,20 @@ def _probability(misses: int, num_seeds: int) -> float:
 
 
 def lower_limit(
-    known: Sequence[float], wanted: float, *, to_end: bool = False
-) -> Generator[Round, Sequence[float], Limit]:
-    """Find the rate that other seeds take, from the highest rates of the first seeds: yield rounds, and be sent their values.
+    known: Sequence[float],
+    wanted: float,
+    takes: Callable[[int, float], Task[bool]],
+    rate: Callable[[int, float], Task[float]],
+    *,
+    to_end: bool = False,
+) -> Search[Limit]:
+    """Find the rate that other seeds take, from the highest rates of the first seeds.
 
     Args:
         known: The rates, requests/s. One is the limit itself.
         wanted: A wanted rate, requests/s: the search ends where the limit is lower.
+        takes, rate: Tasks of a seed, by its place after the first: whether it meets the goal at a rate, and its highest rate, near
+            a rate that it misses.
         to_end: Whether the search goes on below the wanted rate.
     """
     if len(known) == 1:
@@ -126,10 +117,8 @@ def lower_limit(
         if not limit or (limit < wanted and not to_end) or tested == num_seeds:
             return Limit(limit, tested, sum(each < wanted for each in rates))
         seeds = range(tested, min(2 * tested, num_seeds))
-        meets = yield Round(Kind.MEETS, seeds, limit)
-        missing = [seed for seed, does in zip(seeds, meets, strict=True) if not does]
-        if missing:
-            rates += yield Round(Kind.RATE, missing, limit)
+        meets = yield from results(takes(seed, limit) for seed in seeds)
+        rates += yield from results(rate(seed, limit) for seed, does in zip(seeds, meets, strict=True) if not does)
         tested = seeds.stop
 
 

@@ -110,6 +110,42 @@ def schedule_of(day: Day, replicas: Sequence[int], startup_s: float) -> FleetSch
     return FleetSchedule(tuple(times[place] for place in kept), tuple(sizes[place] for place in kept), startup)
 
 
+class ServedStep(NamedTuple):
+    """What a fleet served in one step of a day.
+
+    Attributes:
+        requests: That arrived.
+        attained: Share of them that meet the objectives; None without any.
+        concurrency: Requests in flight a replica, mean over time.
+        kv_cache_usage, peak_kv_cache_usage: Mean and highest share of the KV cache in use.
+        replica_hours: Paid for.
+    """
+
+    requests: int
+    attained: float | None
+    concurrency: float
+    kv_cache_usage: float
+    peak_kv_cache_usage: float
+    replica_hours: float
+
+
+@dataclass(frozen=True)
+class ServedDay:
+    """What a fleet served on a whole day, and in each of its steps."""
+
+    requests: int
+    attained: float
+    steps: tuple[ServedStep, ...]
+    replica_hours: float
+
+
+class Targets(NamedTuple):
+    """Requests in flight and KV cache in use a replica."""
+
+    concurrency: float
+    kv_cache_usage: float
+
+
 def served_day(
     settings: Settings,
     load: Load,
@@ -119,8 +155,8 @@ def served_day(
     day: Day,
     replicas: tuple[int, ...],
     startup_s: float,
-) -> dict[str, Any]:
-    """Serve a whole day: attainment, concurrency, KV cache use and paid replica time of every step, and of all of them.
+) -> ServedDay:
+    """Serve a whole day.
 
     Args:
         cluster: Its router counts; the fleet is of ``replicas`` in each step.
@@ -146,19 +182,16 @@ def served_day(
     usage = [usage_over_spans(part, edges) for part in run.runs if len(part.log.rows["ticks"])]
     paid = _paid_ticks(run, schedule, edges)
     used, busy = (np.sum(ticks_of, axis=0) for ticks_of in zip(*((each.used_ticks, each.busy_ticks) for each in usage)))
-    return {
-        "requests": len(work),
-        "attained": float(met.mean()),
-        "steps": {
-            "requests": np.diff(first).tolist(),
-            "attained": attained,
-            "concurrency": [number / size for number, size in zip(in_system, replicas, strict=True)],
-            "kv_cache_usage": (used / np.maximum(busy, 1)).tolist(),
-            "peak_kv_cache_usage": np.max([each.peak for each in usage], axis=0).tolist(),
-            "replica_hours": [each / _PER_HOUR for each in paid],
-        },
-        "replica_hours": sum(paid) / _PER_HOUR,
-    }
+    columns = (
+        np.diff(first).tolist(),
+        attained,
+        [number / size for number, size in zip(in_system, replicas, strict=True)],
+        (used / np.maximum(busy, 1)).tolist(),
+        np.max([each.peak for each in usage], axis=0).tolist(),
+        [each / _PER_HOUR for each in paid],
+    )
+    steps = tuple(map(ServedStep, *columns))
+    return ServedDay(len(work), float(met.mean()), steps, sum(paid) / _PER_HOUR)
 
 
 def _held(times: RequestTimes, edges: np.ndarray) -> np.ndarray:
@@ -185,8 +218,8 @@ def _paid_ticks(run: ClusterRun, schedule: FleetSchedule, edges: Sequence[int]) 
     return np.diff(before).tolist()
 
 
-def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> dict[str, float]:
-    """Requests in flight and KV cache in use a replica, where a fleet takes as much as it can: targets of autoscalers."""
+def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> Targets:
+    """The targets of autoscalers: where a fleet takes as much as it can."""
     served = serve(settings, load.draw(seed, cluster.size).at(rate), cluster)
     runs = served.run.runs if isinstance(served.run, ClusterRun) else (served.run,)
     times = served.times
@@ -195,7 +228,7 @@ def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cl
     edges = np.array([arrivals[len(arrivals) // 4], arrivals[3 * len(arrivals) // 4]])
     concurrency = _held(times, edges).item() / float(edges[1] - edges[0]) / cluster.size
     usage = fsum(pool_use(run).mean_usage for run in runs) / len(runs)
-    return {"concurrency": concurrency, "kv_cache_usage": usage}
+    return Targets(concurrency, usage)
 
 
 @dataclass(frozen=True)
@@ -219,9 +252,9 @@ class DayPlan:
     replicas: tuple[int, ...]
     takes: Mapping[int, float]
     startup_s: float
-    following: Mapping[str, Any]
-    constant: Mapping[str, Any]
-    targets: Mapping[str, float]
+    following: ServedDay
+    constant: ServedDay
+    targets: Targets
     replica_hour: float
     short_runs: bool
     full_rate: float
@@ -232,13 +265,12 @@ class DayPlan:
         """Price of the day that follows the curve, and of the constant fleet."""
         return self._bill(self.following), self._bill(self.constant)
 
-    def _bill(self, served: Mapping[str, Any]) -> float:
-        return float(served["replica_hours"]) * self.replica_hour
+    def _bill(self, served: ServedDay) -> float:
+        return served.replica_hours * self.replica_hour
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
         followed, constant = self.bills
-        steps = self.following["steps"]
         return {
             "startup_seconds": self.startup_s,
             "steps": [
@@ -247,25 +279,30 @@ class DayPlan:
                     "end_s": end,
                     "request_rate": rate,
                     "replicas": size,
-                    **{name: steps[name][place] for name in steps},
-                    "price": steps["replica_hours"][place] * self.replica_hour,
-                    "attained_by_constant_fleet": self.constant["steps"]["attained"][place],
-                    "constant_price": self.constant["steps"]["replica_hours"][place] * self.replica_hour,
+                    **step._asdict(),
+                    "price": step.replica_hours * self.replica_hour,
+                    "attained_by_constant_fleet": beside.attained,
+                    "constant_price": beside.replica_hours * self.replica_hour,
                 }
-                for place, ((start, end), rate, size) in enumerate(
-                    zip(self.day.spans_s, self.day.rates, self.replicas, strict=True)
+                for (start, end), rate, size, step, beside in zip(
+                    self.day.spans_s,
+                    self.day.rates,
+                    self.replicas,
+                    self.following.steps,
+                    self.constant.steps,
+                    strict=True,
                 )
             ],
             "constant_replicas": max(self.takes),
-            "requests": self.following["requests"],
+            "requests": self.following.requests,
             "attainment": self.attainment,
-            "attained": self.following["attained"],
-            "attained_by_constant_fleet": self.constant["attained"],
-            "replica_hours": self.following["replica_hours"],
-            "constant_replica_hours": self.constant["replica_hours"],
+            "attained": self.following.attained,
+            "attained_by_constant_fleet": self.constant.attained,
+            "replica_hours": self.following.replica_hours,
+            "constant_replica_hours": self.constant.replica_hours,
             "price": followed,
             "constant_price": constant,
             "rate_by_replicas": {str(size): rate for size, rate in sorted(self.takes.items())},
             "rates_are_lower_bounds": self.short_runs,
-            "autoscaler_targets": dict(self.targets) | {"request_rate": self.full_rate},
+            "autoscaler_targets": self.targets._asdict() | {"request_rate": self.full_rate},
         }

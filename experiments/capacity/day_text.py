@@ -1,13 +1,21 @@
-"""A day of a capacity plan as text: its table, its bill, and the targets of autoscalers."""
+"""The day of a capacity plan: as text, on its page, as a table in Markdown, and as ``day.csv``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...reports.figures import figures
+from ...reports.page.page import Section
 from ...reports.page.table import Column, Table
 from .day import DayPlan
 from .text import TOO_FEW, replicas_text
+
+#: Columns of ``day.csv``, of ``steps`` in the data.
+_COLUMNS = (
+    "start_s", "end_s", "request_rate", "requests", "replicas", "attained", "attained_by_constant_fleet", "concurrency",
+    "kv_cache_usage", "peak_kv_cache_usage", "replica_hours", "price", "constant_price",
+)  # fmt: skip
 
 
 def day_table(plan: DayPlan) -> Table:
@@ -21,12 +29,14 @@ def day_table(plan: DayPlan) -> Table:
         "in flight\na replica",
         "KV cache\nmean, peak",
     )
-    steps, constant = plan.following["steps"], plan.constant["steps"]
-    for place, (start, rate, size) in enumerate(zip(plan.day.start_s, plan.day.rates, plan.replicas, strict=True)):
-        cells = (_share(each["attained"][place]) for each in (steps, constant))
-        number = f"{steps['concurrency'][place]:,.1f}"
-        use = f"{steps['kv_cache_usage'][place]:.0%}, {steps['peak_kv_cache_usage'][place]:.0%}"
-        table.add_row(clock(start, plan.day.start_s), f"{rate:,.3g}", f"{size:,}", *cells, number, use)
+    served = zip(
+        plan.day.start_s, plan.day.rates, plan.replicas, plan.following.steps, plan.constant.steps, strict=True
+    )
+    for start, rate, size, step, beside in served:
+        cells = map(_share, (step.attained, beside.attained))
+        use = f"{step.kv_cache_usage:.0%}, {step.peak_kv_cache_usage:.0%}"
+        from_ = clock(start, plan.day.start_s)
+        table.add_row(from_, f"{rate:,.3g}", f"{size:,}", *cells, f"{step.concurrency:,.1f}", use)
     return table
 
 
@@ -79,3 +89,58 @@ def _confidence(day: Mapping[str, Any], worst: float) -> list[str]:
             f"Steps may need fewer replicas: the rates that smaller fleets take are lower bounds, because their runs have {TOO_FEW}."
         ]
     return []
+
+
+def day_section(day: Mapping[str, Any], currency: str, attainment: float) -> Section:
+    """The load, the fleet and their results by hour, and the bills.
+
+    Args:
+        day: ``DayPlan.as_dict``.
+        attainment: Share of the requests that must meet the objectives.
+    """
+    steps = day["steps"]
+    bills = [
+        {"fleet": "following the load", "replica_hours": day["replica_hours"], "price": day["price"]},
+        {
+            "fleet": f"{day['constant_replicas']:,} replicas throughout",
+            "replica_hours": day["constant_replica_hours"],
+            "price": day["constant_price"],
+        },
+    ]
+    drawn = [
+        figures.day_fleet(steps, day["constant_replicas"]),
+        figures.day_service(steps, attainment),
+        figures.day_cost(bills, currency),
+    ]
+    return Section(
+        "Load over a day", "\n\n".join(day_summary(day, currency)), figures=drawn, rows=day_rows(day, currency)
+    )
+
+
+def day_rows(day: Mapping[str, Any], currency: str) -> list[dict[str, Any]]:
+    """A row for each step, as text."""
+    starts = [step["start_s"] for step in day["steps"]]
+    return [
+        {
+            "From": clock(step["start_s"], starts),
+            "Requests/s": f"{step['request_rate']:,.3g}",
+            "Replicas": step["replicas"],
+            "Meet objectives, %": _percent(step["attained"]),
+            "Constant fleet, %": _percent(step["attained_by_constant_fleet"]),
+            "In flight a replica": f"{step['concurrency']:,.1f}",
+            "KV in use, mean, %": _percent(step["kv_cache_usage"]),
+            "KV in use, peak, %": _percent(step["peak_kv_cache_usage"]),
+            currency: f"{step['price']:,.2f}",
+            f"Constant fleet, {currency}": f"{step['constant_price']:,.2f}",
+        }
+        for step in day["steps"]
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def day_cells(day: Mapping[str, Any], currency: str) -> list[dict[str, Any]]:
+    """A row for each step, as numbers."""
+    return [{name: step[name] for name in _COLUMNS} | {"currency": currency} for step in day["steps"]]

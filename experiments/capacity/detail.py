@@ -12,7 +12,7 @@ TPOT and the end-to-end latency are of the decode replicas.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import fsum, inf
 from typing import Any
 
@@ -20,8 +20,8 @@ from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster
 from ...sim.metrics.registry import OF_REQUESTS, key
 from ...sim.types.optional import not_none
-from ..runs.near_saturation import MOST_REQUESTS, Saturation, ServedLoad, saturation
-from ..runs.slo_check import Goal, by_load, check_run, check_times, compiled_cost
+from ..runs.near_saturation import MOST_REQUESTS, LatencyRange, LoadClass, Saturation, ServedLoad, saturation
+from ..runs.slo_check import Goal, SloCheck, by_load, check_run, check_times, compiled_cost
 from .fleet import Served, serve
 from .load import Load
 
@@ -44,9 +44,86 @@ _RATES = (
 )
 
 
+@dataclass(frozen=True)
+class Bottleneck:
+    """What prevents a higher rate.
+
+    Attributes:
+        objective: The one that most requests miss at ``BEYOND`` times the highest rate; None where the run meets the goal.
+        missed: Shares of the counted requests that miss each.
+        cause: "max_num_seqs", "memory" or "steps"; of a divided fleet "prefill" or "decode".
+        preemptions: In that run.
+        waiting: Shares of its time in which requests wait (``waiting_shares``).
+        load: Of several loads the one that the objective is of.
+    """
+
+    objective: str | None
+    missed: dict[str, float]
+    cause: str
+    preemptions: int = 0
+    waiting: dict[str, float] = field(default_factory=dict)
+    load: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The objective, or that there is none, in a table."""
+        return (self.objective or "throughput").upper()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON data."""
+        load = {} if self.load is None else {"load": self.load}
+        rest = {"cause": self.cause, "preemptions": self.preemptions, "waiting": self.waiting}
+        return {"objective": self.objective, "missed": self.missed, **load, **rest}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A rate of a replica and its latencies."""
+
+    request_rate: float
+    tokens_per_s_per_user: float
+    p90_ttft_ms: float
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Results at the recommended rate.
+
+    Attributes:
+        attained: Share of the counted requests that meet the objectives; of several loads ``attained_by_load`` has each.
+        metrics: Of the run's summary, ``_RATES`` and ``_TIMES``.
+        near_saturation: Latencies with other step times, where they are a range.
+        kv_cache_pct: Of the pool the share in use, mean over time.
+        buckets_pct, paper_view_pct: Contents of the pool.
+        cache_worth: Worth of the cached blocks; None where prompts share nothing.
+        curve: At ``SHARES`` of the rate and at it; empty of an infinite rate.
+    """
+
+    attained: float
+    metrics: dict[str, Any]
+    preemptions: int
+    refused_requests: int
+    load: LoadClass
+    near_saturation: LatencyRange | None
+    kv_cache_pct: float
+    buckets_pct: dict[str, float]
+    paper_view_pct: dict[str, float]
+    cache_worth: dict[str, Any] | None
+    limit: Bottleneck
+    curve: tuple[Point, ...]
+    attained_by_load: dict[str, float] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON data, the metrics among the others."""
+        data = asdict(self) | {"limit": self.limit.as_dict(), "curve": list(map(asdict, self.curve))}
+        by_load, metrics = data.pop("attained_by_load"), data.pop("metrics")
+        first = {"attained": data.pop("attained")} | ({} if by_load is None else {"attained_by_load": by_load})
+        return first | metrics | data
+
+
 def detail(
     settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float, highest: float
-) -> dict[str, Any]:
+) -> Detail:
     """The run of one seed at a rate, and its limit.
 
     An infinite rate (all requests at once) has no shares of the recommended rate.
@@ -67,25 +144,26 @@ def detail(
     summaries[1.0] = whole = served.summary()
     ledger = whole["waste"]["mean_over_time_pct"]
     load_class, near = _saturation(settings, work, served, cluster)
-    return {
-        "attained": check_times(work, served.times, goal).attained,
-        **({"attained_by_load": _attained_by_load(work, served, goal)} if goal.loads else {}),
-        **{name: whole[name] for name in (*_RATES, *_TIMES)},
-        "preemptions": sum(whole["preemptions"].values()),
-        "refused_requests": whole["refused"],
-        "load": load_class,
-        "near_saturation": None if near is None else asdict(near),
-        "kv_cache_pct": 100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
-        "buckets_pct": ledger["buckets"],
-        "paper_view_pct": ledger["paper_view"],
-        "cache_worth": served.cache_worth(),
-        "limit": limit_of_split(serve(settings, drawn.at(highest * BEYOND), cluster), drawn.at(highest * BEYOND), goal)
-        if cluster.disaggregated
-        else limit_of(settings, one.at(highest * BEYOND), goal),
-        "curve": [_point(rate / cluster.size * share, of_share) for share, of_share in summaries.items()]
-        if shares
-        else [],
-    }
+    if cluster.disaggregated:
+        beyond = drawn.at(highest * BEYOND)
+        found = limit_of_split(serve(settings, beyond, cluster), beyond, goal)
+    else:
+        found = limit_of(settings, one.at(highest * BEYOND), goal)
+    return Detail(
+        attained=check_times(work, served.times, goal).attained,
+        attained_by_load=_attained_by_load(work, served, goal) if goal.loads else None,
+        metrics={name: whole[name] for name in (*_RATES, *_TIMES)},
+        preemptions=sum(whole["preemptions"].values()),
+        refused_requests=whole["refused"],
+        load=load_class,
+        near_saturation=near,
+        kv_cache_pct=100 - ledger["buckets"]["free"] - ledger["buckets"]["cached"],
+        buckets_pct=ledger["buckets"],
+        paper_view_pct=ledger["paper_view"],
+        cache_worth=served.cache_worth(),
+        limit=found,
+        curve=tuple(_point(rate / cluster.size * share, summaries[share]) for share in (*shares, 1.0) if shares),
+    )
 
 
 def _attained_by_load(work: Workload, served: Served, goal: Goal) -> dict[str, float]:
@@ -100,62 +178,46 @@ def _saturation(settings: Settings, work: Workload, served: Served, cluster: Clu
     )
 
 
-def _point(rate: float, metrics: dict[str, Any]) -> dict[str, float]:
-    """A rate and its latencies."""
+def _point(rate: float, metrics: dict[str, Any]) -> Point:
     tpot = metrics["median_tpot_ms"]
-    return {
-        "request_rate": rate,
-        "tokens_per_s_per_user": 1000 / tpot if tpot else 0.0,
-        "p90_ttft_ms": metrics["p90_ttft_ms"],
-    }
+    return Point(rate, 1000 / tpot if tpot else 0.0, metrics["p90_ttft_ms"])
 
 
-def limit_of(settings: Settings, work: Workload, goal: Goal) -> dict[str, Any]:
+def limit_of(settings: Settings, work: Workload, goal: Goal) -> Bottleneck:
     """As ``limit``, of a replica with too high a load. A run with twice the blocks shows whether memory is the cause."""
     cost = compiled_cost(settings)
     beyond = simulate(settings, work, cost)
     found = limit(beyond, goal)
-    if found["cause"] != "memory" and found["objective"] is None:
+    if found.cause != "memory" and found.objective is None:
         return found
     roomy = replace(settings, num_gpu_blocks_override=_ROOMY * beyond.replica.num_blocks)
     relieved = simulate(roomy, work, cost)
     missed, still = (1 - check_run(run, goal).attained for run in (beyond, relieved))
     if still <= _CURED * missed:
-        return found | {"cause": "memory"}
+        return replace(found, cause="memory")
     # With room for more sequences their number may be what they wait for.
-    is_number = "max_num_seqs" in (found["cause"], limit(relieved, goal)["cause"])
-    return found | {"cause": "max_num_seqs" if is_number else "steps"}
+    is_number = "max_num_seqs" in (found.cause, limit(relieved, goal).cause)
+    return replace(found, cause="max_num_seqs" if is_number else "steps")
 
 
-def limit(beyond: Run, goal: Goal) -> dict[str, Any]:
-    """The objective that a run misses, and the cause; ``missed`` are shares of the counted requests."""
-    found = check_run(beyond, goal)
-    missed = {name: number / found.counted for name, number in found.missed.items()}
-    preemptions = sum(summary(beyond)["preemptions"].values())
-    waits = waiting_shares(beyond)
-    return {
-        "objective": max(missed, key=missed.__getitem__) if not found.meets else None,
-        "missed": missed,
-        **({"load": found.load} if found.load else {}),
-        "cause": _cause(waits, preemptions),
-        "preemptions": preemptions,
-        "waiting": waits,
-    }
+def limit(beyond: Run, goal: Goal) -> Bottleneck:
+    """The objective that a run misses, and the cause."""
+    preemptions, waits = sum(summary(beyond)["preemptions"].values()), waiting_shares(beyond)
+    found = _limit(check_run(beyond, goal), preemptions)
+    return replace(found, cause=_cause(waits, preemptions), waiting=waits)
 
 
-def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> dict[str, Any]:
+def limit_of_split(beyond: Served, work: Workload, goal: Goal) -> Bottleneck:
     """As ``limit``, of a fleet divided into prefill and decode: the cause is the part that the objective is of."""
-    found = check_times(work, beyond.times, goal)
+    found = _limit(check_times(work, beyond.times, goal), sum(beyond.summary()["preemptions"].values()))
+    return replace(found, cause="prefill" if found.objective == "ttft" else "decode")
+
+
+def _limit(found: SloCheck, preemptions: int) -> Bottleneck:
+    """Without its cause."""
     missed = {name: number / found.counted for name, number in found.missed.items()}
-    objective = max(missed, key=missed.__getitem__) if not found.meets else None
-    return {
-        "objective": objective,
-        "missed": missed,
-        **({"load": found.load} if found.load else {}),
-        "cause": "prefill" if objective == "ttft" else "decode",
-        "preemptions": sum(beyond.summary()["preemptions"].values()),
-        "waiting": {},
-    }
+    objective = None if found.meets else max(missed, key=missed.__getitem__)
+    return Bottleneck(objective, missed, "", preemptions, load=found.load)
 
 
 def _cause(waits: dict[str, float], preemptions: int) -> str:
@@ -175,8 +237,7 @@ def waiting_shares(run: Run) -> dict[str, float]:
     rows, ticks = run_log.rows, run_log.rows["ticks"] / max(run_log.end_ticks, 1)
     queued = rows["waiting"] > 0
     num_seqs = queued & (rows["batch_size"] >= limits.max_num_seqs)
-    # A prompt of the mean length in whole blocks, plus one block for each running sequence.
-    room = (1 - -int(run.workload.prompt_tokens.mean()) // run_log.block_size) * run_log.block_size
+    room = run.replica.policy.slots_to_admit(run.workload, run_log.block_size, rows["batch_size"])
     memory = queued & ~num_seqs & (run_log.capacity_slots - rows["held"] < room)
     steps = queued & ~num_seqs & ~memory
     return {

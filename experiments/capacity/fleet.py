@@ -22,7 +22,7 @@ a burst, and not a load. ``known_rate`` is the rate up to which their runs are a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import ceil, inf, log
@@ -42,11 +42,13 @@ from ...sim.types.errors import UserError
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, SloCheck, check_times, compiled_cost
 from .chance import Chance
-from .confidence import NUM_SEEDS, Decision, Kind, Limit, decide, lower_limit, mean_rate
+from .confidence import NUM_SEEDS, Decision, Limit, decide, lower_limit, mean_rate
 from .load import TURNOVERS, Load
 from .max_rate import ALONE, MOST, STEP, Ahead, SeedRate, highest
 from .max_rate import rate as rate_of_power
-from .trials import MOST_REPLICAS, Case, Results, Trial
+from .steady import scaled
+from .tasks import Search, Task, results, smallest
+from .trials import MOST_REPLICAS, Case, Trials
 
 #: Most replicas of a fleet, relative to the first that is tried.
 _TIMES_FIRST = 8
@@ -117,65 +119,50 @@ def first_fleet(wanted: float, of_one: float) -> int:
     return max(1, ceil(wanted / of_one - _ROUNDING))
 
 
-Steps = Generator[list[Trial], Results, Fleet]
-
-
 class RateSearch:
     """The search for the rates of fleets.
 
     Args:
+        trials: Their runs.
         seeds: Seeds to begin with; more follow the last.
         engines: Sizes are multiples of this number of replicas, which share experts.
     """
 
-    # The steps count in multiples of ``engines``; trials and results in replicas.
+    # Sizes count multiples of ``engines``; trials and results replicas.
 
-    def __init__(self, seeds: Sequence[int], engines: int = 1) -> None:
-        self._first, self._count, self._engines = seeds[0], len(seeds), engines
-        self._found: dict[tuple[Kind, int], list[float]] = {}
+    def __init__(self, trials: Trials, seeds: Sequence[int], engines: int = 1) -> None:
+        self._trials, self._first, self._count, self._engines = trials, seeds[0], len(seeds), engines
+        self._rates: dict[int, list[float]] = {}
 
     def rates(
         self, size: int, known: Sequence[float] = (), near: float | None = None
-    ) -> Generator[list[Trial], Results, tuple[tuple[float, ...], float]]:
-        """As ``FleetSearch.steps``: the highest rates of one fleet with the seeds to begin with, and the rate that other seeds take,
-        requests/s.
+    ) -> Search[tuple[tuple[float, ...], float]]:
+        """The highest rates of one fleet with the seeds to begin with, and the rate that other seeds take, requests/s.
 
         Args:
             known: Rates of the first seeds that are known.
             near: Where to seek that of the first seed.
         """
-        self._found[Kind.RATE, size] = [*known]
+        self._rates[size] = [*known]
         # To the end, whatever is wanted: the number of misses is not used.
         limit = yield from self._limit(size, inf, near, to_end=True)
-        return tuple(self._found[Kind.RATE, size]), limit.rate
+        return tuple(self._rates[size]), limit.rate
 
-    def _limit(
-        self, size: int, wanted: float, near: float | None = None, *, to_end: bool
-    ) -> Generator[list[Trial], Results, Limit]:
+    def _limit(self, size: int, wanted: float, near: float | None = None, *, to_end: bool) -> Search[Limit]:
         """The rate that other seeds take with a fleet, from the rates of the seeds to begin with."""
-        yield from self._complete(Kind.RATE, size, near)
-        rounds = lower_limit(self._found[Kind.RATE, size], wanted, to_end=to_end)
-        values: list[float] | None = None
-        while True:
-            try:
-                kind, seeds, rate = next(rounds) if values is None else rounds.send(values)
-            except StopIteration as end:
-                return end.value
-            near = rate if kind is Kind.MEETS else near_rate(rate)
-            trials = [Trial(kind, size * self._engines, self._first + seed, near) for seed in seeds]
-            results = yield trials
-            values = [results[trial] for trial in trials]
+        replicas, first, known = size * self._engines, self._first, self._rates.setdefault(size, [])
 
-    def _complete(self, kind: Kind, size: int, near: float | None = None) -> Generator[list[Trial], Results, None]:
-        """Ask for the trials of a fleet that are missing. The first seed's rate is where those of the others are sought."""
-        known = self._found.setdefault((kind, size), [])
-        while len(known) < self._count:
-            first, many = len(known), self._count
-            if kind is Kind.RATE:
-                near, many = (near_rate(known[0]), many) if known else (near, 1)
-            missing = [Trial(kind, size * self._engines, self._first + place, near) for place in range(first, many)]
-            results = yield missing
-            known += [results[trial] for trial in missing]
+        def takes(place: int, rate: float) -> Task[bool]:
+            return self._trials.takes(replicas, first + place, rate)
+
+        def highest(place: int, near: float | None) -> Task[float]:
+            return self._trials.rate(replicas, first + place, near if near is None else near_rate(near))
+
+        if not known:
+            known += yield from results([highest(0, near)])
+        # The first seed's rate is where those of the others are sought.
+        known += yield from results(highest(place, known[0]) for place in range(len(known), self._count))
+        return (yield from lower_limit(known, wanted, takes, highest, to_end=to_end))
 
 
 class FleetSearch(RateSearch):
@@ -187,11 +174,12 @@ class FleetSearch(RateSearch):
         least: Sizes below are known to be too few; 1 or more.
         attainment: Share of the requests that must meet the objectives.
         counted: Number of requests that a share is of.
-        seeds, engines: As of ``RateSearch``.
+        trials, seeds, engines: As of ``RateSearch``.
     """
 
     def __init__(
         self,
+        trials: Trials,
         wanted: float,
         near: int,
         least: int,
@@ -200,27 +188,25 @@ class FleetSearch(RateSearch):
         seeds: Sequence[int],
         engines: int = 1,
     ) -> None:
-        super().__init__(seeds, engines)
+        super().__init__(trials, seeds, engines)
         self._wanted, self._attainment, self._counted = wanted, attainment, counted
         self._least, largest = ceil(least / engines), max(1, MOST_REPLICAS // engines)
         self._near = min(max(ceil(near / engines), self._least), largest)
         self._most = min(largest, _TIMES_FIRST * self._near)
         self._most_seeds = max(NUM_SEEDS, self._count)
+        self._shares: dict[int, list[float]] = {}
         #: Of sizes that 48 seeds confirmed, or did not.
         self._confirmed: dict[int, Decision] = {}
 
-    def steps(self) -> Steps:
-        """Yield the trials that are needed next, be sent their results, and return the fleet.
-
-        Results are shares of requests, and rates in requests/s.
-        """
+    def steps(self) -> Search[Fleet]:
+        """The smallest fleet."""
         size, fewest = yield from self._by_shares()
         while size is not None:
             limit = yield from self._limit(size, self._wanted, to_end=False)
             found = self._confirmed[size] = limit.decision
             if found is Decision.ENOUGH:
-                if (Kind.SHARE, size) not in self._found:
-                    yield from self._complete(Kind.SHARE, size)
+                if size not in self._shares:
+                    yield from self._complete(size)
                 return self._fleet(size, fewest, limit)
             if found is Decision.TOO_FEW:
                 fewest = max(fewest, size + 1)
@@ -229,25 +215,30 @@ class FleetSearch(RateSearch):
             fewest = min(fewest, self._most)
         return self._fleet(None, fewest)
 
-    def too_few(self, size: int) -> Generator[list[Trial], Results, bool]:
-        """As ``steps``: whether the seeds to begin with call a fleet of ``size`` replicas too few."""
-        yield from self._complete(Kind.SHARE, size // self._engines)
+    def too_few(self, size: int) -> Search[bool]:
+        """Whether the seeds to begin with call a fleet of ``size`` replicas too few."""
+        yield from self._complete(size // self._engines)
         return self._tried(size // self._engines).decision is Decision.TOO_FEW
 
     def _fleet(self, size: int | None, fewest: int, limit: Limit | None = None) -> Fleet:
-        sizes = sorted(size for kind, size in self._found if kind is Kind.SHARE)
-        tried, fewest = tuple(map(self._tried, sizes)), fewest * self._engines
+        tried, fewest = tuple(map(self._tried, sorted(self._shares))), fewest * self._engines
         if size is None or limit is None:
             return Fleet(None, fewest, tried, seeds=max(len(each.shares) for each in tried))
-        rates = tuple(self._found[Kind.RATE, size])
+        rates = tuple(self._rates[size])
         return Fleet(size * self._engines, fewest, tried, rates, limit.rate, limit.misses, seeds=limit.num_seeds)
 
+    def _complete(self, size: int) -> Search[None]:
+        """Find the shares of a fleet that are missing."""
+        known, replicas = self._shares.setdefault(size, []), size * self._engines
+        places = range(len(known), self._count)
+        known += yield from results(self._trials.share(replicas, self._first + place) for place in places)
+
     def _tried(self, size: int) -> Tried:
-        shares = self._found[Kind.SHARE, size]
+        shares = self._shares[size]
         by_shares = decide(shares, self._attainment, 1 / self._counted)
         return Tried(size * self._engines, tuple(shares), self._confirmed.get(size, by_shares))
 
-    def _by_shares(self) -> Generator[list[Trial], Results, tuple[int | None, int]]:
+    def _by_shares(self) -> Search[tuple[int | None, int]]:
         """The smallest fleet that is enough by its shares, if any is, and the smallest that is not too few."""
         begun, near = self._count, self._near
         while True:
@@ -260,25 +251,14 @@ class FleetSearch(RateSearch):
                 return enough, largest if fewest is None else fewest
             self._count, near = min(2 * self._count, self._most_seeds), largest
 
-    def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Generator[list[Trial], Results, int | None]:
-        """The smallest size that passes; sizes that pass are taken to have no smaller one above them that does not."""
-        low, high, probe, stride = self._least - 1, None, near, max(1, near // 50)
-        while high is None or high - low > 1:
-            yield from self._complete(Kind.SHARE, probe)
-            if passes(self._tried(probe).decision):
-                high = probe
-            else:
-                low = probe
-            if high is None:
-                if low >= self._most:
-                    return None
-                probe = min(low + stride, self._most)
-            elif low < self._least:
-                probe = max(high - stride, self._least)
-            else:
-                probe = (low + high) // 2
-            stride *= 2
-        return high
+    def _smallest(self, near: int, passes: Callable[[Decision], bool]) -> Search[int | None]:
+        """The smallest size that passes."""
+
+        def tried(size: int) -> Search[bool]:
+            yield from self._complete(size)
+            return passes(self._tried(size).decision)
+
+        return smallest(tried, range(self._least, self._most + 1), near, max(1, near // 50))
 
 
 class Served(NamedTuple):
@@ -345,6 +325,11 @@ def check_fleet(settings: Settings, work: Workload, cluster: Cluster, goal: Goal
     return check_times(work, serve(settings, work, cluster).times, goal)
 
 
+def attained_share(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, rate: float) -> float:
+    """The share of a seed's requests that meet the objectives on a fleet at a rate, requests/s."""
+    return check_fleet(settings, load.draw(seed, cluster.size).at(rate), cluster, goal).attained
+
+
 def near_rate(found: float) -> float | None:
     """Where to seek the rates of other seeds (``highest_rate``), from that of one."""
     return found if 0 < found < inf else None
@@ -386,12 +371,6 @@ def takes_rate(
 ) -> bool:
     """Whether a fleet meets the goal with a seed at a rate, requests/s; the other arguments are those of ``highest_rate``."""
     return _meets(settings, load, goal, seed, cluster, most)(rate)
-
-
-def scaled(settings: Settings, scale: float) -> Settings:
-    """The settings with step times that are ``scale`` times as long."""
-    own = getattr(compiled_cost(settings), "scale", 1.0)
-    return settings if scale == 1 else replace(settings, step_scale=own * scale)
 
 
 def in_case(settings: Settings, case: Case) -> Settings:
@@ -452,12 +431,13 @@ def _meets(
 
 
 def known_rate(
-    settings: Settings, load: Load, seed: int, cluster: Cluster, wanted: float, highest_found: float
+    settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cluster, wanted: float, highest_found: float
 ) -> float:
     """The highest rate at which a seed's run is a load, requests/s: requests arrive for ``TURNOVERS`` times their mean time in
     the system.
 
     Args:
+        goal: Not read: a run is a load or not, whatever it is to meet.
         wanted: Rate to begin with, requests/s.
         highest_found: ``highest_rate`` of the seed; no higher rate is tried.
 

@@ -47,7 +47,7 @@ def rate(power: int) -> float:
     return STEP**power
 
 
-class Limits(NamedTuple):
+class Bounds(NamedTuple):
     """What bounds the rate of a replica; its fields are those of ``Ahead``."""
 
     alone: SloCheck
@@ -119,17 +119,17 @@ class MaxRate:
         return stdev(map(log, capped(self.seed_rates)))
 
 
-def limits(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Limits:
+def bounds(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Bounds:
     """What bounds the rate of the first seed; ``saturated`` is None if its requests alone miss the goal."""
     drawn, step_cost = load.draw(seed), step_cost or compiled_cost(settings)
     alone = check_run(simulate(settings, drawn.at(rate(ALONE)), step_cost, logs_contents=False), goal)
-    return Limits(alone, saturated_rate(settings, drawn.at(inf), step_cost) if alone.meets else None)
+    return Bounds(alone, saturated_rate(settings, drawn.at(inf), step_cost) if alone.meets else None)
 
 
 def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: StepCost | None = None) -> Ahead:
     """Run the first seed: its requests alone, all at once, a part of them, then all."""
     step_cost = step_cost or compiled_cost(settings)
-    alone, saturated = limits(settings, load, goal, seed, step_cost)
+    alone, saturated = bounds(settings, load, goal, seed, step_cost)
     if not alone.meets:
         return Ahead(alone, None, SeedRate(None))
     drawn = load.draw(seed)
@@ -145,9 +145,10 @@ def go_ahead(settings: Settings, load: Load, goal: Goal, seed: int, step_cost: S
 
 def follow(
     settings: Settings, load: Load, goal: Goal, seed: int, ahead: Ahead, step_cost: StepCost | None = None
-) -> SeedRate:
-    """Run another seed, starting at the result of the first."""
-    return _search(settings, load.draw(seed), goal, ahead.saturated, not_none(ahead.found.power), _STRIDE, step_cost)
+) -> float:
+    """The highest rate of another seed, requests/s, sought from the result of the first."""
+    start = not_none(ahead.found.power)
+    return _search(settings, load.draw(seed), goal, ahead.saturated, start, _STRIDE, step_cost).rate
 
 
 def _search(

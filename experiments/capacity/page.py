@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from io import StringIO
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ...reports.data.answer import KeyNumber, counted, duration
+from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.page.table import Table
-from ...reports.page.what_if import WhatIf
 from ...reports.style.labels import metric_label
 from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet
 from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
 from .confidence import capped
-from .day_page import day_cells, day_rows, day_section
-from .day_text import day_summary
+from .day_text import day_cells, day_rows, day_section, day_summary
+from .detail import Detail
+from .manifest import FILES
 from .prices import GPU_HOURS
 from .text import (
     headroom_text,
@@ -41,7 +42,7 @@ from .text import (
 
 PAGE, DATA, TABLE = "plan.html", "plan.json", "plan.parquet"
 SUMMARY, CSV, DAY = "plan.md", "plan.csv", "day.csv"
-PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED))
+PLAN = FolderKind("plan", (PAGE, DATA, TABLE, SUMMARY, CSV, DAY, FINISHED, *FILES.values()))
 
 
 def write_plan(
@@ -67,7 +68,7 @@ def write_plan(
     out.write(CSV, _csv(cells))
     if day is not None:
         out.write(DAY, _csv(day_cells(day, currency)))
-    preempts = any(answer.at_rate["preemptions"] for answer, _ in ranks)
+    preempts = any(answer.at_rate.preemptions for answer, _ in ranks)
     listed = [_row(*each, document["currency"], preempts) for each in ranks]
     out.write(SUMMARY, _markdown(document, listed, assumptions))
     explained = "\n\n".join(document["explained"])
@@ -88,13 +89,13 @@ def write_plan(
             Section(
                 "Contents of the KV cache",
                 slots.format(PAPER_VIEW.title),
-                rows=_view_rows(ranks, "paper_view_pct"),
+                rows=_view_rows(ranks, lambda at: at.paper_view_pct),
                 definitions=PAPER_VIEW.definitions(),
             ),
             Section(
                 "Use of each slot",
                 "\n\n".join((slots.format(SLOTS_VIEW.title), f"In {PAPER_VIEW.title} {'; '.join(sums())}.")),
-                rows=_view_rows(ranks, "buckets_pct"),
+                rows=_view_rows(ranks, lambda at: at.buckets_pct),
                 definitions=SLOTS_VIEW.definitions(),
             ),
         ]
@@ -173,7 +174,7 @@ def _key_numbers(document: Mapping[str, Any], ranks: Sequence[tuple[Answer, Bill
         bound = f"at most {limits[name]:,g} ms" if name in limits else "no objective"
         if "loads" in document["goal"]:
             bound = "of all loads; objectives are by load"
-        numbers.append(KeyNumber(f"p90 {name.upper()}", duration(at[f"p90_{name}_ms"]), bound))
+        numbers.append(KeyNumber(f"p90 {name.upper()}", duration(at.metrics[f"p90_{name}_ms"]), bound))
     return numbers
 
 
@@ -200,7 +201,7 @@ def candidate_cells(
 
 
 def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
-    at, limit, rate = answer.at_rate, answer.at_rate["limit"], answer.fleet_rate
+    at, limit, rate = answer.at_rate, answer.at_rate.limit, answer.fleet_rate
     unknown = answer.wanted is None or rate == inf or (answer.known_rates is not None and rate <= answer.wanted)
     headroom = None if unknown else rate / not_none(answer.wanted) - 1
     sure = answer.sure_rate
@@ -219,12 +220,12 @@ def _known_cells(answer: Answer, bill: Bill, currency: str) -> dict[str, Any]:
         "rate_is_known": answer.known_rates is None,
         "request_rate_bound": _rate_bound(answer),
         "cost_bound": "at least" if answer.is_burst else None,
-        "limit": limit["objective"] or "throughput",
-        "limit_cause": limit["cause"],
-        "attainment": at["attained"],
-        "p90_ttft_ms": at["p90_ttft_ms"],
-        "p90_tpot_ms": at["p90_tpot_ms"],
-        "kv_cache_pct": at["kv_cache_pct"],
+        "limit": limit.objective or "throughput",
+        "limit_cause": limit.cause,
+        "attainment": at.attained,
+        "p90_ttft_ms": at.metrics["p90_ttft_ms"],
+        "p90_tpot_ms": at.metrics["p90_tpot_ms"],
+        "kv_cache_pct": at.kv_cache_pct,
     }
 
 
@@ -300,19 +301,19 @@ def pareto_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     return [
         {
             "candidate": answer.candidate.name,
-            **point,
-            "cost_per_million_tokens": bill.per_million["total"] * answer.rate / point["request_rate"],
+            **asdict(point),
+            "cost_per_million_tokens": bill.per_million["total"] * answer.rate / point.request_rate,
             "is_bound": answer.is_burst,
-            "recommended": point is answer.at_rate["curve"][-1],
+            "recommended": point is answer.at_rate.curve[-1],
         }
         for answer, bill in ranks
-        for point in answer.at_rate["curve"]
+        for point in answer.at_rate.curve
     ]
 
 
 def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str, Any]:
     """A row of the table of candidates; ``preempts`` is whether any of them preempts requests."""
-    at, limit, hourly = answer.at_rate, answer.at_rate["limit"], hourly_text(answer, bill)
+    at, limit, hourly = answer.at_rate, answer.at_rate.limit, hourly_text(answer, bill)
     per_hour = bill.per_hour if hourly == f"{bill.per_hour:,.2f}" else hourly
     return {
         "Candidate": answer.candidate.name,
@@ -324,12 +325,12 @@ def _row(answer: Answer, bill: Bill, currency: str, preempts: bool) -> dict[str,
             if answer.wanted is None
             else {"Headroom": headroom_text(answer)}
         ),
-        "Meet objectives, %": f"{100 * at['attained']:.1f}",
-        METRICS["p90_ttft_ms"].heading: METRICS["p90_ttft_ms"].text(at["p90_ttft_ms"]),
-        METRICS["p90_tpot_ms"].heading: METRICS["p90_tpot_ms"].text(at["p90_tpot_ms"]),
-        "KV in use, %": f"{at['kv_cache_pct']:.1f}",
-        **({"Preemptions": at["preemptions"]} if preempts else {}),
-        "Limited by": f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}",
+        "Meet objectives, %": f"{100 * at.attained:.1f}",
+        METRICS["p90_ttft_ms"].heading: METRICS["p90_ttft_ms"].text(at.metrics["p90_ttft_ms"]),
+        METRICS["p90_tpot_ms"].heading: METRICS["p90_tpot_ms"].text(at.metrics["p90_tpot_ms"]),
+        "KV in use, %": f"{at.kv_cache_pct:.1f}",
+        **({"Preemptions": at.preemptions} if preempts else {}),
+        "Limited by": f"{limit.name}, {limit.cause}",
     }
 
 
@@ -337,7 +338,7 @@ def _memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     """The memory of each GPU by use, in GiB."""
     rows = []
     for answer, _ in ranks:
-        stage = capacity(answer.candidate.started.launch).stage
+        stage = answer.candidate.started.pool().stage
         parts = {
             "Weights": stage.weights.likely,
             "Activations": stage.activations.likely,
@@ -350,11 +351,13 @@ def _memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _view_rows(ranks: Sequence[tuple[Answer, Bill]], view: str) -> list[dict[str, Any]]:
+def _view_rows(
+    ranks: Sequence[tuple[Answer, Bill]], view: Callable[[Detail], Mapping[str, float]]
+) -> list[dict[str, Any]]:
     """The contents of the KV cache at the recommended rate, in percent. Some candidates alone have rejected drafts."""
-    names = list(dict.fromkeys(name for answer, _ in ranks for name in answer.at_rate[view]))
+    names = list(dict.fromkeys(name for answer, _ in ranks for name in view(answer.at_rate)))
     return [
         {"Candidate": answer.candidate.name}
-        | {metric_label(f"{name}_pct").capitalize(): answer.at_rate[view].get(name, 0.0) for name in names}
+        | {metric_label(f"{name}_pct").capitalize(): view(answer.at_rate).get(name, 0.0) for name in names}
         for answer, _ in ranks
     ]

@@ -8,14 +8,12 @@ from math import inf
 from typing import Any
 
 from ... import __version__
-from ...reports.page.what_if import WhatIf
+from ...reports.explore.what_if import WhatIf
 from ...sim.cluster import Cluster
 from ...sim.output.folders import OutputFolder
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.output import Report
-from ..runs.slo_check import Goal
 from .answer import Answer, Bill, ranked
 from .candidates import CHECKPOINT
 from .confidence import CONFIDENCE, CONTENT, NUM_SEEDS, allowed_misses
@@ -23,6 +21,7 @@ from .day import DayPlan
 from .day_text import day_lines, day_table
 from .least import least_headline
 from .load import Load
+from .manifest import FILES, loadable, manifest
 from .measurement import measured_text, next_measurement
 from .page import write_plan
 from .planning import Planner
@@ -52,13 +51,14 @@ class Plan:
     """
 
     def __init__(
-        self, aims: Aims, goal: Goal, planner: Planner, load: Load, wanted: float | None, priced: Prices,
-        answers: Sequence[Answer], request: PlanRequest, day: DayPlan | None = None,
+        self, aims: Aims, request: PlanRequest, planner: Planner, priced: Prices, answers: Sequence[Answer],
+        day: DayPlan | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._request = request.model or request.line.model, request
-        self._aims, self._goal, self._load, self._wanted, self._priced = aims, goal, load, wanted, priced
-        self._answers, self._day, self._planner = answers, day, planner
-        self._ranks = ranked(answers, load, priced, wanted, aims.spare)
+        self._model, self._request, self._aims = request.model or request.line.model, request, aims
+        self._planner, self._priced, self._answers, self._day = planner, priced, answers, day
+        question = planner.question
+        self._goal, self._load, self._wanted = question.goal, question.load, question.wanted
+        self._ranks = ranked(answers, self._load, priced, self._wanted, question.spare)
         priced_answers = [answer for answer, _ in self._ranks]
         # Candidates that can serve come first.
         self._others = sorted(
@@ -107,6 +107,10 @@ class Plan:
             report.print_line(line)
         if out is not None:
             report.point_to("Plan", write_plan(out, document, self._ranks, assumptions, self._what_if()))
+            if self._aims.deploy is not None and self._ranks:
+                name, version = FILES[self._aims.deploy], self._ranks[0][0].candidate.started.line.version
+                out.write(name, manifest(self._aims.deploy, *self._ranks[0], loadable(self._model), version).encode())
+                report.point_to("Manifest", out.path / name)
         return document
 
     def _what_if(self) -> WhatIf | None:
@@ -212,7 +216,7 @@ class Plan:
         ]
 
     def _load_of(self, answer: Answer) -> Load:
-        return self._planner.jobs.load_of(not_none(answer.candidate.settings))
+        return self._planner.load_of(not_none(answer.candidate.settings))
 
     def _seeds(self) -> str:
         seeds = not_none(self._aims.seeds)
@@ -309,7 +313,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     candidate, found = answer.candidate, answer.found
     data: dict[str, Any] = {"candidate": candidate.axis_values, "refused": candidate.refused, "error": answer.error}
     if candidate.settings is not None:
-        pool = capacity(candidate.started.launch)
+        pool = candidate.started.pool()
         data |= {
             "settings": candidate.settings.as_dict(),
             "evidence": evidence(candidate.settings, served_at_rate(answer)).as_dict(),
@@ -334,5 +338,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
         data["fleet"] = asdict(answer.fleet) | {"rates": rates, "sure_rate": _finite(answer.fleet.sure_rate)}
     if answer.known_rates is not None:
         data["known_rates"] = [_finite(each) for each in answer.known_rates]
-    data |= (answer.detail or {}) | ({} if bill is None else {"bill": asdict(bill)})
+    data |= ({} if answer.detail is None else answer.detail.as_dict()) | (
+        {} if bill is None else {"bill": asdict(bill)}
+    )
     return data

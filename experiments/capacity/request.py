@@ -18,6 +18,7 @@ from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
 from .candidates import Choices
 from .loads import Shared
+from .manifest import Form
 
 #: Least number of seeds to begin with: with fewer, the limit that guides the search is more than five deviations below the mean.
 _FEWEST_SEEDS = 4
@@ -46,6 +47,7 @@ class Aims:
             assumption.
         spare: Replicas that may fail while the others are still enough: as many are bought beside those that are.
         measured: Result of vllm bench serve for one replica of the only candidate: steps take as long as it says.
+        deploy: Write the manifest of the recommended fleet into --out: compose.yaml for Docker Compose, or kubernetes.yaml.
         server: Constants of the server, as for simulate, with the cost that they were fitted with. Its GPU, model,
             parallelism and release must be those of every candidate.
         seed: Seed of the first draw.
@@ -62,6 +64,7 @@ class Aims:
     startup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     cost: str | None = None
     measured: Path | None = None
+    deploy: Form | None = None
     server: str | None = None
     seed: Seed = 0
 

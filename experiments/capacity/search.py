@@ -11,6 +11,7 @@ from ...sim.spec import published_formats
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
+from ..measured.scrapes import VLLM
 from ..runs.grid import NONE
 from ..runs.inputs import Inputs
 from ..runs.output import Report, print_beside
@@ -18,14 +19,17 @@ from ..runs.parallel import Workers
 from ..runs.points import Store
 from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
+from ..sglang_server.start import started
 from ..vllm_serve.line import ServeLine
-from ..vllm_serve.start import shape_of, started
+from ..vllm_serve.start import shape_of
 from .answer import ranked
 from .candidates import CHECKPOINT, Candidate, Choices, candidates
+from .contender import Question
 from .day import Day
 from .fleet import DEFAULT_FLEET_SEEDS
 from .load import Load
 from .loads import Shared
+from .manifest import loadable
 from .max_rate import DEFAULT_SEEDS
 from .measurement import with_measured_steps
 from .plan import Plan
@@ -57,62 +61,33 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     Raises:
         UserError: An invalid input, before anything is simulated.
     """
-    shared = request.shared
+    shared, known = request.shared, prices(aims.prices)
     goal = shared.goal(aims.attainment) if shared else Goal(objectives(not_none(aims.goodput)), aims.attainment)
-    known = prices(aims.prices)
-    # A line without a length takes the longest that fits on each GPU.
-    flags = request.line.flags or {"max-model-len": "auto"}
-    line = replace(request.line, flags=flags)
+    if aims.deploy is not None:
+        if out is None:
+            raise SettingError("deploy", aims.deploy, "has no place; give --out")
+        if request.line.server != VLLM:
+            remedy = f"writes manifests of vLLM, and the line starts {request.line.server}; leave it out"
+            raise SettingError("deploy", aims.deploy, remedy)
+        loadable(request.model or request.line.model)
+    line = request.line.as_planned()
     day, inputs = _day(request.inputs, request.choices, aims)
-    request = replace(request, inputs=inputs)
+    request = replace(request, line=line, inputs=inputs)
     # The load first: whether each candidate starts, and with which change it would, takes seconds.
     load = _load(inputs, shape_of(line, request.model).name, aims.seed, shared)
     longest = load.longest_tokens
-    steps = aims.cost, aims.server
-    axes, unlisted = _opened(line, request, aims, known)
-    gpus = axes.pop("gpu")
-    found = candidates(line, gpus, axes, request.model, request.log, *steps, unlisted=unlisted)
-    if _RANKS in unlisted and not any(candidate.settings for candidate in found):
-        more = _MORE_GPUS if found[0].started.launch.model.experts else {_STAGES: _MORE_GPUS[_STAGES]}
-        wider = candidates(
-            line,
-            gpus,
-            axes | {_RANKS: [RANKS[-1]]} | more,
-            request.model,
-            request.log,
-            *steps,
-            unlisted=[*unlisted, *more],
-        )
-        if any(candidate.settings for candidate in wider):
-            found, unlisted = wider, [*unlisted, *more]
-    if aims.measured is not None:
-        found = with_measured_steps(found, aims.measured)
+    found, unlisted = _candidates(request, aims, known)
     groups = groups_of(found, unlisted)
     found = [candidate for group in groups for candidate in group]
     priced = known.for_gpus(candidate.started.launch.gpu.name for candidate in found)
     _refuse_unread(request, [candidate for candidate in found if candidate.settings], load, aims.seed)
     groups = [[_long_enough(candidate, longest) for candidate in group] for group in groups]
     wanted = _wanted(load)
-    for name in _OF_FLEETS:
-        if wanted is None and name in request.choices.axes():
-            remedy = "is of a fleet, for a wanted rate; give --request-rate"
-            raise SettingError(name, getattr(request.choices, name), remedy)
-    if aims.spare and (wanted is None or day is not None or request.choices.prefill_replicas is not None):
-        remedy = "is of a fleet of equal replicas of one size; give --request-rate, without --rate-curve and --prefill-replicas"
-        raise SettingError("spare", aims.spare, remedy)
-    count = aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS)
-    aims = replace(aims, seeds=count)
-    planner = Planner(
-        load,
-        goal,
-        range(aims.seed, aims.seed + count),
-        workers,
-        None if out is None else Store(out),
-        wanted,
-        aims.confidence,
-        aims.spare,
-    )
-    say = _Progress(priced.currency, wanted)
+    _refuse_of_fleets(aims, request.choices, wanted, day)
+    aims = replace(aims, seeds=aims.seeds or (DEFAULT_SEEDS if wanted is None else DEFAULT_FLEET_SEEDS))
+    seeds = range(aims.seed, aims.seed + not_none(aims.seeds))
+    question = Question(load, goal, seeds, wanted, aims.confidence, aims.spare)
+    planner, say = Planner(question, workers, None if out is None else Store(out)), _Progress(priced.currency, wanted)
     try:
         answers = planner.answers(groups, priced, say, _tries_pairs(aims, request, unlisted, day))
     except KeyboardInterrupt:
@@ -124,7 +99,36 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
         best, bill = ranks[0]
         startup_s = DEFAULT_STARTUP_S if aims.startup_seconds is None else aims.startup_seconds
         plan_of_day = planner.over_day(best, day, startup_s, bill.per_hour / bill.replicas)
-    return Plan(aims, goal, planner, load, wanted, priced, answers, request, plan_of_day)
+    return Plan(aims, request, planner, priced, answers, plan_of_day)
+
+
+def _candidates(request: PlanRequest, aims: Aims, known: Prices) -> tuple[list[Candidate], list[str]]:
+    """The candidates, and the axes that are not listed; where no number of ranks starts, those with stages, too."""
+    axes, unlisted = _opened(request.line, request, aims, known)
+    gpus = axes.pop("gpu")
+
+    def of(axes: dict[str, list[str]], unlisted: list[str]) -> list[Candidate]:
+        rest = request.model, request.log, aims.cost, aims.server
+        return candidates(request.line, gpus, axes, *rest, unlisted=unlisted)
+
+    found = of(axes, unlisted)
+    if _RANKS in unlisted and not any(candidate.settings for candidate in found):
+        more = _MORE_GPUS if found[0].started.launch.model.experts else {_STAGES: _MORE_GPUS[_STAGES]}
+        wider = of(axes | {_RANKS: [RANKS[-1]]} | more, [*unlisted, *more])
+        if any(candidate.settings for candidate in wider):
+            found, unlisted = wider, [*unlisted, *more]
+    return found if aims.measured is None else with_measured_steps(found, aims.measured), unlisted
+
+
+def _refuse_of_fleets(aims: Aims, choices: Choices, wanted: float | None, day: Day | None) -> None:
+    """Refuse what is of fleets without a wanted rate, and spare replicas of fleets of several sizes."""
+    for name in _OF_FLEETS:
+        if wanted is None and name in choices.axes():
+            remedy = "is of a fleet, for a wanted rate; give --request-rate"
+            raise SettingError(name, getattr(choices, name), remedy)
+    if aims.spare and (wanted is None or day is not None or choices.prefill_replicas is not None):
+        remedy = "is of a fleet of equal replicas of one size; give --request-rate, without --rate-curve and --prefill-replicas"
+        raise SettingError("spare", aims.spare, remedy)
 
 
 def _opened(line: ServeLine, request: PlanRequest, aims: Aims, known: Prices) -> tuple[dict[str, list[str]], list[str]]:

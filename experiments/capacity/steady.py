@@ -14,6 +14,7 @@ The rate is that of the largest b which meets the objectives, and for which the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, inf, log, sqrt
 from statistics import NormalDist
 
@@ -23,6 +24,7 @@ from ...sim import Settings, Workload
 from ...sim.engine.replica import build
 from ...sim.types.ticks import PER_SECOND
 from ..runs.slo_check import Goal, compiled_cost
+from .load import Load
 
 #: Most of an attainment: that of all requests has no quantile.
 _MOST_ATTAINED = 0.999
@@ -31,6 +33,22 @@ _SELDOM = 0.3
 _MS = 1000
 #: To what part the load of a replica that only prefills is found.
 _BUSY_STEP = 1e-3
+
+
+def rough_rate(settings: Settings, load: Load, goal: Goal, seed: int, scale: float) -> float:
+    """About the highest rate of one replica with steps ``scale`` times as long, requests/s; 0 if a request alone misses the objectives."""
+    return Steady(scaled(settings, scale), load.draw(seed).at(1.0), goal).rate()
+
+
+def rough_sides(settings: Settings, load: Load, goal: Goal, seed: int, scale: float) -> tuple[float, float]:
+    """As ``rough_rate``, of a replica that only prefills, and of one that only decodes."""
+    return Steady(scaled(settings, scale), load.draw(seed).at(1.0), goal).sides()
+
+
+def scaled(settings: Settings, scale: float) -> Settings:
+    """The settings with step times that are ``scale`` times as long."""
+    own = getattr(compiled_cost(settings), "scale", 1.0)
+    return settings if scale == 1 else replace(settings, step_scale=own * scale)
 
 
 class Steady:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from shlex import quote
-from typing import Any
+from statistics import fmean
 
+from ...reports.data.cache_worth import says_worth, worth_sentence
 from ...reports.page.table import Column, Table
 from ...sim.cluster import Cluster
 from ...sim.metrics.registry import metric_text
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
+from ..measured.scrapes import VLLM
 from ..measured.servers_like import Served
-from ..runs.near_saturation import LatencyRange
 from ..runs.slo_check import Goal
 from .answer import Answer, Bill
-from .cache_text import cache_text
 from .candidates import Candidate
 from .chance import Chance, Uncertainty
 from .confidence import CONFIDENCE, CONTENT
-from .detail import BEYOND
+from .detail import BEYOND, Bottleneck, Detail
 from .fleet import Fleet
 from .measurement import main_cause
 from .pairs import serve_lines, side_text
@@ -67,8 +67,10 @@ def pair_lines(answer: Answer, model: str) -> list[str]:
 
 
 def flags_of(candidate: Candidate) -> str:
-    """The settings of one candidate, as flags."""
-    chosen = not_none(candidate.settings)
+    """The settings of one candidate, as flags; those of an SGLang line in its words, without its defaults."""
+    chosen, line = not_none(candidate.settings), candidate.started.line
+    if line.server != VLLM and chosen.policy == candidate.started.settings().policy:
+        return line.words()
     given = chosen.as_dict()
     values = ((name, given.get(name)) for name in _FLAGS)
     flags = [_flag_text(name, value) for name, value in values if value not in _PLAIN.get(name, (None, "auto"))]
@@ -162,7 +164,7 @@ def _month_text(bill: Bill) -> str:
 
 def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) -> str:
     """The recommendation in a sentence: what to buy, its price, its headroom or rate, its limit, and the confidence."""
-    limit = answer.at_rate["limit"]
+    limit = answer.at_rate.limit
     need = "" if wanted is None else f" for {wanted:.3g} requests/s"
     at_least = "at least " if _is_lower_bound(answer) else ""
     parts = [f"{at_least}{bill_text(bill)} {currency}/h ({_month_text(bill)} {currency} a month)"]
@@ -176,11 +178,11 @@ def headline(answer: Answer, bill: Bill, wanted: float | None, currency: str) ->
         parts.append(f"a replica sustains {rate_text(answer)}, the rate of a burst ({TOO_FEW})")
     else:
         parts.append(f"{rate_text(answer)} a replica")
-    objective = limit["objective"]
+    objective = limit.objective
     parts.append(
         "no objective limits it"
         if objective is None
-        else f"{objective.upper()}{_of_load(limit)} limits it: {CAUSES[limit['cause']]}"
+        else f"{objective.upper()}{_of_load(limit)} limits it: {CAUSES[limit.cause]}"
     )
     # Rates that bursts are served at are no rates of a lasting load.
     if (
@@ -273,7 +275,7 @@ def served_at_rate(answer: Answer) -> Served:
     if answer.detail is None or answer.every_rate_meets:
         return Served()
     at = answer.detail
-    return Served(at["load"], "open loop", {"tpot": at["median_tpot_ms"], "ttft": at["median_ttft_ms"]})
+    return Served(at.load, "open loop", {"tpot": at.metrics["median_tpot_ms"], "ttft": at.metrics["median_ttft_ms"]})
 
 
 def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | None, currency: str) -> list[str]:
@@ -291,20 +293,20 @@ def details(ranks: Sequence[tuple[Answer, Bill]], goal: Goal, wanted: float | No
             else [depends_text(chance, uncertainty(answer.candidate))]
         ),
         f"At the rate {_attained_text(at, goal)}, the"
-        f" median TTFT is {metric_text('median_ttft_ms', at['median_ttft_ms'])} ms and the median TPOT {metric_text('median_tpot_ms', at['median_tpot_ms'])} ms.",
-        *([] if at["near_saturation"] is None else [LatencyRange(**at["near_saturation"]).text()]),
+        f" median TTFT is {metric_text('median_ttft_ms', at.metrics['median_ttft_ms'])} ms and the median TPOT {metric_text('median_tpot_ms', at.metrics['median_tpot_ms'])} ms.",
+        *([] if at.near_saturation is None else [at.near_saturation.text()]),
         limit_text(answer),
         *cache_text(answer, bill, currency),
         *_neighbour(ranks, wanted, currency),
     ]
 
 
-def _attained_text(at: Mapping[str, Any], goal: Goal) -> str:
+def _attained_text(at: Detail, goal: Goal) -> str:
     """The share of the requests that meet their objectives, or that of each load."""
     asked = f"({goal.attainment:.0%} {'of each ' * bool(goal.loads)}are asked for)"
     if not goal.loads:
-        return f"{at['attained']:.1%} of the requests meet {goal} {asked}"
-    parts = [f"{at['attained_by_load'][name]:.1%} of {name} meet {each}" for name, each in goal.loads]
+        return f"{at.attained:.1%} of the requests meet {goal} {asked}"
+    parts = [f"{not_none(at.attained_by_load)[name]:.1%} of {name} meet {each}" for name, each in goal.loads]
     return f"{' and '.join(parts)} {asked}"
 
 
@@ -479,27 +481,45 @@ def _more_money(price: float, what: str = "money") -> str:
 
 def limit_text(answer: Answer) -> str:
     """The limit that prevents a higher rate."""
-    at, limit = answer.at_rate, answer.at_rate["limit"]
-    kv = f"the KV cache is {at['kv_cache_pct']:.0f} % full at the rate, {_preemptions(at['preemptions'])}"
-    if limit["objective"] is None:
+    at, limit = answer.at_rate, answer.at_rate.limit
+    kv = f"the KV cache is {at.kv_cache_pct:.0f} % full at the rate, {_preemptions(at.preemptions)}"
+    if limit.objective is None:
         most = answer.rates.saturated
         delivers = "too few requests to fill it" if most is None else f"it delivers {most:.3g} requests/s at most"
         return f"No objective limits it: {delivers}; {kv}."
-    missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit["missed"].items())
-    beyond = _preemptions(limit["preemptions"])
+    missed = " and ".join(f"{share:.0%} miss {name.upper()}" for name, share in limit.missed.items())
+    beyond = _preemptions(limit.preemptions)
     return (
-        f"{limit['objective'].upper()}{_of_load(limit)} limits it: at {BEYOND} times the highest rate {missed}, as"
-        f" {CAUSES[limit['cause']]} ({beyond}); {kv}."
+        f"{limit.objective.upper()}{_of_load(limit)} limits it: at {BEYOND} times the highest rate {missed}, as"
+        f" {CAUSES[limit.cause]} ({beyond}); {kv}."
     )
 
 
-def _of_load(limit: Mapping[str, Any]) -> str:
+def _of_load(limit: Bottleneck) -> str:
     """Of which load an objective is, where there are several."""
-    return f" of {limit['load']}" if "load" in limit else ""
+    return "" if limit.load is None else f" of {limit.load}"
 
 
 def _preemptions(count: int) -> str:
     return f"{count:,} preemptions" if count else "no preemptions"
+
+
+def cache_text(answer: Answer, bill: Bill, currency: str) -> list[str]:
+    """A line; none where prompts share nothing.
+
+    The price is that of the GPUs, by the share of their memory that is KV cache, and of this by the slots in vain.
+    """
+    found = answer.at_rate.cache_worth
+    if found is None:
+        return []
+    text = f"Prefix cache: {worth_sentence(found)}"
+    if not says_worth(found):
+        return [text]
+    stages = answer.candidate.started.stages()
+    share = fmean(stage.kv_cache_bytes / stage.total_bytes for stage in stages)
+    in_vain = (found["pool_pct"]["never"] + found["pool_pct"]["too_late"]) / 100
+    price = bill.per_hour * share * in_vain
+    return [f"{text} The memory of those without a hit is {price:,.2f} {currency} an hour of the bill."]
 
 
 def candidates_table(
@@ -520,16 +540,16 @@ def candidates_table(
         Column("limit", is_text=True, wraps=True, least_width=9),
     )
     for answer, bill in ranks:
-        at, limit = answer.at_rate, answer.at_rate["limit"]
+        at, limit = answer.at_rate, answer.at_rate.limit
         table.add_row(
             _values(answer.candidate, differ),
             _rate_cell(answer),
             range_text(answer, bill),
             *([] if counted else [hourly_text(answer, bill, "-\n")]),
             tokens_text(answer, bill, bound=">"),
-            metric_text("p90_ttft_ms", at["p90_ttft_ms"]),
-            metric_text("p90_tpot_ms", at["p90_tpot_ms"]),
-            f"{at['kv_cache_pct']:.0f}%",
+            metric_text("p90_ttft_ms", at.metrics["p90_ttft_ms"]),
+            metric_text("p90_tpot_ms", at.metrics["p90_tpot_ms"]),
+            f"{at.kv_cache_pct:.0f}%",
             _limit_in_short(limit),
         )
     for answer in others:
@@ -563,8 +583,8 @@ def _none_in_short(answer: Answer) -> str:
     return "every rate meets" if answer.every_rate_meets else "no rate meets"
 
 
-def _limit_in_short(limit: dict[str, Any]) -> str:
-    return f"{(limit['objective'] or 'throughput').upper()}, {limit['cause']}"
+def _limit_in_short(limit: Bottleneck) -> str:
+    return f"{limit.name}, {limit.cause}"
 
 
 def why_none(answer: Answer, goal: Goal) -> str:
@@ -597,7 +617,7 @@ def why_loses(answer: Answer, bill: Bill, best: tuple[Answer, Bill], wanted: flo
     winner, cheapest = best
     if _is_lower_bound(answer) and not winner.is_burst:
         return f"at least {_hourly(answer, bill, currency)}, {_BOUND}"
-    limited = _limit_in_short(answer.at_rate["limit"])
+    limited = _limit_in_short(answer.at_rate.limit)
     rates = f"a replica takes {rate_text(answer)} ({rate_text(winner)} there), limited by {limited}"
     if _is_lower_bound(answer):
         rates = f"both are lower bounds; limited by {limited}"

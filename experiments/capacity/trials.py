@@ -1,11 +1,10 @@
-"""The runs that the searches of a plan ask for (``fleet``, ``chance``)."""
+"""What the searches of a plan ask for of the fleets of one candidate (``fleet``, ``chance``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from .confidence import Kind
+from .tasks import Task
 
 #: Most replicas of a fleet (``Cluster.num_replicas``).
 MOST_REPLICAS = 1024
@@ -26,19 +25,17 @@ class Case(NamedTuple):
     decode: Case | None = None
 
 
-class Trial(NamedTuple):
-    """What is to be found of a fleet with a seed.
+class Trials(Protocol):
+    """Makes the tasks of a fleet of so many replicas with a seed; rates in requests/s."""
 
-    Attributes:
-        near: Where to seek its rate, or the rate that it may meet, requests/s.
-        case: Where the goal is to be met at the wanted rate; of no replicas by requests served alone.
-    """
+    def share(self, replicas: int, seed: int) -> Task[float]:
+        """The share of the requests that meet the objectives at the wanted rate."""
 
-    kind: Kind
-    replicas: int
-    seed: int
-    near: float | None = None
-    case: Case | None = None
+    def rate(self, replicas: int, seed: int, near: float | None) -> Task[float]:
+        """The highest rate that meets the goal, sought from ``near``."""
 
+    def takes(self, replicas: int, seed: int, rate: float) -> Task[bool]:
+        """Whether it meets the goal at a rate."""
 
-Results = Mapping[Trial, float]
+    def case(self, replicas: int, seed: int, case: Case) -> Task[bool]:
+        """Whether it meets the goal at the wanted rate in a case; of no replicas, one replica whose requests are served alone."""

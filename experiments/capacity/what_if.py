@@ -19,11 +19,11 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import inf, log
-from typing import Any
 
 import numpy as np
 
-from ...reports.page.what_if import NO_RATE, NOT_KNOWN, Axis, Offer, WhatIf
+from ...reports.explore.axis import Axis
+from ...reports.explore.what_if import NO_RATE, NOT_KNOWN, Offer, WhatIf
 from ...sim import Settings, simulate
 from ...sim.types.optional import not_none
 from ..runs.slo_check import Goal, SloCheck, check_run, compiled_cost, saturated_rate
@@ -60,7 +60,7 @@ def changed_lengths(load: Load) -> list[Lengths]:
 
 def changed_rates(
     settings: Settings, load: Load, goal: Goal, seed: int, prompts: float, outputs: float, near: float
-) -> dict[str, Any]:
+) -> list[float | None]:
     """The highest rates of a replica with other lengths, requests/s, for each of ``OBJECTIVES``; None where every rate meets them.
 
     Args:
@@ -79,7 +79,7 @@ def changed_rates(
         run = simulate(settings, drawn.at(rate(power)), cost, logs_contents=False)
         return [check_run(run, each) for each in goals]
 
-    start, rates = round(log(near) / log(STEP)), []
+    start, rates = round(log(near) / log(STEP)), list[float | None]()
     for place in range(len(goals)):
 
         def meets(power: int, place: int = place) -> bool:
@@ -88,7 +88,7 @@ def changed_rates(
         found = highest(meets, start, _STRIDE)
         rates.append(0.0 if found is None else None if found == MOST else rate(found))
         start = start if found in (None, MOST) else not_none(found)
-    return {"rates": rates}
+    return rates
 
 
 def what_if(

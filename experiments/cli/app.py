@@ -119,6 +119,7 @@ VERBS = {
     "compare": "Compare the metrics of runs or settings, with confidence intervals.",
     "report": "Draw one or several runs as an HTML page, with the block map.",
     "story": "Run a few requests word by word, as a page to step through.",
+    "explore": "Draw a page with sliders over a grid of finished runs.",
     "plan": "Find the GPUs and flags for a load; check whether a vllm serve line starts.",
     "diagnose": "Say why a vllm serve line preempts or is slow, and which flags to change.",
     "validate": "Compare the simulation with a device, or with a benchmark of a real server.",

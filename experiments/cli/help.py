@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions
 
 HELP_ALL = "--help-all"
 #: Verbs with a second tier; all flags of any other fit on a screen or two.
-TIERED = ("reproduce", "simulate", "sweep", "compare", "plan", "diagnose", "validate")
+TIERED = ("reproduce", "simulate", "sweep", "compare", "explore", "plan", "diagnose", "validate")
 #: The flags of the first tier, in whichever verbs have them.
 MOST_USED = {
     # What serves.
@@ -23,8 +23,8 @@ MOST_USED = {
     # The load.
     "--trace", "--input-len", "--output-len", "--num-prompts", "--request-rate",
     # What is asked.
-    "--goodput", "--loads", "--confidence", "--attainment", "--prices", "--explain", "--grid", "--set", "--against",
-    "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured",
+    "--goodput", "--loads", "--confidence", "--attainment", "--prices", "--explain", "--grid", "--vary", "--set", "--against",
+    "--metrics", "--startup-log", "--bench", "--plan", "--device", "--measured", "--deploy",
     # What comes out.
     "--out", "--json", "--record-blocks", "--jobs",
 }  # fmt: skip

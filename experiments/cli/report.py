@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from ...reports.page.sweep_report import write_sweep_report
 from ...sim.metrics.objectives import objectives
 from ...sim.output.files import as_utf8, require_apart
 from ...sim.output.folders import check_folder
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import MissingExtra, SettingError, install
 from ..measured.evidence import recorded_text
 from ..measured.report import is_against, read_measured, write_against_report
 from ..runs.inputs import named_files
@@ -41,6 +41,7 @@ def report(
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative_iterable="")] = None,
     measured: Path | None = None,
     out: Annotated[Path, RESULT_FILE] = Path("report.html"),
+    perfetto: Annotated[Path | None, RESULT_FILE] = None,
     images: Annotated[Path | None, RESULTS] = None,
     image_format: Annotated[ImageFormat, RESULTS] = "png",
     width: Annotated[str | None, RESULTS] = None,
@@ -62,24 +63,28 @@ def report(
         goodput: Objectives of every request in ms, as in vllm bench serve: ttft:500 tpot:50 e2el:10000.
         measured: Result file of vllm bench serve --save-result --save-detailed for the same requests on a real server.
         out: File for the page; - for standard output.
+        perfetto: Also write a timeline for ui.perfetto.dev into this file (.pftrace): requests, steps, preemptions and
+            memory. Needs the extra perfetto.
         images: Also write every figure of the page as a picture into this folder. Needs the extra images, and Chrome
             or Chromium.
         image_format: Format of the pictures. A PDF has its fonts embedded.
         width: Width of the pictures in a paper, such as 84mm; its caption takes the place of titles and definitions.
     """
-    make_folder_of(out)
-    output = Report(json, out=out)
+    for path in (out, perfetto):
+        make_folder_of(path)
+    output = Report(json, out=out, perfetto=perfetto)
     read = named_files(folders=folders, measured=measured)
-    require_apart({"out": out, "json": json, "images": images}, read)
+    require_apart({"out": out, "json": json, "perfetto": perfetto, "images": images}, read)
     if not 1 <= len(folders) <= MOST_FOLDERS:
         raise SettingError("folders", len(folders), f"name 1 to {MOST_FOLDERS} folders that simulate --out has written")
     goal = None if goodput is None else objectives(goodput)
     for is_one, draw in ((is_sweep, _sweep), (is_against, _against)):
         for folder in filter(is_one, folders):
             flags = {"request": request, "goodput": goodput, "measured": measured}
-            _require_alone(folder, folders, **flags, images=images)
+            _require_alone(folder, folders, **flags, perfetto=perfetto, images=images)
             draw(folder, out, output)
             return
+    write_timeline = _timeline_writer(perfetto)
     width_mm = _millimetres(width, images)
     if images is not None:
         check_folder(images, IMAGES, "images")
@@ -92,8 +97,10 @@ def report(
     beside = None if measured is None else read_measured(measured, results)
     inputs = PageInputs(results, request, goal, beside, _step_times(results))
     pictures = write_images(images, figures(inputs), image_format, width_mm) if images is not None else []
+    if perfetto is not None and write_timeline is not None:
+        write_timeline(perfetto, results)
     write_report(out, inputs)
-    _write_output(output, folders, inputs, out, pictures)
+    _write_output(output, folders, inputs, out, perfetto, pictures)
 
 
 def _millimetres(width: str | None, images: Path | None) -> float | None:
@@ -124,6 +131,7 @@ def _write_output(
     folders: Sequence[Path],
     inputs: PageInputs,
     out: Path,
+    perfetto: Path | None,
     pictures: Sequence[Path],
 ) -> None:
     """Print the content and the path of the output."""
@@ -138,16 +146,31 @@ def _write_output(
             output.print_line(f"{folder} has no block map; simulate --record-blocks records one.")
     if inputs.measured is not None and inputs.measured.warning:
         output.print_line(inputs.measured.warning)
+    if perfetto is not None:
+        output.point_to("Timeline for ui.perfetto.dev", perfetto)
     if pictures:
         output.point_to(f"{len(pictures)} pictures", pictures[0].parent)
     output.point_to("Report", out)
     output.data(
         {
             "report": str(out),
+            "timeline": None if perfetto is None else str(perfetto),
             "pictures": [str(picture) for picture in pictures],
             "runs": [_described(result) for result in inputs.results],
         }
     )
+
+
+def _timeline_writer(path: Path | None) -> Callable[[Path, list[Result]], Path] | None:
+    """The timeline writer, if a timeline is wanted; refuses a path that takes no file before other work starts."""
+    if path is None:
+        return None
+    try:
+        from ...reports.perfetto.timeline import write_timeline
+    except ImportError:
+        text = f"perfetto: the package perfetto is not installed; {install('perfetto')}"
+        raise MissingExtra(text) from None
+    return write_timeline
 
 
 def _require_alone(folder: Path, folders: tuple[Path, ...], **flags: Any) -> None:

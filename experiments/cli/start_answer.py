@@ -18,10 +18,10 @@ from ...sim.spec.startup.estimate import Estimate
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError
 from ..runs.output import Report
-from ..vllm_serve.checks import Outcome, Refusal, gib, undivided
+from ..vllm_serve.checks import Change, Outcome, Refusal, gib, undivided
 from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.log import StartupLog
-from ..vllm_serve.remedies import Remedy, remedies
+from ..vllm_serve.remedies import remedies
 from ..vllm_serve.start import Started
 
 _PARTS = {
@@ -292,19 +292,19 @@ def print_refusal(
     }
 
 
-def _remedies(answer: Started) -> list[Remedy]:
+def _remedies(answer: Started) -> list[Change]:
     """Changes with which the line starts with the least memory that is likely."""
-    return remedies(replace(answer.launch, outlook="low"), answer.fits_length, answer.allows_long)
+    return list(remedies(replace(answer.launch, outlook="low")))
 
 
-def _print_remedies(answer: Started, found: list[Remedy], title: str, report: Report) -> None:
+def _print_remedies(answer: Started, found: list[Change], title: str, report: Report) -> None:
     if found:
         report.print_line(title)
     for remedy in found:
         report.line(f"  {remedy.flag} {remedy.value:<8} {_remedy_text(answer, remedy)}")
 
 
-def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
+def _remedy_data(answer: Started, remedy: Change) -> dict[str, Any]:
     found = capacity(_auto(answer, remedy))
     return {
         "flag": remedy.flag,
@@ -316,13 +316,13 @@ def _remedy_data(answer: Started, remedy: Remedy) -> dict[str, Any]:
     }
 
 
-def _auto(answer: Started, remedy: Remedy) -> Launch:
+def _auto(answer: Started, remedy: Change) -> Launch:
     """The remedy's launch, with the longest sequence that fits if the line leaves the length to vLLM."""
     launch = replace(remedy.launch, outlook="likely")
-    return replace(launch, max_model_len=longest_model_len(launch)) if answer.fits_length else launch
+    return replace(launch, max_model_len=longest_model_len(launch)) if launch.fits_length else launch
 
 
-def _remedy_text(answer: Started, remedy: Remedy) -> str:
+def _remedy_text(answer: Started, remedy: Change) -> str:
     data = _remedy_data(answer, remedy)
     length = _auto(answer, remedy).max_model_len
     gpus = f"on {data['num_gpus']} GPUs, " if data["num_gpus"] != answer.launch.num_gpus else ""

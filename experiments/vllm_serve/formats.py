@@ -13,15 +13,12 @@ A checkpoint's method is not stored with its format: of those that have a format
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from ...sim.spec.attention_backends import FLEX, TRITON
 from ...sim.spec.deployment import NVFP4
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import formats_by_part
-from ...sim.spec.startup.dtypes import FIRST_BFLOAT16, NOT_IN_FLOAT16, is_in_float32
-from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
+from ...sim.spec.startup.dtypes import FIRST_BFLOAT16, NOT_IN_FLOAT16
+from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import NotSimulated
 
 #: First releases of each least capability of the wheels.
@@ -167,23 +164,6 @@ def refused_kv_format(launch: Launch) -> str | None:
     return (
         f"No valid attention backend found for cuda with kv_cache_dtype={NVFP4}. Reasons: kv_cache_dtype not supported."
     )
-
-
-def corrections(launch: Launch) -> Iterator[tuple[str, object, Launch]]:
-    """For each number format that may be refused the flag, the value and the launch with another: the dtype that vLLM takes by itself, unless
-    that is float32, and a KV cache in fp8 for one in nvfp4."""
-    if launch.deployment.kv_dtype == NVFP4:
-        kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
-        yield "--kv-cache-dtype", "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
-    if launch.dtype != "auto" and not is_in_float32(launch.model, launch.gpus or (launch.gpu,), "auto"):
-        # A KV cache in fp32 is that of the dtype: no flag names it.
-        own = (
-            launch.deployment.kv_dtype
-            if launch.element_bytes == 2
-            else resolved_kv_dtype(launch.model, launch.gpu, "auto")
-        )
-        deployment = replace(launch.deployment, kv_dtype=own)
-        yield "--dtype", "auto", replace(launch, dtype="auto", deployment=deployment)
 
 
 def _refused_card(card: GpuSpec, minor: int) -> str | None:

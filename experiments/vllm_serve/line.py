@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import overload
+from typing import ClassVar, Self, overload
 
 from ...sim.spec.attention_backends import named_backend
 from ...sim.spec.gpu import GIB
@@ -47,6 +47,7 @@ _OBJECTS = (
     "speculative-config",
     "compilation-config",
     "eplb-config",
+    "kv-transfer-config",
     "attention-config",
     "limit-mm-per-prompt",
     "hf-overrides",
@@ -110,6 +111,36 @@ class ServeLine:
     accelerator: str | None = None
     written: dict[str, str] = field(default_factory=dict)
     patch: int | None = None
+
+    #: The server that it starts, its flag that sets the size of the KV cache, and when that server admits a sequence.
+    server: ClassVar[str] = "vLLM"
+    pool_flag: ClassVar[str] = "num-gpu-blocks-override"
+    admits: ClassVar[str] = "as soon as their prompts fit"
+
+    def changed(self, flags: Mapping[str, str | bool | None]) -> Self:
+        """The line with other flags, of which None removes one."""
+        kept = {name: value for name, value in self.flags.items() if name not in flags}
+        return replace(self, flags=kept | {name: value for name, value in flags.items() if value is not None})
+
+    def words(self) -> str:
+        """Its flags as the user types them."""
+        return " ".join(self.flag_text(name, value) for name, value in self.flags.items())
+
+    def as_planned(self) -> ServeLine:
+        """The line as a plan changes it: without a flag it takes the longest sequence that fits on each GPU."""
+        return self if self.flags else replace(self, flags={"max-model-len": "auto"})
+
+    def flag_name(self, name: str) -> str:
+        """A key of ``flags`` as the user types it."""
+        return f"--{name}"
+
+    def flag_text(self, name: str, value: str | bool | None) -> str:
+        """A flag with a value as the user types it; None removes the flag."""
+        if value is None:
+            return f"without --{name}"
+        if isinstance(value, bool):
+            return f"--{'' if value else 'no-'}{name}"
+        return f"--{name} {value}"
 
     @property
     def of_other_releases(self) -> list[str]:
@@ -242,21 +273,6 @@ def parse_serve(text: str, stated: tuple[int, ...] | None = None) -> ServeLine:
     return replace(line, version=release, patch=patch, gpus=gpus, accelerator=accelerator)
 
 
-def read_serve(given: str, stated: tuple[int, ...] | None = None) -> ServeLine:
-    """Read a command line, or the file with it or with its deployment.
-
-    Raises:
-        UserError: As ``parse_serve``, with the name of the file.
-    """
-    text = pasted(given)
-    try:
-        return parse_serve(text, stated)
-    except UserError as error:
-        if text is given:
-            raise
-        raise UserError(f"{given}: {error}") from None
-
-
 def version(text: str) -> tuple[int, ...]:
     """The numbers of a release, as ``0.16`` or ``v0.16.0``, two or three; raises SettingError for anything else."""
     found = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4})?.*)?", text)
@@ -330,13 +346,9 @@ class _Reader:
         self._left, self._all = words[::-1], words
         self._release = release
         self._model: str | None = None
-        self._flags: dict[str, str | bool] = {}
-        self._ignored: list[str] = []
-        self._not_simulated: list[str] = []
-        self._uncounted: list[str] = []
-        self._named: list[str] = []
-        self._words: dict[str, str] = {}
-        self._served: list[str] = []
+        #: Filled word by word.
+        self._line = ServeLine("", {})
+        self._flags = self._line.flags
 
     def line(self, environment: dict[str, str], written: str) -> ServeLine:
         """The parsed line; ``environment`` has the assignments in front of the program, ``written`` is all of it."""
@@ -361,17 +373,7 @@ class _Reader:
             self._leave_out(f"{variable}={environment[variable]}", VARIABLES[variable], changes_memory=True)
         for variable in (name for name in environment if name in VARIABLES_OF_TIMES):
             self._leave_out(f"{variable}={environment[variable]}", VARIABLES_OF_TIMES[variable], changes_memory=False)
-        return ServeLine(
-            str(model),
-            self._flags,
-            self._ignored,
-            self._not_simulated,
-            self._uncounted,
-            self._named,
-            self._served,
-            environment,
-            written=self._words,
-        )
+        return replace(self._line, model=str(model), environment=environment)
 
     def _flag(self, word: str) -> None:
         word = _OPTIMIZATION.sub(r"--optimization-level=\1", word)
@@ -387,8 +389,8 @@ class _Reader:
             found: str | bool = self._truth(value, joined) != off
         else:
             found = value if joined else self._value(written, name)
-        self._named.append(name)
-        self._words[name] = written if isinstance(found, bool) else f"{written} {found}"
+        self._line.named.append(name)
+        self._line.written[name] = written if isinstance(found, bool) else f"{written} {found}"
         # Where it is turned off it takes no memory.
         is_off = name in CHANGES_MEMORY and found is False or found in UNCHANGED.get(name, ())
         left_out = name in NOT_SIMULATED and not is_off
@@ -398,15 +400,13 @@ class _Reader:
             self._flags[name] = self._object(name, written, str(found))
         elif name in READ or name in _DECIDE:
             self._flags[name] = found
-            if name == "kv-offloading-backend" and found != "native":
-                self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)
             if name == "all2all-backend":
                 # DeepEP itself computes the buffers of its kernels for few tokens.
                 self._leave_out(f"--{name} {found}", "kernels with times of their own", found == "deepep_low_latency")
         elif not left_out:
-            self._ignored.append(f"--{name}")
+            self._line.ignored.append(f"--{name}")
         if name == "served-model-name":
-            self._served += str(found).split()
+            self._line.served_model_names.extend(str(found).split())
 
     def _config(self, path: str) -> None:
         """Add the flags of a file that the line does not give; as in vLLM those of the line count."""
@@ -427,9 +427,9 @@ class _Reader:
 
     def _leave_out(self, what: str, why: str, changes_memory: bool) -> None:
         text = f"{what} ({why})"
-        self._not_simulated.append(text)
+        self._line.not_simulated.append(text)
         if changes_memory:
-            self._uncounted.append(text)
+            self._line.uncounted.append(text)
 
     def _of_a_newer_release(self, written: str, joined: str) -> None:
         """Leave out a flag that no release has that was read; a word after it that is no flag is its value."""

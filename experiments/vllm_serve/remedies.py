@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 
 from ...sim.spec import dtype_bits
 from ...sim.spec.context_parallel import is_simulated
+from ...sim.spec.deployment import NVFP4
 from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import capture_blocks, longest_model_len, stage_memories
+from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.launch import Launch, resolved_kv_dtype
 from ...sim.types.optional import not_none
-from . import arguments, formats
-from .checks import starts, too_few_states, too_little_to_warm_up, undivided
+from .checks import Broken, Change, first_broken, too_few_states, too_little_to_warm_up, undivided
 
 #: Largest number of ranks tried.
 _MOST_RANKS = 64
@@ -21,46 +23,9 @@ _FEWEST_TOKENS = 512
 Candidates = Iterator[tuple[object, Launch]]
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """A single change with which the same line starts."""
-
-    flag: str
-    value: str
-    launch: Launch
-
-
-def remedies(launch: Launch, any_length: bool = False, allow_long: bool = False) -> list[Remedy]:
-    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own (``starts``)."""
-
-    def first(flag: str, candidates: Candidates) -> Remedy | None:
-        starting = (
-            Remedy(flag, str(value), each) for value, each in candidates if starts(each, any_length, allow_long)
-        )
-        return next(starting, None)
-
-    found = [
-        *(
-            first(flag, iter([(value, changed)]))
-            for corrections in (arguments.corrections, formats.corrections)
-            for flag, value, changed in corrections(launch)
-        ),
-        first("--max-num-seqs", _sequences(launch)),
-        first("--kv-cache-memory-bytes", _own_bytes(launch)),
-        first("--num-gpu-blocks-override", _own_blocks(launch)),
-        first("--tensor-parallel-size", _ranks(launch)),
-        first("--eplb-config.num_redundant_experts", _copies(launch)),
-        first("--decode-context-parallel-size", _context_ranks(launch)),
-        first("--max-model-len", _lengths(launch)),
-        first("--kv-cache-dtype", _fp8_kv(launch)),
-        first("--quantization", _fp8_weights(launch)),
-        first("VLLM_PP_LAYER_PARTITION", _partitions(launch)),
-        first("--gpu-memory-utilization", _utilizations(launch)),
-        first("--max-num-batched-tokens", _tokens(launch)),
-        first("-cc.cudagraph_mode", _graphs(launch)),
-        first("--enforce-eager", _no_graphs(launch)),
-    ]
-    return [remedy for remedy in found if remedy is not None]
+def starts(launch: Launch) -> bool:
+    """Whether no check fails."""
+    return first_broken(launch) is None
 
 
 def _ranks(launch: Launch) -> Candidates:
@@ -107,6 +72,22 @@ def _fp8_kv(launch: Launch) -> Candidates:
     if dtype_bits(launch.deployment.kv_dtype) == 16:
         kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
         yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
+
+
+def _fp8_for_nvfp4(launch: Launch) -> Candidates:
+    if launch.deployment.kv_dtype == NVFP4:
+        kv_dtype = resolved_kv_dtype(launch.model, launch.gpu, "fp8")
+        yield "fp8", replace(launch, deployment=replace(launch.deployment, kv_dtype=kv_dtype))
+
+
+def _own_dtype(launch: Launch) -> Candidates:
+    """The dtype that vLLM takes by itself, unless that is float32."""
+    if launch.dtype != "auto" and not is_in_float32(launch.model, launch.gpus or (launch.gpu,), "auto"):
+        # A KV cache in fp32 is that of the dtype: no flag names it.
+        own = launch.deployment.kv_dtype
+        if launch.element_bytes != 2:
+            own = resolved_kv_dtype(launch.model, launch.gpu, "auto")
+        yield "auto", replace(launch, dtype="auto", deployment=replace(launch.deployment, kv_dtype=own))
 
 
 def _fp8_weights(launch: Launch) -> Candidates:
@@ -201,3 +182,37 @@ def _graphs(launch: Launch) -> Candidates:
 def _no_graphs(launch: Launch) -> Candidates:
     if launch.deployment.cuda_graphs:
         yield "", replace(launch, deployment=replace(launch.deployment, cuda_graphs=False))
+
+
+#: Flags and variables with the values that are tried, in the order in which they are named.
+_CHANGES: tuple[tuple[str, Callable[[Launch], Candidates]], ...] = (
+    ("--kv-cache-dtype", _fp8_for_nvfp4),
+    ("--dtype", _own_dtype),
+    ("--max-num-seqs", _sequences),
+    ("--kv-cache-memory-bytes", _own_bytes),
+    ("--num-gpu-blocks-override", _own_blocks),
+    ("--tensor-parallel-size", _ranks),
+    ("--eplb-config.num_redundant_experts", _copies),
+    ("--decode-context-parallel-size", _context_ranks),
+    ("--max-model-len", _lengths),
+    ("--kv-cache-dtype", _fp8_kv),
+    ("--quantization", _fp8_weights),
+    ("VLLM_PP_LAYER_PARTITION", _partitions),
+    ("--gpu-memory-utilization", _utilizations),
+    ("--max-num-batched-tokens", _tokens),
+    ("-cc.cudagraph_mode", _graphs),
+    ("--enforce-eager", _no_graphs),
+)
+
+
+def remedies(launch: Launch) -> Iterator[Change]:
+    """Changes of a single flag or variable with which the line starts; each is judged as a line of its own.
+
+    Those that the failed check asks for come first.
+    """
+    broken = first_broken(launch)
+    asked = broken[1].changes if broken is not None and isinstance(broken[1], Broken) else ()
+    yield from (each for each in asked if starts(each.launch))
+    for flag, candidates in _CHANGES:
+        changes = (Change(flag, str(value), each) for value, each in candidates(launch))
+        yield from islice((each for each in changes if starts(each.launch)), 1)

@@ -129,6 +129,8 @@ class Engine:
         self._edges = sorted(edges, reverse=True)
         #: Finished requests of a closed loop that the source has not been notified of.
         self._answered: list[Sequence] = []
+        #: Whether requests finished since the last call of the scheduler, which tells the workers (vLLM's ``finished_req_ids``).
+        self._has_finished = False
         #: Decode step up to which the policy's decision stays the same if no request arrives.
         self._holds_until = 0
         loop = self._serve() if policy.stages == 1 else self._serve_batches()
@@ -275,11 +277,13 @@ class Engine:
         self, queue: BatchQueue, now: int, seen: int, actions: Actions
     ) -> tuple[Batch, Batch | None, StepPlan, FirstStep] | None:
         """Decide a batch: that, the one whose tokens are then waited for, and the plan; None where nothing in flight changes the next decision."""
-        if not self._has_requests():
+        if not (self._has_requests() or self._has_finished):
             return None
-        state, memory = self.state, self.memory
+        state, memory, self._has_finished = self.state, self.memory, False
         plan = self._schedule(state, memory.transaction(state.decode_step))
         first_step = None if plan is CARRY_ON else actions[0](plan, now)
+        if plan.taken_back:
+            queue.take_back(plan.taken_back)
         changes = queue.computes or bool(plan.preempted)
         decodes = plan.stalls[1] if plan.stalls else ()
         ticks, _, wait, *_ = first_step or (0, 0, 0)
@@ -393,6 +397,7 @@ class Engine:
         if not batch.ended:
             self.memory.land(batch.scheduled)
             return
+        self._has_finished = True
         leaving = [each for each in batch.ended if each in state.finished or each in state.overrunning]
         lost = [each for each in batch.ended if each not in leaving]
         for sequence in lost:

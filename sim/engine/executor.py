@@ -18,7 +18,7 @@ from collections import deque
 from ..cost.base import StepCost, draft_ticks, effective_context, saved_ticks
 from ..memory import Memory
 from ..memory.accounting.ledger import COMPLETE, RECOMPUTE, SWAP, Ledger
-from ..types.sequence import Sequence, StepPlan
+from ..types.sequence import LayeredLoad, Sequence, StepPlan
 from ..types.state import State
 from ..types.sums import causal_pairs
 
@@ -81,8 +81,17 @@ class Executor:
             ticks = self._cost.step_ticks(*work) if plan.drafts is None else self._verify_ticks(plan, context, *work)
             if decodes and prefill and self._saved is not None and plan.drafts is None:
                 ticks -= self._saved(decodes, context, self._memory.repeated_slots(plan.admitted))
+            if plan.load is not None:
+                moves += self._wait_for(plan.load, ticks, now)
             return moves + ticks, prefill, moves, plan.valid_until_horizon, plan.stops_at_arrival
         return moves, 0, moves, False, plan.stops_at_arrival
+
+    def _wait_for(self, load: LayeredLoad, step_ticks: int, now: int) -> int:
+        """Ticks by which a load prolongs a step."""
+        wait, transfers = load.wait(step_ticks), self._memory.transfers
+        if transfers is not None:
+            transfers.note_wait(now, wait)
+        return wait
 
     def _verify_ticks(self, plan: StepPlan, context: int, decodes: int, read: int, prefill: int, pairs: int) -> int:
         """Ticks of a step that verifies drafts, and of the drafts for the next step.

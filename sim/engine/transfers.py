@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ..memory.prefix.host_tier import HostTier
+from ..memory.prefix.host_copies import HostCopies
 from ..types.sequence import Sequence
 from ..types.state import State
 from ..workload.source import NEVER, Source
@@ -23,7 +23,7 @@ class TransferSource:
         state: Of the engine.
     """
 
-    def __init__(self, source: Source, tier: HostTier, state: State) -> None:
+    def __init__(self, source: Source, tier: HostCopies, state: State) -> None:
         self._source, self._tier, self._state = source, tier, state
         self.hears_of_finishes = source.hears_of_finishes
 

@@ -13,6 +13,7 @@ from .paged.deferred import DeferredMemory
 from .paged.dialogue import DialogueMemory
 from .paged.paged import PagedMemory
 from .paged.radix_holdings import Windows
+from .paged.radix_host import HostRadixMemory
 from .paged.radix_memory import RadixMemory
 from .paged.radix_slots import SlotRadixMemory
 from .paged.reserved import ReservedMemory
@@ -30,6 +31,7 @@ __all__ = [
     "DialogueContiguousMemory",
     "DialogueMemory",
     "GroupSize",
+    "HostRadixMemory",
     "Memory",
     "PageGroups",
     "PagedMemory",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..memory.prefix.host_tier import HostTier
+from ..memory.prefix.host_copies import HostCopies
 from ..runs.run import Run
 from ..types.sums import dot, total
 from ..types.ticks import PER_SECOND
@@ -19,6 +20,7 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
     As in vLLM, the host is asked for the tokens that the GPU's prefix cache does not have, and the look-ups of preempted
     requests are counted separately. ``load_seconds`` and ``store_seconds`` are the times in which the link copies in a
     direction, and ``mean_load_wait_ms`` is the time of a load from the step that asks for it, queued behind others, to its end.
+    ``flush_seconds`` is what steps waited for copies: under vLLM for stores, under SGLang for loads that they could not hide.
     """
     tier = run.replica.memory.transfers
     if tier is None:
@@ -31,7 +33,7 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
         "num_blocks": tier.cache.num_blocks,
         "queried_tokens": queried,
         "hit_tokens": hits,
-        "hit_rate": hits / queried if queried else 0.0,
+        "hit_rate": hit_rate({"hit_tokens": hits}, queried),
         "preempted_queried_tokens": total(columns["queried_tokens"]) - queried,
         "preempted_hit_tokens": total(columns["hit_tokens"]) - hits,
         "evicted_blocks": tier.cache.evicted_blocks,
@@ -39,15 +41,21 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
         "max_used_blocks": int(used["used_blocks"].max(initial=0)),
         "mean_used_blocks": dot(used["used_blocks"], until - used["ticks"]) / max(1, run.log.end_ticks),
         **_copies(tier),
-        **({"tiers": _tiers(run, tier, first)} if tier.behind else {}),
+        **({"tiers": _tiers(run, tier, first, queried)} if tier.behind else {}),
     }
 
 
-def _tiers(run: Run, tier: HostTier, first: np.ndarray) -> dict[str, dict[str, Any]]:
+def hit_rate(found: Mapping[str, Any], queried_tokens: int) -> float:
+    """Share of the tokens that were looked up that a tier had; those of a tier behind the host are among the host's."""
+    return found["hit_tokens"] / queried_tokens if queried_tokens else 0.0
+
+
+def _tiers(run: Run, tier: HostCopies, first: np.ndarray, queried_tokens: int) -> dict[str, dict[str, Any]]:
     """The tiers behind the host, by vLLM's labels.
 
     Args:
         first: The rows of the look-ups that are the first of their requests.
+        queried_tokens: What the host was asked for in these.
     """
     found = {}
     columns = tier.behind_hits.columns()
@@ -67,11 +75,12 @@ def _tiers(run: Run, tier: HostTier, first: np.ndarray) -> dict[str, dict[str, A
             "load_seconds": total(ticks[~writes]) / PER_SECOND,
             "store_seconds": total(ticks[writes]) / PER_SECOND,
         }
+        found[label]["hit_rate"] = hit_rate(found[label], queried_tokens)
     return found
 
 
-def _copies(tier: HostTier) -> dict[str, Any]:
-    """Blocks and seconds of loads and stores, and of steps that wait for stores."""
+def _copies(tier: HostCopies) -> dict[str, Any]:
+    """Blocks and seconds of loads and stores, and of steps that wait for copies."""
     copies = tier.transfers.columns()
     ticks, stores = copies["end_ticks"] - copies["start_ticks"], copies["is_store"] == 1
     waits = (copies["end_ticks"] - copies["asked_ticks"])[~stores]
@@ -85,7 +94,7 @@ def _copies(tier: HostTier) -> dict[str, Any]:
     }
 
 
-def offloaded_tokens(run: Run, tier: HostTier) -> np.ndarray:
+def offloaded_tokens(run: Run, tier: HostCopies) -> np.ndarray:
     """Prompt tokens of each request that its first admission loaded from the host, int64 [n]; of several samples those of
     the sample that finishes last, as in ``cached_tokens``."""
     columns = tier.look_ups.columns()

@@ -68,8 +68,7 @@ def tier_slot_ticks(run: Run) -> list[dict[str, int]] | None:
     They add up to the blocks of ``HostTier.levels`` and ``Store.levels``, over time.
     """
     tier, gpu = run.replica.memory.transfers, run.replica.memory.contents_kept
-    log = None if tier is None else tier.cache.sealed_contents()
-    if tier is None or gpu is None or log is None:
+    if not isinstance(tier, HostTier) or gpu is None or (log := tier.cache.sealed_contents()) is None:
         return None
     found, faster, slots = [], _on_gpu(run, gpu), run.replica.block_size * tier.chunk_blocks
     for link in (None, *tier.behind):

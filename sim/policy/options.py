@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
+from ..cost.shares import LINK_SHARE
 from ..memory.accounting.kv_groups import RING
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, HybridLayout, ModelSpec, host_blocks, hybrid_layout, model
@@ -32,7 +33,7 @@ from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..spec.startup.sglang import window_of
-from ..spec.tiers import OffloadSpec, parse_offloading, transfer_config
+from ..spec.tiers import OffloadSpec, TierSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import NotSimulated, SettingError
 from ..types.ticks import PER_MS
@@ -127,8 +128,8 @@ class Options:
         """What is behind the GPU as tiers of the prefix cache; None without any."""
         return None
 
-    def offloaded(self, server: Server, block_size: int) -> Offloaded | None:
-        """The same in chunks. See ``host_blocks``."""
+    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
+        """The same in chunks, beside a pool of so many blocks. See ``host_blocks``."""
         return None
 
     @property
@@ -635,7 +636,7 @@ class VllmV1Options(VllmServeOptions):
     def offloading(self) -> OffloadSpec | None:
         return parse_offloading(self.kv_transfer_config, self.kv_offloading_size, self.kv_offloading_backend)
 
-    def offloaded(self, server: Server, block_size: int) -> Offloaded | None:
+    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
         """See ``Options``; those of KV offloading.
 
         Raises:
@@ -650,8 +651,7 @@ class VllmV1Options(VllmServeOptions):
         block_size //= self.decode_context_parallel_size
         chunk_blocks = spec.chunk_blocks(block_size)
         if chunk_blocks > 1 and server.layout is not None:
-            name = "kv_transfer_config.block_size"
-            raise NotSimulated(name, chunk_blocks * block_size, "is not simulated over several KV groups")
+            raise NotSimulated(spec.chunk_field, spec.chunk_value, "is not simulated over several KV groups")
         parts = server.deployment, server.layout, of_drafter * block_size
         chunk_bytes = offloaded_bytes(server.model, ranks, block_size, chunk_blocks, *parts)
         host_bytes = spec.host_bytes * (ranks if spec.of_each_rank else 1)
@@ -684,9 +684,12 @@ class VllmV1Options(VllmServeOptions):
                 "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
+        if self.offloading is not None and self.offloading.tiers:
+            # No other flag has them.
+            others["kv_transfer_config"] = {"pipeline parallelism": replica.pipeline_parallel_size > 1}
         if self.offloading is not None:
-            others["kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"] = {
-                "pipeline parallelism": bool(self.offloading.tiers) and replica.pipeline_parallel_size > 1,
+            name = "kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"
+            others[name] = others.get(name, {}) | {
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
@@ -881,9 +884,76 @@ class SGLangOptions(Options):
         bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
     ] = False
 
+    enable_hierarchical_cache: Annotated[
+        bool, Field(description="HiCache: copy KV of the radix tree to host memory, and load it from there.")
+    ] = False
+    hicache_ratio: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1000,
+            description="Slots of HiCache's host pool for each slot of the device; the host is taken to have the memory.",
+        ),
+        Tried(0.5),
+    ] = 2.0
+    hicache_size: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**20,
+            description="Host memory of HiCache in GB (10^9 bytes) on each rank, in place of hicache_ratio; 0 is by ratio.",
+        ),
+        Tried(1),
+    ] = 0
+    hicache_write_policy: Annotated[
+        Literal["write_through", "write_through_selective"],
+        Field(
+            description='When HiCache copies a node of the tree to the host: "write_through" when it is cached, "write_through_selective" when a'
+            " second request caches it."
+        ),
+    ] = "write_through"
+
     @property
     def schedules_ahead(self) -> bool:
         return not self.disable_overlap_schedule
+
+    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
+        """See ``Options``; those of HiCache (``HostKVCache`` of SGLang 0.5.23, ``mem_cache/pool_host/base.py``).
+
+        Raises:
+            SettingError: They are too many.
+        """
+        if not self.enable_hierarchical_cache:
+            return None
+        shape, ranks = server.model, server.tensor_parallel
+        slot_bytes = shape.slot_bytes(server.deployment.kv_dtype, ranks)
+        slots = int(num_blocks * block_size * self.hicache_ratio)
+        if self.hicache_size:
+            slots = int(self.hicache_size * 1e9 // slot_bytes)
+        pages = slots // block_size + 1
+        if pages > MOST_HOST_BLOCKS:
+            name = "hicache_size" if self.hicache_size else "hicache_ratio"
+            raise SettingError(name, getattr(self, name), f"comes to {pages:,} pages on the host; lower it")
+        rate = int(server.gpu.pcie_bytes_per_s * LINK_SHARE)
+        link = TierSpec("host", None, rate, rate, 0)
+        return Offloaded(pages, slot_bytes * block_size, link=link, layers=len(shape.attention_layers))
+
+    def refused_combinations(
+        self, replica: Replica, grouped: bool, layout: HybridLayout | None
+    ) -> dict[str, dict[str, bool]]:
+        if not self.enable_hierarchical_cache:
+            return {}
+        return {
+            "enable_hierarchical_cache": {
+                "enable_prefix_caching = False": replica.enable_prefix_caching is False,
+                "windows in a pool of their own (use disable_hybrid_swa_memory)": self.window_of(model(replica.model))
+                is not None,
+                "hicache_size over an indexer (use hicache_ratio)": bool(self.hicache_size)
+                and model(replica.model).indexer is not None,
+                "pipeline parallelism": replica.pipeline_parallel_size > 1,
+                "block ids, which recordings need": replica.ids,
+            }
+        }
 
     def window_of(self, shape: ModelSpec) -> int | None:
         """The window of layers with a pool of their own, see ``spec.startup.sglang``; None without such a pool."""
@@ -895,6 +965,10 @@ class SGLangOptions(Options):
             return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
         if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
             return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
+        if name.startswith("hicache_") and not self.enable_hierarchical_cache:
+            return f"nothing is copied to the host; use enable_hierarchical_cache, {LEAVE_OUT}"
+        if name == "hicache_ratio" and self.hicache_size:
+            return f"hicache_size says how large the host pool is; {LEAVE_OUT}"
         ordered = workload is None or workload.priority is not None
         # A scheduler that preempts looks at its queue in each step, also among equals.
         if name == "enable_priority_scheduling" and self.disable_priority_preemption and not ordered:

@@ -9,10 +9,12 @@ import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
 from ..memory.paged.radix_holdings import Windows
+from ..memory.paged.radix_host import HostRadixMemory
 from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
+from ..memory.prefix.tiers import Offloaded
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
     ServerDefaults,
@@ -21,6 +23,7 @@ from ..spec.startup.sglang import (
     num_slots,
     page_size,
     server_defaults,
+    slot_bytes,
 )
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
@@ -29,8 +32,8 @@ from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
-from .server import Limits, Pool, Server
-from .sglang_prefill import NewTokenRatio, PrefillBatch
+from .server import Limits, Pool, Server, WindowPool
+from .sglang_prefill import CLIP_MAX_NEW_TOKENS, NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.
 MOST_SORTED = 128
@@ -40,6 +43,8 @@ REFRESH_INTERVAL = 32
 IN_BATCH_TOKENS = 32
 #: In place of what was found: behind all others.
 PUT_OFF = -1
+#: Hits of a node at which it is written to the host.
+THRESHOLDS = {"write_through": 1, "write_through_selective": 2}
 
 Queue = Collection[Sequence]
 
@@ -138,7 +143,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return found // size, size
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Policy``.
 
         Raises:
@@ -155,7 +160,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if least > blocks * block_size:
             remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
             raise SettingError("swa_full_tokens_ratio", ratio, remedy)
-        return window, blocks
+        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
+        return WindowPool(window, blocks, bytes_of)
 
     @classmethod
     def step_limits(
@@ -165,6 +171,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return max_running_requests(*pool, seqs), tokens or _defaults(server).chunked_prefill_size
 
     def memory(self, pool: Pool) -> RadixMemory:
+        if pool.offloaded is not None:
+            return self._with_host(pool, pool.offloaded)
         kind = SlotRadixMemory if pool.ids else RadixMemory
         windows, ahead = None, self.schedules_ahead
         if pool.windows:
@@ -174,12 +182,26 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._longest = found.max_output_tokens
         return found
 
+    def _with_host(self, pool: Pool, host: Offloaded) -> RadixMemory:
+        threshold = THRESHOLDS[self.options.hicache_write_policy]
+        found = HostRadixMemory(
+            pool.num_blocks, host, threshold, pool.token_runs, pool.block_size, self.schedules_ahead
+        )
+        self._longest = found.max_output_tokens
+        return found
+
     def expects_end(self, sequence: Sequence) -> bool:
         """See ``Policy``; the pool bounds an output, too."""
         return sequence.output_tokens == self._longest(sequence)
 
     def schedule(self, state: State, transaction: RadixTransaction) -> StepPlan:
         """A prefill if there can be one, else a step that decodes."""
+        plan = self._plan(state, transaction)
+        load = transaction.start_loading()
+        return plan if load is None else plan._replace(load=load)
+
+    def _plan(self, state: State, transaction: RadixTransaction) -> StepPlan:
+        """As ``schedule``, without its loads."""
         if not self.schedules_ahead:
             return self._decide(state, transaction)
         if not self._decodes and not self._prefilled:
@@ -274,9 +296,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         found, others = {}, RadixTree()
         for sequence in queue:
             # The last known token has to be computed in any case.
-            matched = transaction.match(sequence)
+            matched, on_device = transaction.match(sequence)
             found[sequence] = min(matched, sequence.start_tokens - 1)
-            if matched <= IN_BATCH_TOKENS and _follows(transaction.known(sequence), others):
+            if on_device <= IN_BATCH_TOKENS and _follows(transaction.known(sequence), others):
                 found[sequence] = PUT_OFF
         return tuple(sorted(queue, key=found.__getitem__, reverse=True))
 
@@ -402,9 +424,21 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""
-        if memory.windows is not None:
+        if memory.windows is not None or not memory.is_settled:
             return 1
         return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
+
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """See ``Policy``; also its output, and of the running ones what is reserved at least of theirs, of which half has been generated."""
+        declared = workload.max_tokens
+        if declared is None:
+            declared = self.limits.max_model_len - workload.prompt_tokens
+        to_come, left = (
+            np.minimum(each, CLIP_MAX_NEW_TOKENS) for each in (declared, declared - workload.output_tokens / 2)
+        )
+        waits_for_all = False if workload.ignore_eos is None else workload.ignore_eos == 1
+        reserved = float((left * np.where(waits_for_all, 1.0, NewTokenRatio.LEAST)).mean())
+        return float((workload.prompt_tokens + to_come).mean()) + block_size + reserved * running
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.

@@ -96,11 +96,18 @@ class PrefillBatch:
         chunk = self._chunk_in_windows(self._paged(own), to_come)
         lacks_room = own + to_come + self._page >= self._room or chunk <= 0 < self._chunk_left
         self.is_full = self.is_full or lacks_room
-        tokens = own if self._paged(own) <= chunk else chunk // self._page * self._page
-        if lacks_room or not tokens:
+        if lacks_room or not self._within(own - transaction.on_host, chunk):
+            transaction.unlock(sequence)
+            return False
+        own -= transaction.load()
+        if not (tokens := self._within(own, chunk)):
             transaction.unlock(sequence)
             return False
         return self._admit(sequence, own, tokens)
+
+    def _within(self, own: int, chunk: int) -> int:
+        """Tokens of a prefill of ``own`` that it computes in the rest of the chunk: all, or whole pages."""
+        return own if self._paged(own) <= chunk else chunk // self._page * self._page
 
     def _in_windows(self, tokens: int, to_come: int) -> int:
         """Slots of windows that are asked for so many tokens, and the outputs that follow (``estimate_swa_kv_tokens``)."""

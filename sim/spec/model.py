@@ -168,6 +168,14 @@ def published_formats(name: str) -> list[str]:
     ]
 
 
+def repository(name: str) -> str | None:
+    """The repository on the Hugging Face hub that a name stands for; None for a local file, and for a preset of no published model."""
+    found = _found(name)
+    if isinstance(found, Path):
+        return None if Path(name).exists() else name
+    return _repository_of(found)
+
+
 def _repository_of(found: str) -> str | None:
     """That of a preset, or of stored facts."""
     if found not in _presets():

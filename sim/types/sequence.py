@@ -171,6 +171,23 @@ def num_seqs_of(sequence: Sequence) -> int:
     return 1 if sequence.group is None else len(sequence.group.members)
 
 
+class LayeredLoad(NamedTuple):
+    """A copy to the device that is over layer by layer; a layer of a step is computed once its part is there.
+
+    Attributes:
+        ticks: Of the copy, which begins with the step.
+        layers: Layers of the model, which take alike.
+    """
+
+    ticks: int
+    layers: int
+
+    def wait(self, step_ticks: int) -> int:
+        """Ticks by which it prolongs a step: the first layer waits for its part, the last one for all, whichever ends later."""
+        first, last = -(-self.ticks // self.layers) + step_ticks, self.ticks + -(-step_ticks // self.layers)
+        return max(first, last) - step_ticks
+
+
 class StepPlan(NamedTuple):
     """The decision for one step, frozen. A policy makes it; engine and memory carry it out.
 
@@ -199,6 +216,7 @@ class StepPlan(NamedTuple):
         drafts: Draft tokens that the step verifies, by sequence; None without speculative decoding.
         taken_back: Asynchronous scheduling: sequences of ``preempted`` that lose the token of the step in flight. They generate it anew,
             even if it is their last one.
+        load: What its prefills load from the host; None without any.
     """
 
     admitted: tuple[Sequence, ...] = ()
@@ -217,6 +235,7 @@ class StepPlan(NamedTuple):
     flush_ticks: int = 0
     drafts: Mapping[Sequence, int] | None = None
     taken_back: tuple[Sequence, ...] = ()
+    load: LayeredLoad | None = None
 
 
 #: All running sequences decode and none waits: the most frequent decision, created once.

@@ -1,4 +1,4 @@
-"""The three seminar questions of docs/teaching.md have the answers that the page states."""
+"""The three seminar questions of docs/teaching.md have the answers that the page gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import fragmeter as fm
 from paths import ROOT
 
 PAGE = (ROOT / "docs" / "teaching.md").read_text("utf-8")
-#: The load and the pool of the page's command.
+#: The load and the pool of the page of ``explore``, where its sliders begin.
 BASE = {"num_prompts": 300, "input_len": 128, "random_range_ratio": 0.9, "request_rate": 5.0}
 POOL = 15_360
 WASTE = ("reserved", "over_estimate", "block_tail", "finished_hold", "round_up", "stranded")

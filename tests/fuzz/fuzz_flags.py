@@ -51,6 +51,10 @@ BASES: dict[tuple[str, ...], list[Base]] = {
         Base(("run",), {"--out": "out.html"}, ("run",)), Base(("sweep",), {"--out": "out.html"}, ("sweep",)),
         Base(("against",), {"--out": "out.html"}, ("against",)), Base(("missing",), {"--out": "out.html"}),
     ],
+    ("explore",): [
+        Base((), LOAD | {"--grid": "policy=orca", "--vary": "block_size=16,32", "--max-tokens": "2048", "--jobs": "1", "--out": "out.html"}),
+        Base((), {"--trace": "trace.csv", "--grid": "policy=vllm-v1", "--vary": "block_size=16", "--jobs": "1", "--out": "out.html"}, ("trace.csv",)),
+    ],
     ("plan",): [Base((), {"--serve": SERVE, "--gpu": "h200"}), Base((), GOODPUT, ("prices.json",))],
     ("validate",): [Base((), _BENCH, ("bench.json", "metrics.txt")), Base((), {"--plan": "run/plan.npz", "--every": "3"}, ("run",), ("--check",))],
     ("diagnose",): [Base((), {"--serve": SERVE, "--gpu": "h200", "--trace": "trace.csv", "--num-prompts": "50", "--seeds": "1"}, ("trace.csv",))],
@@ -67,7 +71,7 @@ BASES: dict[tuple[str, ...], list[Base]] = {
     ("doctor",): [Base((), {}, (), ("--json", "mine"))],
 }  # fmt: skip
 #: Flags that name what is written.
-_OUTPUTS = {"--out", "--json", "--record-plan", "--images", "--predict"}
+_OUTPUTS = {"--out", "--json", "--perfetto", "--record-plan", "--images", "--predict"}
 #: What more of which is more work, as the user asked; only what no machine can do is tried.
 _WORK = {"--num-prompts", "--seeds", "--n", "--num-replicas", "--every", "--jobs"}
 #: Values that would start workers, wait for clusters, or open a browser.
@@ -193,7 +197,7 @@ def outputs(rng: Rng, folder: Path) -> Case:
         [*run, "--out", out], [*run, "--out", "out", "--json", data], [*run, "--out", out, "--json", data],
         [*run, "--record-plan", out], [*run, "--record-plan", "--out", out, "--record-blocks"],
         ["sweep", *run[1:], "--grid", "n=1,2", "--jobs", "1", "--out", out], ["report", "run", "--out", out],
-        ["report", "run", "--out", out, "--json", other], ["report", "run", "--out", "out.html", "--json", out],
+        ["report", "run", "--out", out, "--perfetto", other], ["report", "run", "--out", "out.html", "--perfetto", out],
         ["report", "run", "--out", out, "--json", out], ["traces", "synth", "trace.csv", "--out", out],
         ["traces", "convert", "trace.csv", out], ["traces", "stats", "trace.csv", "--out", out, "--json", data],
         ["traces", "convert", "trace.csv", "trace.csv"], ["reproduce", "fig1", "--jobs", "1", "--out", out],

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS
+from fragmeter.experiments.capacity.day import ServedDay, ServedStep, Targets
+from fragmeter.experiments.capacity.detail import Bottleneck, Detail
 from fragmeter.experiments.capacity.load import Load
-from fragmeter.experiments.capacity.max_rate import STEP
-from fragmeter.experiments.runs.slo_check import Goal
+from fragmeter.experiments.capacity.max_rate import STEP, Ahead, SeedRate
+from fragmeter.experiments.capacity.tasks import Task
+from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.experiments.runs.sweeping import Outcome
 from fragmeter.sim.cluster import Cluster
 
@@ -22,12 +25,11 @@ PRICES = {"a100-80gb": 2.0, "h100-80gb": 3.0, "h200": 5.0}
 #: First seed of all plans.
 FIRST = 3
 _TIMES = {f"{rank}_{name}_ms": 9.0 for name in ("ttft", "tpot", "e2el") for rank in ("median", "p90", "p99")}
-DETAIL = {
-    **_TIMES, "attained": 1.0, "request_throughput": 1.0, "output_throughput": 1.0, "total_token_throughput": 1.0,
-    "mean_batch": 1.0, "num_gpu_blocks": 9, "block_size": 16, "preemptions": 0, "refused_requests": 0, "load": "light",
-    "near_saturation": None, "kv_cache_pct": 1.0, "buckets_pct": {}, "paper_view_pct": {}, "curve": [],
-    "limit": {"objective": None, "missed": {}, "cause": "steps", "preemptions": 0, "waiting": {}},
-}  # fmt: skip
+DETAIL = Detail(
+    attained=1.0, metrics=_TIMES | dict.fromkeys(("request_throughput", "mean_batch", "num_gpu_blocks"), 1.0), preemptions=0,
+    refused_requests=0, load="light", near_saturation=None, kv_cache_pct=1.0, buckets_pct={}, paper_view_pct={}, cache_worth=None,
+    limit=Bottleneck(None, {}, "steps"), curve=(),
+)  # fmt: skip
 
 
 def factor_of(seed: int) -> float:
@@ -43,8 +45,8 @@ class Service:
         saturated: Rate of a replica that always has requests waiting, relative to that of the first seed; None of none.
         known: Rate up to which runs are a load, relative to the highest one.
         scaled: Whether the rate of a case is inverse to its step times; else they change nothing.
-        failing: Steps that fail, with the GPU.
-        calls: Step, GPU, seed, and further arguments.
+        failing: Work that fails, with the GPU.
+        calls: Work, GPU, seed, and further arguments.
     """
 
     saturated: float | None = 2.0
@@ -62,65 +64,54 @@ class Service:
     def rates(self, gpu: str, replicas: int = 1, count: int = NUM_SEEDS, first: int = FIRST) -> list[float]:
         return [replicas * self.of_one(gpu, seed) for seed in range(first, first + count)]
 
-    def carry_out(self, name: str, stage: str, chosen: Any, load: Load, goal: Goal, seed: int, *more: Any) -> Outcome:
-        gpu = str(chosen.gpu)
+    def carry_out(self, name: str, asked: Task[Any], load: Load, goal: Goal) -> Outcome:
+        gpu, stage, seed, more = str(asked.settings.gpu), asked.work.__name__, asked.seed, asked.more
         self.calls.append((stage, gpu, seed, *more))
         if self.failing == (stage, gpu):
             return Outcome(name, error="it fails")
         cluster = more[0] if more and isinstance(more[0], Cluster) else Cluster()
-        assert len(more) < 3 or stage in ("known", "day", "detail", "prefill share") or cluster.disaggregated or (
-            more[2 - (stage == "other seeds")] == pytest.approx(self._most(gpu, cluster.size))
+        assert len(more) < 3 or stage in ("known_rate", "served_day", "detail", "best_share") or cluster.disaggregated or (
+            more[2 - (stage == "takes_rate")] == pytest.approx(self._most(gpu, cluster.size))
         )  # fmt: skip
-        return Outcome(name, self._found(stage, gpu, seed, cluster, more))
+        return Outcome(name, {"found": self._found(stage, gpu, seed, cluster, more)})
 
     def _most(self, gpu: str, replicas: int) -> float | None:
         return None if self.saturated is None else self.saturated * self.of_one(gpu) * replicas
 
-    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> dict[str, Any]:
+    def _found(self, stage: str, gpu: str, seed: int, cluster: Cluster, more: Sequence[Any]) -> Any:
         rate = cluster.size * self.of_one(gpu, seed)
         match stage:
-            case "go ahead":
-                alone = {"meets": self.alone, "counted": 80, "met": 80 * self.alone, "missed": {"ttft": 80}}
+            case "go_ahead":
+                alone = SloCheck(self.alone, 80, 80 * self.alone, {"ttft": 80})
                 power = int(POWERS[gpu]) if self.alone else None
-                return {
-                    "alone": alone,
-                    "saturated": self._most(gpu, 1),
-                    "found": {"power": power},
-                    "in_flight": self.in_flight,
-                }
-            case "fleets":
-                return {"share": min(1.0, 0.9 * rate / more[1])}
-            case "cases":
-                return {"case": not more[0] or rate >= more[1] * (more[3].scale if self.scaled else 1)}
-            case "other seeds":
-                return {"meets": rate >= more[2]}
-            case "headroom" | "follow":
-                return {"rate": rate}
-            case "known":
-                return {"rate": self.known * more[2]}
-            case "prefill share":
-                return {"share": self.share}
+                return Ahead(alone, self._most(gpu, 1), SeedRate(power), self.in_flight)
+            case "attained_share":
+                return min(1.0, 0.9 * rate / more[1])
+            case "meets_case":
+                return not more[0] or rate >= more[1] * (more[3].scale if self.scaled else 1)
+            case "takes_rate":
+                return rate >= more[2]
+            case "highest_rate" | "follow":
+                return rate
+            case "known_rate":
+                return self.known * more[2]
+            case "best_share":
+                return self.share
             case "detail":
-                return dict(DETAIL)
-            case "day":
+                return DETAIL
+            case "served_day":
                 return self._day(*more)
             case _:
-                assert stage == "full load"
-                return {"concurrency": 7.0, "kv_cache_usage": 0.5}
+                assert stage == "full_load"
+                return Targets(7.0, 0.5)
 
     @staticmethod
-    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> dict[str, Any]:
-        hours = [size * (end - start) / 3600 for size, (start, end) in zip(sizes, day.spans_s, strict=True)]
-        steps = {
-            name: [0.95] * len(sizes) for name in ("attained", "concurrency", "kv_cache_usage", "peak_kv_cache_usage")
-        }
-        requests = [round(rate * (end - start)) for rate, (start, end) in zip(day.rates, day.spans_s, strict=True)]
-        return {
-            "requests": sum(requests),
-            "attained": 0.95,
-            "steps": {"requests": requests, **steps, "replica_hours": hours},
-            "replica_hours": sum(hours),
-        }
+    def _day(cluster: Cluster, day: Any, sizes: Sequence[int], startup_s: float) -> ServedDay:
+        steps = tuple(
+            ServedStep(round(rate * (end - start)), 0.95, 0.95, 0.95, 0.95, size * (end - start) / 3600)
+            for rate, size, (start, end) in zip(day.rates, sizes, day.spans_s, strict=True)
+        )
+        return ServedDay(sum(each.requests for each in steps), 0.95, steps, sum(each.replica_hours for each in steps))
 
     def of_stage(self, stage: str, gpu: str | None = None) -> list[tuple[Any, ...]]:
         return [call[2:] for call in self.calls if call[0] == stage and gpu in (None, call[1])]

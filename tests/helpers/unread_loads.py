@@ -102,9 +102,10 @@ SCENES = (
     Scene("chunks of 70, at once", load(arrival_ticks=ROWS * 0), more={"max_num_batched_tokens": 70}),
     Scene("outside of the paper's cost", load(), more={"cost": None}),
     Scene("an API server", load(), more={"api_server": '{"request": 9000, "chunk": 400}'}),
+    Scene("sessions with a host", load(content=_SESSIONS), more={"enable_hierarchical_cache": True}),
     Scene("experts of two engines", load(), more=_WINDOWS | {"cost": None, "data_parallel_size": 2}),
 )
-#: The scene that shows a setting under most policies that read it, where that is not the first one.
+#: The scene that shows a setting under policies that read it, where the first one does not under each of them.
 SHOWN_IN = {
     "prefix_cache_retention_interval": "windows in sessions",
     "max_num_seqs": "nothing declared, in a large pool",
@@ -121,6 +122,9 @@ SHOWN_IN = {
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
     "scheduler_reserve_full_isl": "chunks of 70, at once",
+    "hicache_ratio": "sessions with a host",
+    "hicache_size": "sessions with a host",
+    "hicache_write_policy": "sessions with a host",
     "attention_backend": "nothing declared, in a large pool",
     "api_server_count": "an API server",
     "data_parallel_size": "windows",
@@ -149,12 +153,9 @@ UNREAD_IN = {
 
 
 def outcome(chosen: Settings, work: Workload, tables: bool) -> str:
-    """What a run leaves, or why there is none; without the lives of blocks, which not every memory of a policy logs."""
+    """What a run leaves, or why there is none."""
     try:
         run = simulate(chosen, work)
     except UserError as error:
         return str(error)
-    found = summary(run)
-    if cache := found["prefix_cache"]:
-        found["prefix_cache"] = {name: cache[name] for name in cache if not name.startswith("vllm:kv_block_")}
-    return repr(found) + "".join(table(run).to_csv() for table in TABLES if tables)
+    return repr(summary(run)) + "".join(table(run).to_csv() for table in TABLES if tables)

@@ -2,7 +2,7 @@
 
     pools         blocks with reference counts; ``hashed_pool``: with hashes and both orders of eviction
     radix         SGLang's tree
-    radix_memory  the pool over it
+    radix_memory  the pool over it; ``host_radix``: with a host
     arenas        where contiguous pieces are placed
     draws         the numbers that are drawn, few and cheap
     served        what the models of memories share: a memory is served as the engine serves it
@@ -28,6 +28,7 @@ from .copies import CopyMachine
 from .dialogue import DialogueMachine
 from .dialogue_copies import DialogueCopyMachine
 from .hashed_pool import HashedPoolMachine
+from .host_radix import HostRadixMemoryMachine, HostTreeMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
 from .policies import POLICY_MACHINES
@@ -46,6 +47,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool, hashes": HashedPoolMachine,
     "RadixTree": RadixMachine,
     "WindowTree": WindowMachine,
+    "HostTree": HostTreeMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,
     "PagedMemory, chunked prefills": ChunkedMachine,
@@ -54,6 +56,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "DeferredMemory": DeferredMachine,
     "RadixMemory": RadixMemoryMachine,
     "SlotRadixMemory": SlotRadixMachine,
+    "HostRadixMemory": HostRadixMemoryMachine,
     "SharingMemory": SharingMachine,
     "DialogueMemory": DialogueMachine,
     "ContiguousMemory, groups": CopyMachine,

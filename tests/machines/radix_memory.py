@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fragmeter.sim.memory import RadixMemory, SlotRadixMemory
+from fragmeter.sim.memory.paged.radix_transaction import RadixTransaction
 from fragmeter.sim.types.sequence import Sequence
 
 from .draws import EITHER, combined, picks
@@ -38,10 +39,14 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     @initialize(num_slots=combined(range(8, 60, 3)))
     def build(self, num_slots):
         self.contents = Contents()
-        self.serve(self.kind(*num_slots, self.contents))
-        self.trie, self.free = Trie(), *num_slots
+        self.plant(*num_slots)
         # What each running sequence has in the tree, in order of admission.
         self.locked: dict[Sequence, tuple] = {}
+
+    def plant(self, num_slots: int) -> None:
+        """The memory and its model."""
+        self.serve(self.kind(num_slots, self.contents))
+        self.trie, self.free = Trie(), num_slots
 
     def string(self, sequence: Sequence, tokens: int) -> tuple:
         row = sequence.index
@@ -49,6 +54,14 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
 
     def evictable(self) -> int:
         return sum(not locks for locks in self.trie.locks.values())
+
+    def unlocked(self) -> int:
+        """Tokens in the tree that no sequence locks."""
+        return self.evictable()
+
+    def in_tree(self) -> int:
+        """Tokens in the tree."""
+        return len(self.trie.locks)
 
     def make_free(self, slots: int) -> None:
         """Where fewer are free, what lacks is evicted."""
@@ -68,7 +81,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
         self.contents.rows.setdefault(sequence.index, (kind, prompt, output))
         transaction = self.memory.transaction(self.state.decode_step)
         key = self.string(sequence, sequence.start_tokens - 1)
-        found = self.trie.shared(key)
+        found = self.found(key)
         assert transaction.look_up(sequence) == found
         self.trie.lock(key[:found], 1)
         transaction.lock(sequence)
@@ -77,6 +90,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
             transaction.unlock(sequence)
             self.trie.lock(key[:found], -1)
             return
+        found += self.load(transaction, key, found)
         transaction.enter(sequence)
         if again:
             self.state.waiting.popleft()
@@ -91,6 +105,14 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
             self.locked[sequence] = self.string(sequence, sequence.start_tokens)
             self.trie.lock(self.locked[sequence], 1)
         self.leave()
+
+    def found(self, key: tuple) -> int:
+        """Tokens of a string that need not be computed."""
+        return self.trie.shared(key)
+
+    def load(self, transaction: RadixTransaction, key: tuple, found: int) -> int:
+        """Tokens after these that are loaded, and locked."""
+        return transaction.load()
 
     def insert(self, sequence: Sequence) -> None:
         """What it computed joins the tree, which frees what is there already, and its lock is taken off."""
@@ -119,7 +141,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
 
     def check_meter(self, steps: int) -> None:
         """Invariant 1: what is neither free nor evictable is held, and live."""
-        held = self.memory.num_blocks - self.free - self.evictable()
+        held = self.memory.num_blocks - self.free - self.unlocked()
         assert self.memory.advance(self.state, steps) == (held, held, 0)
 
     def leave(self) -> None:
@@ -152,7 +174,7 @@ class RadixMemoryMachine(Served, RuleBasedStateMachine):
     def holds(self):
         """Invariant 1: slots are free, one sequence's own, or in the tree, which is the trie."""
         own = sum(self.tokens[sequence] - len(locked) for sequence, locked in self.locked.items())
-        assert self.free + own + len(self.trie.locks) == self.memory.num_blocks
+        assert self.free + own + self.in_tree() == self.memory.num_blocks
         assert self.memory.free == self.free
         assert self.memory.tree.evictable_tokens == self.evictable()
         assert strings(self.memory.tree) == self.trie.strings()

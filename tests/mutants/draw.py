@@ -17,7 +17,7 @@ from .operators import Mutant, mutants
 
 #: What is mutated: folders of modules, but for those that only make texts and pages.
 MUTATED = ("experiments/capacity", "sim/memory/accounting", "sim/memory/paged", "sim/memory/prefix", "sim/runs")
-TEXTS = ("text.py", "page.py", "day_text.py", "day_page.py")
+TEXTS = ("text.py", "page.py", "day_text.py")
 #: The draw of the tests. Another seed by hand says whether the tests were fitted to it.
 SEED, COUNT = 49, 60
 #: Mutants that change no result, by key, with the reason.

@@ -12,7 +12,6 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_small_days.py",
         "experiments/capacity/test_made_up_engines.py",
         "experiments/capacity/test_made_up_plans.py",
-        "experiments/capacity/test_made_up_checks.py",
         "experiments/capacity/test_decisions.py",
         "experiments/capacity/test_fleet.py",
         "experiments/capacity/test_confidence.py",
@@ -56,9 +55,13 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "experiments/capacity/test_split.py",
     ),
     "experiments/capacity/pairs.py": ("experiments/capacity/test_pairs.py",),
-    "experiments/capacity/jobs.py": (
+    "experiments/capacity/tasks.py": (
         "experiments/capacity/test_planning.py",
         "experiments/capacity/test_plan_command.py",
+    ),
+    "experiments/capacity/contender.py": (
+        "experiments/capacity/test_made_up_plans.py",
+        "experiments/capacity/test_planning.py",
     ),
     "experiments/capacity/planning.py": (
         "experiments/capacity/test_made_up_plans.py",

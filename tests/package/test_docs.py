@@ -45,8 +45,10 @@ def needs(text: str) -> list[pytest.MarkDecorator]:
     computes = measures or "devices.open" in text
     # In `make test` tests/gpu/test_runbook.py runs both with these flags, and tests/gpu/test_validate.py a validation with a calibration
     # of its own.
-    # Others take a quarter of a minute or more; tests/experiments/paper/test_waste.py asks for less.
-    is_long = measures or text == "fragmeter reproduce waste" or "eagle3" in text
+    # Others take a quarter of a minute or more; tests/reports/test_explore.py and tests/experiments/paper/test_waste.py ask for less.
+    is_long = (
+        measures or text in ("fragmeter explore --out waste.html", "fragmeter reproduce waste") or "eagle3" in text
+    )
     return [compiler] * ("fragmeter.gpu" in text) + [torch] * bool(computes) + [pytest.mark.slow] * bool(is_long)
 
 
@@ -95,7 +97,7 @@ ALONE = [
 ]
 
 #: Packages of the extras.
-OPTIONAL = ("cupy", "kaleido", "pooch", "scipy", "tokenizers", "torch")
+OPTIONAL = ("cupy", "kaleido", "perfetto", "pooch", "scipy", "tokenizers", "torch")
 
 #: What vllm bench serve says of a few requests, all alike.
 BENCHMARK = {
@@ -250,11 +252,13 @@ def test_the_example_script_runs(script, tmp_path, monkeypatch, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_an_example_script_runs_without_what_is_optional(script, tmp_path, monkeypatch, capfd):
-    for name in [name for name in sys.modules if name.split(".")[0] in OPTIONAL]:
+    """A line says what to install, where something is left out."""
+    for name in [name for name in sys.modules if name.split(".")[0] in OPTIONAL or "reports.perfetto" in name]:
         monkeypatch.delitem(sys.modules, name)
     for package in OPTIONAL:
         monkeypatch.setitem(sys.modules, package, None)
-    assert printed_by(script, tmp_path, monkeypatch, capfd)
+    printed = printed_by(script, tmp_path, monkeypatch, capfd)
+    assert printed.count("pip install -e '.[perfetto]'") == (script.name == "block_map.py")
 
 
 @pytest.mark.parametrize(("example", "shown"), EXAMPLES)

@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
-from fragmeter.sim.memory.accounting.ledger import LEAP, Leap
+from fragmeter.sim.memory.accounting.ledger import LEAP, Leap, Meter
+from fragmeter.sim.memory.prefix.tiers import Offloaded
+from fragmeter.sim.policy.options import SGLangOptions
+from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
+from fragmeter.sim.types.state import State
 from real_vllm.ours import ConstantCost
 
 from .steps import Served, Step
-from .workloads import Case
+from .workloads import LAYERS, Case
 
 _STEPS = LEAP.index("steps")
+
+
+class PageLink(NamedTuple):
+    """Between device and host: so many ticks a page of so many bytes."""
+
+    page_ticks: int
+    page_bytes: int
+
+    def ticks(self, size_bytes: int, writes: bool) -> int:
+        return size_bytes // self.page_bytes * self.page_ticks
+
+
+def linked_at(page_ticks: int) -> AbstractContextManager[Any]:
+    """The host pool of our options over a link of so many ticks a page."""
+    offloaded = SGLangOptions.offloaded
+
+    def linked(options: SGLangOptions, *args: Any) -> Offloaded | None:
+        host = offloaded(options, *args)
+        if host is None:
+            return None
+        assert host.layers == LAYERS
+        return replace(host, link=PageLink(page_ticks, host.chunk_bytes))
+
+    return mock.patch.object(SGLangOptions, "offloaded", linked)
 
 
 class StepLog(Observer):
@@ -34,8 +65,10 @@ class StepLog(Observer):
         self._end = 0
         # Free and evictable slots of the coming step, before the results of the one before it are processed; and sequences that have
         # finished without the decision's knowing it.
-        self._levels: tuple[int, ...] | None = None
+        self._levels: dict[str, int] | None = None
         self._vain: tuple[Sequence, ...] = ()
+        # Decodes of a step that has not taken its slots.
+        self._unbegun: int | None = None
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         if refused.any():
@@ -49,13 +82,27 @@ class StepLog(Observer):
             process(moment)
 
         memory.process_results = note_and_process
+        if memory.transfers is None:
+            return
+        begin = memory._begin_row
 
-    def _slots(self) -> tuple[int, ...]:
+        def begin_and_note(state: State, steps: int) -> Meter:
+            self._levels, self._unbegun = None, None
+            row = begin(state, steps)
+            self.steps[-1] = self.steps[-1]._replace(**(self._levels or self._slots()))
+            return row
+
+        # Without ids ``settle`` does nothing.
+        memory._begin_row = begin_and_note
+
+    def _slots(self) -> dict[str, int]:
         memory = self._engine.memory
-        pages = [memory.free, memory.tree.evictable_tokens]
+        pages = {"free": memory.free, "evictable": memory.tree.evictable_tokens}
         if memory.windows is not None:
-            pages += [memory.window_free, memory.tree.window_evictable]
-        return tuple(number * memory.block_size for number in pages)
+            pages |= {"window_free": memory.window_free, "window_evictable": memory.tree.window_evictable}
+        if memory.transfers is not None:
+            pages["host_free"] = memory.tree.host_free
+        return {name: number * memory.block_size for name, number in pages.items()}
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         self._vain = ()
@@ -67,7 +114,8 @@ class StepLog(Observer):
         state, memory = self._engine.state, self._engine.memory
         prefills, holding = plan.prefill_only, [*memory.holdings]
         self._levels = None
-        memory.settle(state, 0 if prefills else min(1, leap[_STEPS]))
+        self._unbegun = 0 if prefills else min(1, leap[_STEPS])
+        memory.settle(state, self._unbegun)
         levels = self._levels or self._slots()
         self._note_finished()
         computed = [(each, 1) for each in holding if each in state.running or each in self._vain]
@@ -81,7 +129,7 @@ class StepLog(Observer):
                 prefills,
                 tuple((each.index, tokens) for each, tokens in computed),
                 tuple(sorted(each.index for each in plan.preempted)),
-                *levels,
+                **levels,
             )
         )
 
@@ -100,6 +148,10 @@ class StepLog(Observer):
     def served(self) -> Served:
         """Everything up to now."""
         self._note_finished()
+        memory = self._engine.memory
+        if memory.transfers is not None and self._unbegun is not None:
+            # The last step computes in vain, and is no part of our run.
+            memory._begin_row(self._engine.state, self._unbegun)
         return Served(self.steps, sorted(self.finished))
 
 
@@ -121,15 +173,21 @@ def settings_of(case: Case, **others: object) -> Settings:
         if not case.disable_priority_preemption:
             names.append("priority_scheduling_preemption_threshold")
         chosen |= {name: getattr(case, name) for name in ("enable_priority_scheduling", *names)}
+    if case.hicache_ratio:
+        chosen["enable_hierarchical_cache"] = True
+        chosen |= {name: getattr(case, name) for name in ("hicache_ratio", "hicache_write_policy")}
     return settings(**chosen | others)
 
 
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
-    log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
+    log, windows = StepLog(), None
+    if case.window:
+        windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1))
     try:
-        with mock.patch.object(SGLang, "window_pool", lambda *args: windows):
-            simulate(settings_of(case, ids=True), case.workload, ConstantCost(case.step_ticks), observers=[log])
+        with mock.patch.object(SGLang, "window_pool", lambda *args: windows), linked_at(case.page_ticks):
+            chosen = settings_of(case, ids=not case.hicache_ratio)
+            simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     except SimulationFault as fault:
         if "is stuck" not in str(fault):
             raise

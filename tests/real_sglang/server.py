@@ -22,7 +22,7 @@ from unittest.mock import MagicMock
 
 from . import stubs
 from .steps import Served, Step, tokens_of
-from .workloads import Case
+from .workloads import LAYERS, Case
 
 stubs.install()
 
@@ -201,6 +201,13 @@ class Scheduler:
             sliding_window_size=case.window or None,
         )
         self.tree_cache = UnifiedRadixCache(params)
+        self.link = self.host = None
+        if case.hicache_ratio:
+            from . import hicache
+
+            self.host = hicache.host_pool(case.num_slots, case.page_size, case.hicache_ratio)
+            self.link = hicache.Link(case.page_ticks, case.page_size, LAYERS)
+            hicache.attach(self.tree_cache, self.host, case.hicache_write_policy, self.link, LAYERS)
         by_priority, low_first = case.enable_priority_scheduling, case.schedule_low_priority_values_first
         self.policy = SchedulePolicy(case.schedule_policy, self.tree_cache, False, by_priority, low_first)
         self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
@@ -222,7 +229,8 @@ class Scheduler:
         self.decode_offload_manager = self.hisparse_coordinator = None
         self.sliding_window_size = case.window or None
         self.max_new_tokens_limit = self.max_queued_requests = None
-        self.enable_hierarchical_cache = self.enable_hicache_storage = self.enable_lmcache = False
+        self.enable_hierarchical_cache = bool(case.hicache_ratio)
+        self.enable_hicache_storage = self.enable_lmcache = False
         self.enable_unified_cache_external_linker = self.enable_hisparse = self.enable_lora = False
         self.enable_priority_scheduling, self.schedule_low_priority_values_first = by_priority, low_first
         self.enable_priority_preemption = by_priority and not case.disable_priority_preemption
@@ -268,6 +276,11 @@ class Scheduler:
         )
         self.get_prefill_adder_class = lambda: PrefillAdder
 
+    def now_is(self, now: int, forward_end: int) -> None:
+        """Set the clock of the copies, and when the forward stream has done all that it has."""
+        if self.link is not None:
+            self.link.now, self.link.forward_end = now, forward_end
+
     def _prefetch_kvcache(self, request: Req) -> None:
         """From a storage that there is not."""
 
@@ -310,6 +323,7 @@ def _serve(case: Case) -> Served:
             scheduler._add_request_to_queue(requests[-1])
             arrived += 1
         retracted = [request.retraction_count for request in requests]
+        scheduler.now_is(known, end)
         plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
         scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
         lost = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
@@ -319,13 +333,19 @@ def _serve(case: Case) -> Served:
             start = max(known, end)
             steps.append(_step(start, batch, lost, scheduler))
             end = start + case.step_ticks
+            if getattr(batch, "hicache_consumer_index", -1) >= 0:
+                end = scheduler.link.step_end(start, case.step_ticks)
             scheduler.result_queue.append((batch.copy(), end))
             known = start
         elif not scheduler.result_queue:
             # As ``on_idle``.
             scheduler.new_token_ratio_tracker.reset()
-            if arrived < len(arrivals):
-                known = max(known, arrivals[arrived])
+            until = [] if arrived == len(arrivals) else [arrivals[arrived]]
+            if scheduler.waiting_queue and scheduler.link and scheduler.link.next_end is not None:
+                # The server asks again and again; what it finds changes when a copy ends.
+                until.append(scheduler.link.next_end)
+            if until:
+                known = max(known, min(until))
             else:
                 done = sorted((ticks, row) for row, ticks in finished.items())
                 return Served(steps, done, is_stuck=bool(scheduler.waiting_queue))
@@ -336,6 +356,8 @@ def _serve(case: Case) -> Served:
                 if request.finished():
                     finished.setdefault(int(request.rid), over)
             known = max(known, over)
+            scheduler.now_is(known, end)
+            scheduler.tree_cache.flush_pending_backups()
         scheduler.last_batch = batch
 
 
@@ -368,7 +390,8 @@ def _levels(scheduler: Any) -> dict[str, int]:
     """Free and evictable slots."""
     pool, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     if not scheduler.is_hybrid_swa:
-        return {"free": pool.available_size(), "evictable": tree.evictable_size()}
+        host = 0 if scheduler.host is None else scheduler.host.available_size()
+        return {"free": pool.available_size(), "evictable": tree.evictable_size(), "host_free": host}
     return {
         "free": pool.full_available_size(),
         "evictable": tree.full_evictable_size(),

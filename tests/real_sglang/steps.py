@@ -22,6 +22,7 @@ class Step(NamedTuple):
         free: Slots that are neither in the tree nor a request's own.
         evictable: Slots of the tree without locks.
         window_free, window_evictable: The same in the pool of windows; 0 without one.
+        host_free: Free slots of HiCache's host pool; 0 without one.
     """
 
     now: int
@@ -32,6 +33,7 @@ class Step(NamedTuple):
     evictable: int
     window_free: int = 0
     window_evictable: int = 0
+    host_free: int = 0
 
 
 class Served(NamedTuple):

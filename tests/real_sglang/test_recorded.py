@@ -30,9 +30,12 @@ def test_leaps_and_slot_ids_change_nothing(kind: str, overlaps: bool):
 
     def result(**others: object) -> object:
         cost = ours.ConstantCost(case.step_ticks)
-        return summary(simulate(ours.settings_of(case, **others), case.workload, cost))
+        with ours.linked_at(case.page_ticks):
+            return summary(simulate(ours.settings_of(case, **others), case.workload, cost))
 
-    assert result() == result(leap=False) == result(ids=True)
+    assert result() == result(leap=False)
+    # A tree with a host has no ids.
+    assert case.hicache_ratio or result() == result(ids=True)
 
 
 def test_a_step_with_another_number_of_tokens_has_another_digest():

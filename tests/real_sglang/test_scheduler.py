@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from fragmeter.sim import Workload
-from fragmeter.sim.memory import RadixMemory
-from fragmeter.sim.memory.paged import radix_transaction
-from fragmeter.sim.memory.prefix import WindowTree
+from fragmeter.sim.memory import HostRadixMemory, RadixMemory
+from fragmeter.sim.memory.paged import radix_host, radix_transaction
+from fragmeter.sim.memory.paged.radix_host import HiCache, HostRadixTransaction
+from fragmeter.sim.memory.prefix import HostTree, WindowTree
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.policy.sglang_prefill import PrefillBatch
 from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.types.sequence import LayeredLoad
 from fragmeter.sim.types.state import State
 
 from . import ours, server
@@ -35,6 +37,9 @@ _BATCHES = [
     for overlaps, seeds in _SEEDS.items()
     for first in range(0, seeds, _SEEDS_A_TEST)
 ]
+
+
+remove = HostTree._remove
 
 
 def _difference(case: Case) -> object:
@@ -309,3 +314,41 @@ def test_leaves_longer_than_a_window_are_noticed(monkeypatch):
 
     monkeypatch.setattr(WindowTree, "__init__", long)
     assert _is_noticed("windows")
+
+
+def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):
+    """As if its copy had ended at once."""
+    monkeypatch.setattr(HiCache, "_copy", lambda copies, index, now, pages, is_store, done: done() or now)
+    assert _is_noticed("hicache", overlaps=True)
+
+
+def test_loads_of_a_few_tokens_are_noticed(monkeypatch):
+    """SGLang loads no fewer than ten."""
+    monkeypatch.setattr(radix_host, "LEAST_LOADED", 1)
+    assert _is_noticed("hicache")
+
+
+def test_a_step_that_waits_for_no_load_is_noticed(monkeypatch):
+    monkeypatch.setattr(LayeredLoad, "wait", lambda load, step_ticks: 0)
+    assert _is_noticed("hicache")
+
+
+def test_chunks_that_are_written_a_step_early_are_noticed(monkeypatch):
+    monkeypatch.setattr(HostRadixMemory, "_end_prefills", RadixMemory._end_prefills)
+    assert _difference(KINDS["hicache"](72)) is not None
+
+
+def test_an_order_that_does_not_count_the_host_is_noticed(monkeypatch):
+    def match(transaction, sequence):
+        _, on_device = of_both(transaction, sequence)
+        return on_device, on_device
+
+    of_both = HostRadixTransaction.match
+    monkeypatch.setattr(HostRadixTransaction, "match", match)
+    assert _is_noticed("hicache")
+
+
+def test_evicted_nodes_that_leave_the_tree_are_noticed(monkeypatch):
+    """As without a host."""
+    monkeypatch.setattr(HostTree, "_remove", lambda tree, leaf: (setattr(leaf, "on_host", False), remove(tree, leaf)))
+    assert _is_noticed("hicache")

@@ -18,15 +18,15 @@ _SLOTS = 1 << 16
 
 
 class Real:
-    """SGLang's cache over a pool that never runs short, by strings of tokens."""
+    """SGLang's cache, by strings of tokens; by default over a pool that never runs short."""
 
-    def __init__(self, page: int) -> None:
+    def __init__(self, page: int, slots: int = _SLOTS) -> None:
         from sglang.srt.mem_cache import base_prefix_cache as cache
 
         self._cache = cache
         pool = (server.torch.float16, "cpu", None, False)
-        paged = server.PagedTokenToKVPoolAllocator(_SLOTS, page, *pool)
-        self.page, self.pool = page, paged if page > 1 else server.TokenToKVPoolAllocator(_SLOTS, *pool)
+        paged = server.PagedTokenToKVPoolAllocator(slots, page, *pool)
+        self.page, self.pool = page, paged if page > 1 else server.TokenToKVPoolAllocator(slots, *pool)
         rows = server.ReqToTokenPool(1, 8, "cpu", False)
         params = server.CacheInitParams(
             disable=False,

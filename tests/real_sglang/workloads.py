@@ -11,6 +11,9 @@ import numpy as np
 from fragmeter.sim import Workload
 from fragmeter.sim.workload.content import PromptContent
 
+#: Layers of the model that serves all cases.
+LAYERS = 40
+
 
 @dataclass(frozen=True)
 class Case:
@@ -29,7 +32,10 @@ class Case:
         overlaps: Whether a step is decided while the one before it runs, as by SGLang's default.
         window: ``sliding_window_size`` of layers with a window; 0 for a model without any.
         window_slots: Slots of their pool.
-        step_ticks: Duration of every step.
+        hicache_ratio: As in SGLang; 0 is no host tier.
+        hicache_write_policy: As in SGLang.
+        page_ticks: Duration of the copy of a page between device and host.
+        step_ticks: Duration of every step, but for what it waits for a load.
     """
 
     name: str
@@ -48,6 +54,9 @@ class Case:
     overlaps: bool = False
     window: int = 0
     window_slots: int = 0
+    hicache_ratio: float = 0
+    hicache_write_policy: str = "write_through"
+    page_ticks: int = 0
     step_ticks: int = 100
 
     def without(self, row: int) -> Case:
@@ -225,6 +234,48 @@ def _long(seed: int) -> Case:
     )
 
 
+def _hicache(seed: int) -> Case:
+    """A host tier, often smaller than the device, behind a pool that hardly holds the requests; copies from fast to slow.
+
+    Requests ask for few long prefixes in turns, so that many have been evicted meanwhile.
+    """
+    draw = random.Random(f"hicache/{seed}")
+    stems = [draw.choice((15, 60, 150, 300)) for _ in range(draw.randint(2, 6))]
+    rows = draw.randint(5, 40)
+    kinds = [draw.randrange(len(stems)) for _ in range(rows)]
+    parts = [draw.choice((1, 1, 0.5)) for _ in range(rows)]
+    shared = np.array([max(1, int(stems[kind] * part)) for kind, part in zip(kinds, parts, strict=True)])
+    prompts = shared + [draw.choice((1, 5, 30, 120)) for _ in range(rows)]
+    outputs = np.array([draw.choice((1, 3, 20, 60)) for _ in range(rows)])
+    ignores = np.array([draw.random() < 0.2 for _ in range(rows)], dtype=np.int64)
+    longer = np.array([draw.choice((0, 0, 5, 40)) for _ in range(rows)]) * (1 - ignores)
+    gap = draw.choice((10, 200, 1000))
+    work = Workload(
+        f"hicache/{seed}",
+        np.cumsum([draw.randrange(2 * gap) for _ in range(rows)]),
+        prompts,
+        outputs,
+        max_tokens=outputs + longer,
+        ignore_eos=ignores,
+        content=PromptContent(np.arange(rows + 1), np.array(kinds), shared),
+    )
+    page = draw.choice((1, 1, 1, 2, 16))
+    longest = int((prompts + outputs).max())
+    case = Case(
+        work.name,
+        work,
+        num_slots=longest + 2 + int(longest * draw.choice((0, 0.2, 0.7, 2))),
+        max_num_seqs=draw.choice((1, 2, 4, 64)),
+        max_num_batched_tokens=page * draw.choice((3, 16, 64, 8192)),
+        page_size=page,
+        schedule_policy=draw.choice(("fcfs", "lpm")),
+        hicache_ratio=draw.choice((0.3, 0.7, 1.5, 2.0, 4.0)),
+        hicache_write_policy=draw.choice(("write_through", "write_through", "write_through_selective")),
+        page_ticks=page * draw.choice((0, 1, 1, 3, 20)),
+    )
+    return replace(case, num_slots=_paged(case, page))
+
+
 #: Kinds of workloads, by seed.
 KINDS: dict[str, Callable[[int], Case]] = {
     "fcfs": _fcfs,
@@ -236,6 +287,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "pages": _pages,
     "priorities": _priorities,
     "windows": _windows,
+    "hicache": _hicache,
 }
 
 

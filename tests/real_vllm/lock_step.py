@@ -67,8 +67,7 @@ class _Rank:
                 ]
         if not executed:
             # A dummy batch, after all that is in flight.
-            clock.reserve(True)
-            clock.now = clock._free_at
+            clock.wait_until(clock.free_at + self.case.step_ticks)
         return engine.scheduler.has_unfinished_requests()
 
     def served(self) -> Served:
@@ -93,7 +92,6 @@ def serve(case: Case, engines: int, asynchronous: bool) -> list[Served]:
         now = max(min(arrivals), *(rank.clock.now for rank in ranks))
         for rank in ranks:
             rank.clock.wait_until(now)
-            rank.clock._free_at = now
             rank.engine.step_counter = 0
         running = True
         while running:

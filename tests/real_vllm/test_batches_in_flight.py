@@ -12,12 +12,12 @@ from fragmeter.sim.engine.batch_queue import BatchQueue
 from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.speculative import Progress
 from fragmeter.sim.policy.vllm_v1 import VllmV1
-from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.types.errors import NotSimulated, SimulationFault
 from tools.live.step_log import Difference, Served, first_difference
 
 from . import offloading, ours, server, speculation
 from .batches import staged
-from .drafts import METHODS, drawn
+from .drafts import METHODS, drafting, drawn
 from .workloads import KINDS, OPTIONS, Case, number_of_workloads, story
 
 #: Kinds of workloads over layers that keep every token, and over several KV groups.
@@ -164,6 +164,12 @@ def test_a_request_that_comes_while_batches_compute_in_vain_waits_for_the_oldest
     _compare("batches in vain", [case], 2, True, record_property)
 
 
+def test_the_last_finish_of_all_is_told_in_a_batch_of_its_own(record_property):
+    """It holds a place of the queue, so a request that comes then decodes a batch earlier."""
+    case = drawn("mixed", 89, "draft_model")
+    _compare("batch that tells of a finish", [case], 4, True, record_property)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [10, 11])
 def test_sequences_that_preempt_each_other_for_ever_are_noticed(seed):
@@ -186,6 +192,15 @@ def test_a_story_of_two_stages():
         (100, ((0, 1), (1, 4))),
         (200, ((0, 1), (1, 1))),
     ]
+
+
+def test_vllm_computes_drafts_in_place_of_the_token_in_flight_without_asynchronous_scheduling():
+    """Why ours refuses them: the second batch has the two drafts alone, while the token before them is in flight."""
+    case = staged(drafting(story(), "ngram", 2, [0.0, 0.0]), 2, False)
+    served, _ = speculation.serve(case)
+    assert [(step.now, step.scheduled) for step in served.steps][:2] == [(0, ((0, 5),)), (50, ((0, 2),))]
+    with pytest.raises(NotSimulated, match="pipeline parallelism without asynchronous scheduling"):
+        ours.serve(case)
 
 
 @pytest.mark.parametrize(("size", "asynchronous"), [(1, False), (1, True), (-1, True)])

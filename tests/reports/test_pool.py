@@ -110,10 +110,10 @@ def test_blocks_kept_while_no_sequence_runs_are_not_invented(flags, keeps, tmp_p
 @pytest.mark.slow
 def test_a_run_that_refused_every_request_has_a_page(tmp_path):
     """An address-contiguous policy reserves the model's maximum for every request, and the pool is too small."""
-    refused, page = tmp_path / "refused", tmp_path / "page.html"
+    refused, page, timeline = tmp_path / "refused", tmp_path / "page.html", tmp_path / "page.pftrace"
     flags = ["--policy", "orca-max", "--num-gpu-blocks-override", "40", "--num-prompts", "3", "--request-rate", "1"]
     assert status(["simulate", *flags, "--out", str(refused)]) == DONE
-    assert status(["report", str(refused), "--out", str(page)]) == DONE
+    assert status(["report", str(refused), "--out", str(page), "--perfetto", str(timeline)]) == DONE
     sections = [made for make in SECTIONS if (made := make(PageInputs([read_result(refused)])))]
     assert [section.title for section in sections] == ["Summary", "Simulated against measured"]
     assert sections[0].rows[0]["Refused (pool too small)"] == 3 and "Refused (pool too small)" in page.read_text()

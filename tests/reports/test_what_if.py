@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from browser import as_new, emulate, poor_texts, texts, wait
+from fragmeter.reports.explore.axis import Axis
+from fragmeter.reports.explore.what_if import NO_RATE, NOT_KNOWN, Offer, WhatIf
 from fragmeter.reports.page.page import Section, write_page
-from fragmeter.reports.page.what_if import NO_RATE, NOT_KNOWN, Axis, Offer, WhatIf
 
 AXES = [
     Axis("request_rate", "Request rate", "requests/s", "", ("2.5", "5", "10"), 1, True),

@@ -24,7 +24,7 @@ class CacheLog:
 
     Args:
         unit_slots: Slots of what is counted.
-        residency: Of a block pool, which logs evictions itself; or None.
+        residency: Of a block pool, which may log evictions itself; or None.
 
     Attributes:
         row: Rows that the ledger has so far.
@@ -86,7 +86,7 @@ class CacheLog:
         self.residency.seal()
         evictions = self.residency.evictions.columns()
         if not len(evictions["moment"]):
-            # The compiled core has them among the changes.
+            # They are among the changes: so the compiled core and KV groups have them.
             return changes
 
         def parts() -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -38,8 +38,9 @@ from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from ..accounting.cache_log import CacheLog
 from ..accounting.kv_groups import FULL, RING, SLIDING, STATE, GroupClass, PageGroups, skipped_blocks
+from ..accounting.moments import at_row
 from ..accounting.repeats import idle_repeats
-from ..prefix import UNSHARED, BlockPool, Chains, lookup_blocks
+from ..prefix import UNSHARED, BlockPool, BlockResidency, Chains, lookup_blocks
 from ..prefix.chains import Paths
 from ..prefix.contents_log import LOOKED_UP, NAMED, Asked, OneGroup, SettledContentsLog
 from ..prefix.published import Cached, Published
@@ -119,7 +120,8 @@ class GroupCache:
     """
 
     def __init__(self, pool: BlockPool, block_size: int, groups: PageGroups, chains: Chains) -> None:
-        self.log = CacheLog(block_size)
+        pool.residency = BlockResidency(logs_evictions=False)
+        self.log = CacheLog(block_size, pool.residency)
         self.moment = 0
         self.pool, self.block_size = pool, block_size
         self.num_kv_groups = groups.number
@@ -333,7 +335,7 @@ class GroupCache:
             blocks = [block for block in table if block is not NULL_BLOCK]
             if blocks:
                 self.shared[self._class_of[place]] += sum(references[block] > 0 for block in blocks)
-                self.pool.touch(blocks)
+                self.pool.touch(blocks, at_row(self.log.row))
         self._published[sequence] = [found.blocks * self._size // size for size in self._block_sizes]
         if self.log.contents is not None:
             self.log.contents.on_looked_up(True, found.blocks, self.pool.num_free)

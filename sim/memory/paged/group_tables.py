@@ -74,6 +74,8 @@ class GroupTables:
         # Sequences that have a block for each draft at the end of their tables of states.
         self._drafting: set[Sequence] = set()
         self._grown_until = 0
+        # The step whose growth is made up for, or None while a row is decided.
+        self._growing_in: int | None = None
 
     def reach(self, sequence: Sequence, known: int, tokens: int, published: int) -> None:
         """Release and take the blocks of a sequence for a step; see ``skip`` and ``take``."""
@@ -124,7 +126,7 @@ class GroupTables:
                 continue
             missing = (1 if kind == RING else -(-max(tokens, slots) // size)) - len(table)
             if missing > 0:
-                table += self.pool.get_new_blocks(missing)
+                table += self._new_blocks(missing)
         if drafts and not loads:
             self._drafting.add(sequence)
         if self._cache:
@@ -136,9 +138,9 @@ class GroupTables:
         drafts = self._groups.drafts
         for place, (kind, table) in enumerate(zip(self._groups.kinds, self._tables_of(sequence), strict=True)):
             if kind == STATE:
-                table += self.pool.get_new_blocks(drafts)
+                table += self._new_blocks(drafts)
             elif place in self._alone:
-                table += self.pool.get_new_blocks(max(0, -(-tokens // self._sizes[place]) - len(table)))
+                table += self._new_blocks(max(0, -(-tokens // self._sizes[place]) - len(table)))
         if drafts:
             self._drafting.add(sequence)
 
@@ -157,7 +159,13 @@ class GroupTables:
                 table.append(table[place])
                 table[place] = NULL_BLOCK
             missing = ends + drafts - len(table)
-        table += self.pool.get_new_blocks(missing)
+        table += self._new_blocks(missing)
+
+    def _new_blocks(self, count: int) -> list[int]:
+        if self._cache is None:
+            return self.pool.get_new_blocks(count)
+        moment = at_row(self._cache.log.row) if self._growing_in is None else after_step(self._growing_in)
+        return self.pool.get_new_blocks(count, [moment] * count)
 
     def _scratch(self, sequence: Sequence) -> int:
         """Blocks for states of drafts at the end of a table of states."""
@@ -264,7 +272,7 @@ class GroupTables:
     def grow_until(self, decode_step: int) -> None:
         """Update all tables for the steps before ``decode_step`` that are not yet done."""
         for step in range(self._grown_until, decode_step):
-            place = step % self._size
+            self._growing_in, place = step, step % self._size
             moving = self._takers[place] | self._givers[place] | self._prompts | self._second
             if self._cache:
                 # Also sequences that fill a block in the step.
@@ -276,7 +284,7 @@ class GroupTables:
                 self.reach(sequence, known_tokens(sequence, step, self._ahead), held + 1, held + 1 - self._ahead)
             if self._cache:
                 self._cache.settle()
-        self._grown_until = max(decode_step, self._grown_until)
+        self._growing_in, self._grown_until = None, max(decode_step, self._grown_until)
         if self._cache:
             self._cache.moment = at_row(self._cache.log.row)
 

@@ -20,6 +20,7 @@ class Holding:
         bound: Of its lock, see ``WindowTree.lock``.
         freed: Pages whose windows it has given back, from its first one on.
         branch: Pages that its look-up walked through, where windows were missing at their end; 0 once they are there again.
+        inserted: Pages that it has inserted into a tree with a host.
     """
 
     node: RadixNode
@@ -29,6 +30,7 @@ class Holding:
     bound: int = 0
     freed: int = 0
     branch: int = 0
+    inserted: int = 0
 
     @property
     def first(self) -> int:
@@ -63,11 +65,13 @@ class Windows:
     Attributes:
         tokens: ``sliding_window_size`` of SGLang: tokens before the coming one that it attends to.
         pages: Pages of the pool.
+        slot_bytes: Bytes of a slot of the other pool, and of this one.
         in_flight: Most tokens of a chunk that runs while the next step is decided.
         own: Pages of it that sequences have beside the tree.
     """
 
     tokens: int
     pages: int
+    slot_bytes: tuple[int, int]
     in_flight: int
     own: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...types.sequence import Sequence
+from ...types.sequence import LayeredLoad, Sequence
 from ...workload.content import Run
 from .radix_holdings import Holding, Windows
 
@@ -29,6 +29,7 @@ class RadixTransaction:
     """
 
     __slots__ = ("_found", "decode_step", "memory")
+    memory: RadixMemory
     decode_step: int
     _found: Holding
 
@@ -113,11 +114,12 @@ class RadixTransaction:
         """A sequence's known tokens."""
         return self.memory.known(sequence)
 
-    def match(self, sequence: Sequence) -> int:
-        """Number of a sequence's known tokens that are in the tree."""
+    def match(self, sequence: Sequence) -> tuple[int, int]:
+        """Number of a sequence's known tokens that are in the tree, and of those of them that are on the device."""
         known = self.memory.known_of(sequence)
         known.place = self.memory.tree.follow(known.pages, known.place)
-        return known.place.tokens * self.memory.block_size
+        tokens = known.place.tokens * self.memory.block_size
+        return tokens, tokens
 
     def look_up(self, sequence: Sequence) -> int:
         """Number of a sequence's known tokens that need not be computed; the last token always is."""
@@ -126,6 +128,19 @@ class RadixTransaction:
         tokens = found.tokens * self.memory.block_size
         self._found = Holding(found.node, found.tokens, tokens, branch=self.memory.branch(found.tokens))
         return tokens
+
+    @property
+    def on_host(self) -> int:
+        """Tokens after those that were looked up last that the host alone has."""
+        return 0
+
+    def load(self) -> int:
+        """Load these for the sequence that was locked last. Returns how many are loaded: all or none."""
+        return 0
+
+    def start_loading(self) -> LayeredLoad | None:
+        """Begin the loads of the decision; None without any."""
+        return self.memory.start_loading()
 
     def lock(self, sequence: Sequence) -> None:
         """Lock the prefix that was looked up last for a sequence."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from enum import Enum
 from functools import partial
-from heapq import heappush
 
 from ...types.errors import SettingError
 from ...types.sequence import Sequence
 from .host_cache import HostCache, Placed
+from .host_copies import HostCopies
 from .tiers import Link
 
 #: Decisions to promote while nothing runs, which a later arrival may still end.
@@ -23,35 +23,24 @@ class LookUp(Enum):
     MISS, HIT, HIT_PENDING, RETRY = range(4)
 
 
-class HostLookUps:
-    """What look-ups on the host find.
+class HostLookUps(HostCopies):
+    """What look-ups on the host find; see ``HostCopies``.
 
     Args:
         cache: Names of the blocks on the host.
-        behind: The tiers behind the host, in the order in which they are asked.
-
-    Attributes:
-        cache, behind: See above.
-        seen_ticks: When what the coming decision knows was known, for tiers behind.
     """
 
-    def __init__(self, cache: HostCache, behind: Values[Link]) -> None:
-        self.cache, self.behind, self.seen_ticks = cache, behind, 0
+    cache: HostCache
+
+    def __init__(self, cache: HostCache, behind: Values[Link], chunk_blocks: int) -> None:
+        super().__init__(cache, behind, chunk_blocks)
         if any(link.spec.writes_back for link in behind):
             cache.on_evicted = self._write_back
-        # By its end, what is to be done when a submitted job has ended.
-        self._running: list[tuple[int, int, Callable[[], None]]] = []
-        self._submitted = 0
         # Of each sequence the blocks that it has promoted, with the place of their tier; promotions of the decision by both.
         self._sources: dict[int, dict[int, int]] = {}
         self._promoting: dict[tuple[int, int], list[int]] = {}
         # Decisions to promote since a step last computed anything.
         self._turns = 0
-
-    @property
-    def labels(self) -> list[str]:
-        """Names of the tiers behind the host, as vLLM's metrics have them."""
-        return [f"{place}:{link.spec.type}" for place, link in enumerate(self.behind, 1)]
 
     def _find(self, request: int, name: int, place: int) -> LookUp:
         """Look a block up on the host, and behind it, from where it is then promoted to the host."""
@@ -145,11 +134,6 @@ class HostLookUps:
         self._sources.pop(sequence.index, None)
         for link in self.behind:
             link.forget(sequence.index)
-
-    def _until(self, end_ticks: int, done: Callable[[], None]) -> None:
-        """Call ``done`` when the engine knows that it is ``end_ticks``."""
-        heappush(self._running, (end_ticks, self._submitted, done))
-        self._submitted += 1
 
     def _write_back(self, names: list[int]) -> None:
         for link in self.behind:

@@ -6,36 +6,22 @@ host are asked for what it has not (``tiers``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Values
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from ...types.errors import SimulationFault
 from ...types.sequence import Sequence
 from ...workload.source import NEVER
-from ..accounting.ledger import Table
 from .contents_log import Asked
 from .host_cache import HostCache, Placed
 from .host_look_ups import HostLookUps
 from .tiers import Link
-
-#: Columns of an admission's look-up on the host, in tokens; parallel to those of the GPU's prefix cache.
-HOST_LOOK_UP = ("index", "queried_tokens", "hit_tokens")
-#: Columns of a copy between GPU and host.
-TRANSFER = ("index", "asked_ticks", "start_ticks", "end_ticks", "blocks", "is_store")
-#: Columns of a change of the host's blocks.
-HOST_LEVEL = ("ticks", "used_blocks")
-#: Columns of a step that waits for stores.
-FLUSH = ("start_ticks", "ticks")
-#: Columns of the tokens that a look-up found in a tier behind the host: row of the look-up, place of the tier.
-BEHIND = ("look_up", "tier", "hit_tokens")
 
 
 class Offer(NamedTuple):
@@ -85,9 +71,7 @@ class HostTier(HostLookUps):
         chunk_blocks: Blocks of the GPU in one of the host.
 
     Attributes:
-        look_ups, transfers, levels, flushes, behind_hits: Records, by the columns above.
         loading: Sequences with a load in progress.
-        loaded: Sequences that load or have loaded and are not admitted yet, with their tokens, those that the GPU had included.
         offering: Sequences with blocks of their prompts that they have not offered.
     """
 
@@ -99,19 +83,10 @@ class HostTier(HostLookUps):
         behind: Values[Link] = (),
         chunk_blocks: int = 1,
     ) -> None:
-        super().__init__(HostCache(num_blocks, num_kv_groups), behind)
-        self._block_size = block_size
-        self.look_ups, self.transfers = Table(HOST_LOOK_UP), Table(TRANSFER)
-        self.levels, self.flushes, self.behind_hits = Table(HOST_LEVEL), Table(FLUSH), Table(BEHIND)
-        self.chunk_blocks = chunk_blocks
+        super().__init__(HostCache(num_blocks, num_kv_groups), behind, chunk_blocks)
+        self._block_size, self._looked_up = block_size, 0
         self.loading: dict[Sequence, _Job] = {}
-        self.loaded: dict[Sequence, int] = {}
         self.offering: dict[Sequence, None] = {}
-        # Of loads and of stores: ticks of a job, and when the link has done all that was submitted.
-        self._ticks: tuple[Callable[[int], int], Callable[[int], int]] = _not_connected, _not_connected
-        self._free_from = [0, 0]
-        self._clock: Callable[[], int] = _not_connected
-        self._level = self._looked_up = 0
         # When a decision that computed nothing evicted blocks from the host, for which some sequence may have waited.
         self._evicted_ticks = NEVER
         # Blocks evicted up to the last decision; promotions evict some in the look-ups of the next one.
@@ -134,26 +109,15 @@ class HostTier(HostLookUps):
         self._known: list[int] = []
         self._asked: list[int] = []
 
-    def connect(self, clock: Callable[[], int], load: Callable[[int], int], store: Callable[[int], int]) -> None:
-        """Set the clock of the run, and the time that a load or a store of some blocks takes, in ticks."""
-        self._clock, self._ticks = clock, (load, store)
-
     @property
     def next_ticks(self) -> int:
-        """When the next copy ends or a decision can be another one, or ``NEVER``."""
-        return min(self._evicted_ticks, self._running[0][0] if self._running else NEVER)
-
-    @property
-    def loaded_tokens(self) -> int:
-        """Tokens that waiting sequences have blocks for."""
-        return sum(self.loaded.values())
+        """See ``HostCopies``."""
+        return min(self._evicted_ticks, super().next_ticks)
 
     def complete(self, until: int) -> None:
-        """Note the copies that have ended by ``until``."""
+        """See ``HostCopies``."""
         self._evicted_ticks = NEVER
-        self.seen_ticks = until
-        while self.next_ticks <= until:
-            heappop(self._running)[2]()
+        super().complete(until)
 
     def _end_copy(self, job: _Job) -> None:
         if not job.is_store:
@@ -218,7 +182,7 @@ class HostTier(HostLookUps):
         return bool(self._finished)
 
     def is_settled(self) -> bool:
-        """Whether steps without admissions, finishes and preemptions begin no store, and take no block that is still stored."""
+        """See ``HostCopies``; such a step takes no block that is still stored, either."""
         return not (self.offering or self._unsubmitted or self._fenced or self._finished)
 
     def is_at_rest(self) -> bool:
@@ -317,10 +281,8 @@ class HostTier(HostLookUps):
 
     def _submit(self, job: _Job, now: int) -> None:
         """Put a job at the end of the queue of its direction."""
-        start = max(now, self._free_from[job.is_store])
-        job.end_ticks = self._free_from[job.is_store] = start + self._ticks[job.is_store](job.blocks)
-        self._until(job.end_ticks, partial(self._end_copy, job))
-        self.transfers.append((job.sequence.index, now, start, job.end_ticks, job.blocks, job.is_store))
+        done = partial(self._end_copy, job)
+        job.end_ticks = self._copy(job.sequence.index, now, job.blocks, job.is_store, done)
 
     def on_looked_up(
         self, sequence: Sequence, known: int, found: int, behind: Mapping[int, int] = MappingProxyType({})
@@ -351,12 +313,5 @@ class HostTier(HostLookUps):
     def _record(self, now: int, wait: int) -> None:
         if self.cache.contents is not None:
             self.cache.contents.settle(now)
-        if wait:
-            self.flushes.append((now, wait))
-        if self.cache.used_blocks != self._level:
-            self._level = self.cache.used_blocks
-            self.levels.append((now, self._level))
-
-
-def _not_connected(*_: int) -> int:
-    raise SimulationFault("an engine must connect the host tier before copies begin")
+        self.note_wait(now, wait)
+        self._note_level(now)

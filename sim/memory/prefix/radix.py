@@ -24,15 +24,12 @@ list of runs ``(stream, start, length)``; results do not depend on the division 
 With ``page_size`` above 1 the tree has whole pages, which match as a whole: ``Pages`` turns a string of tokens into one of pages, and the
 tree itself only ever sees units. What this module calls a token is then a page.
 
-Evictable leaves are in a heap, with their touch at insertion. A leaf that was touched later is pushed again
-with its last touch when it is popped, so no node is in the heap twice.
-
 Source: SGLang, python/sglang/srt/mem_cache/radix_cache.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -54,12 +51,15 @@ class RadixNode:
         tokens: Number of tokens of the edge.
         locks: Locks of strings that end here, and one for each child that is locked.
         touch: Serial number of the last touch here, or of an evicted node below.
-        queued: Whether it is in the heap.
         children: Children by the first token of their edges.
-        windowed: Whether the windows of its tokens are there; this and what follows is of ``WindowTree``.
+        windowed: Whether the windows of its tokens are there; this and what follows, up to its neighbours, is of ``WindowTree``.
         window_locks: Locks of these windows, of missing ones too.
         bound: Names the segments of locks that end here; 0 without any.
         newer, older: Its neighbours by when windows were used, while it has any.
+        on_device, on_host: Where its KV is; this and what follows is of ``HostTree``.
+        copies: Copies in flight that end here, and one for each child with any.
+        hits: Requests that inserted it.
+        device_children: Children on the device.
     """
 
     parent: RadixNode | None = None
@@ -67,13 +67,17 @@ class RadixNode:
     tokens: int = 0
     locks: int = 0
     touch: int = 0
-    queued: bool = False
     children: dict[Token, RadixNode] = field(default_factory=dict)
     windowed: bool = False
     window_locks: int = 0
     bound: int = 0
     newer: RadixNode | None = None
     older: RadixNode | None = None
+    on_device: bool = True
+    on_host: bool = False
+    copies: int = 0
+    hits: int = 0
+    device_children: int = 0
 
 
 class Place(NamedTuple):
@@ -91,6 +95,40 @@ class Place(NamedTuple):
     into: int
 
 
+class Leaves:
+    """Nodes that can be evicted, the least recently touched first.
+
+    They are in a heap, with their touch at insertion. A leaf that was touched later is pushed again with its last touch when it is popped,
+    so no node is in the heap twice.
+
+    Args:
+        is_leaf: Whether a node can be evicted now.
+    """
+
+    __slots__ = ("_heap", "_is_leaf", "_offered")
+
+    def __init__(self, is_leaf: Callable[[RadixNode], bool]) -> None:
+        self._is_leaf = is_leaf
+        self._heap: list[tuple[int, RadixNode]] = []
+        self._offered: set[RadixNode] = set()
+
+    def offer(self, node: RadixNode) -> None:
+        """Add a node, if it can be evicted and is not here yet."""
+        if node not in self._offered and self._is_leaf(node):
+            self._offered.add(node)
+            heappush(self._heap, (node.touch, node))
+
+    def pop(self) -> RadixNode | None:
+        """Take the least recently touched one; None without any."""
+        while self._heap:
+            touch, node = heappop(self._heap)
+            self._offered.discard(node)
+            if touch == node.touch and self._is_leaf(node):
+                return node
+            self.offer(node)
+        return None
+
+
 class RadixTree:
     """The cached strings.
 
@@ -105,7 +143,12 @@ class RadixTree:
         self.evictable_tokens = 0
         self.protected_tokens = 0
         self._touches = 0
-        self._queue: list[tuple[int, RadixNode]] = []
+        self._leaves = Leaves(self._is_leaf)
+
+    @property
+    def unlocked_tokens(self) -> int:
+        """Number of tokens of nodes that no string locks."""
+        return self.evictable_tokens
 
     def match(self, key: Sequence[Run]) -> tuple[RadixNode, int]:
         """The longest cached prefix of ``key``: the node at its end (created by a split if necessary), and its tokens.
@@ -174,7 +217,7 @@ class RadixTree:
             node.locks += 1
             if node.locks > 1:
                 break
-            self.evictable_tokens -= node.tokens
+            self._count_unlocked(node, -1)
             self.protected_tokens += node.tokens
             node = self._parent_of(node)
         return 0
@@ -191,9 +234,9 @@ class RadixTree:
             node.locks -= 1
             if node.locks:
                 break
-            self.evictable_tokens += node.tokens
+            self._count_unlocked(node, 1)
             self.protected_tokens -= node.tokens
-            self._offer(node)
+            self._leaves.offer(node)
             node = self._parent_of(node)
 
     def evict(self, tokens: int, windows: int = 0) -> int:
@@ -202,16 +245,9 @@ class RadixTree:
         Whole leaves are evicted, so more than ``tokens`` may be freed.
         """
         freed = 0
-        while freed < tokens and self._queue:
-            touch, node = heappop(self._queue)
-            node.queued = False
-            if not self.holds(node):
-                continue
-            if touch == node.touch and not node.locks and not node.children:
-                freed += node.tokens
-                self._remove(node)
-            else:
-                self._offer(node)
+        while freed < tokens and (leaf := self._leaves.pop()) is not None:
+            freed += leaf.tokens
+            self._remove(leaf)
         return freed
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
@@ -227,17 +263,21 @@ class RadixTree:
     def _append(self, parent: RadixNode, runs: tuple[Run, ...]) -> RadixNode:
         leaf = RadixNode(parent, runs, sum(length for _, _, length in runs))
         parent.children[runs[0][:2]] = leaf
-        self.evictable_tokens += leaf.tokens
+        self._count_unlocked(leaf, 1)
         self._touch(leaf)
-        self._offer(leaf)
+        self._leaves.offer(leaf)
         return leaf
 
     def _remove(self, leaf: RadixNode) -> None:
+        self._count_unlocked(leaf, -1)
+        self._leaves.offer(self._detach(leaf))
+
+    def _detach(self, leaf: RadixNode) -> RadixNode:
+        """Take a node without children out of the tree. Returns its parent."""
         parent, leaf.parent = self._parent_of(leaf), None
         self._inherit(parent, leaf)
         del parent.children[leaf.runs[0][:2]]
-        self.evictable_tokens -= leaf.tokens
-        self._offer(parent)
+        return parent
 
     def _inherit(self, parent: RadixNode, leaf: RadixNode) -> None:
         """What an evicted leaf leaves to its parent."""
@@ -247,11 +287,13 @@ class RadixTree:
         self._touches += 1
         node.touch = self._touches
 
-    def _offer(self, node: RadixNode) -> None:
-        """Push ``node`` into the heap if it is an evictable leaf and not yet in the heap."""
-        if node is not self.root and not (node.locks or node.children or node.queued):
-            node.queued = True
-            heappush(self._queue, (node.touch, node))
+    def _is_leaf(self, node: RadixNode) -> bool:
+        """Whether a node can be evicted."""
+        return node.parent is not None and not (node.locks or node.children)
+
+    def _count_unlocked(self, node: RadixNode, sign: int) -> None:
+        """A node has no lock from now on, or has one."""
+        self.evictable_tokens += sign * node.tokens
 
     def path(self, node: RadixNode, above: RadixNode | None = None) -> list[RadixNode]:
         """``node`` and its ancestors, up to the one below ``above``, by default the root.

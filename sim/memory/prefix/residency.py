@@ -47,11 +47,15 @@ Observed = tuple[np.ndarray, np.ndarray]
 class BlockResidency:
     """Births and touches of the blocks of a pool, and the lives that have ended.
 
+    Args:
+        logs_evictions: Whether evictions are logged; not where the cached level is logged as a whole.
+
     Attributes:
         lives, gaps, evictions: Tables with the columns ``LIFE``, ``GAP`` and ``EVICTED``; ``seal`` completes them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logs_evictions: bool = True) -> None:
+        self._logs_evictions = logs_evictions
         self.lives, self.gaps, self.evictions = Table(LIFE), Table(GAP), Table(EVICTED)
         self._born: list[int] = []
         self._touches: dict[int, tuple[int, ...]] = {}
@@ -95,7 +99,8 @@ class BlockResidency:
 
     def on_blocks_evicted(self, moments: Iterable[int]) -> None:
         """Blocks with a hash are taken, one at each moment."""
-        self._evicted += moments
+        if self._logs_evictions:
+            self._evicted += moments
 
     def seal(self) -> None:
         """Turn what has gathered into columns, with equal lives that follow each other as one."""

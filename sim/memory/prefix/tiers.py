@@ -141,6 +141,8 @@ class Offloaded:
         chunk_blocks: Blocks of a chunk.
         tiers: Behind the host, in the order in which they are asked.
         fleet: What replicas have together, where one of the tiers is shared.
+        link: Between the GPU and the host; None where the cost model has the time of its copies.
+        layers: Layers of the model, for loads that are over layer by layer.
     """
 
     num_chunks: int
@@ -148,6 +150,8 @@ class Offloaded:
     chunk_blocks: int = 1
     tiers: tuple[TierSpec, ...] = ()
     fleet: FleetTiers | None = None
+    link: TierSpec | None = None
+    layers: int = 1
 
     def store(self, place: int, num_kv_groups: int) -> Store:
         """The store of a tier, that of the fleet where it is shared."""

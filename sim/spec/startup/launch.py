@@ -145,6 +145,8 @@ class Launch:
         dtype: ``--dtype``: "auto", "float16", "bfloat16" or "float32".
         quantization_method: ``--quantization`` as vLLM names it; None is the checkpoint's.
         layer_partition: Layers of each pipeline stage (``VLLM_PP_LAYER_PARTITION``); None divides them as vLLM does.
+        fits_length: Whether ``--max-model-len auto`` takes the longest sequence that fits, even a single token.
+        allows_long: Whether sequences may be longer than the model's limit (VLLM_ALLOW_LONG_MAX_MODEL_LEN=1).
     """
 
     model: ModelSpec
@@ -182,6 +184,8 @@ class Launch:
     long_prefill_token_threshold: int = 0
     dtype: str = "auto"
     quantization_method: str | None = None
+    fits_length: bool = False
+    allows_long: bool = False
 
     @property
     def num_gpus(self) -> int:

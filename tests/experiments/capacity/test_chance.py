@@ -18,11 +18,12 @@ from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import MEMORY_WEIGHTS, SCALE_WEIGHTS, Chance, ChanceSearch, Uncertainty
 from fragmeter.experiments.capacity.measurement import after_a_benchmark, next_measurement, with_measured_steps
 from fragmeter.experiments.capacity.text import depends_text
-from fragmeter.experiments.capacity.trials import Memory, Trial
+from fragmeter.experiments.capacity.trials import Memory
 from fragmeter.experiments.capacity.uncertainty import uncertainty
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.types.errors import SettingError
+from trials import NAMED, Trial, ended
 
 SCALES = (0.8, 0.9, 1.0, 1.1, 1.25)
 MEMORIES = (Memory(800, 4096), Memory(1000, 4096), Memory(1100, 4096))
@@ -58,14 +59,12 @@ class MadeUp:
         return met / (8 * sum(SCALE_WEIGHTS) * sum(MEMORY_WEIGHTS))
 
     def found(self, first: int, confidence: float) -> tuple[int | None, tuple[Chance, ...]]:
-        steps = ChanceSearch(ABOUT, range(8), confidence, first, 1).steps()
-        trials = next(steps)
-        while True:
-            self.asked += trials
-            try:
-                trials = steps.send({each: self.meets(each.replicas, each.seed, *each.case[:2]) for each in trials})
-            except StopIteration as end:
-                return end.value
+        found, rounds = ended(ChanceSearch(NAMED, ABOUT, range(8), confidence, first, 1).steps(), self.result)
+        self.asked += [trial for trials in rounds for trial in trials]
+        return found
+
+    def result(self, trial: Trial) -> bool:
+        return self.meets(trial.replicas, trial.seed, *trial.case[:2])
 
 
 @pytest.mark.slow
@@ -179,25 +178,17 @@ def test_the_scales_are_those_of_the_servers_like_it():
 )
 def test_one_run_of_each_draw_closes_no_size_that_has_the_chance(of_one, seed, size, confidence):
     service = MadeUp(of_one, seed, 0.1)
-    steps = ChanceSearch(ABOUT, range(8), confidence, size, 1).too_few()
-    trials, seeds = next(steps), []
-    with pytest.raises(StopIteration) as ended:
-        while True:
-            seeds += [each.seed for each in trials]
-            trials = steps.send({each: service.meets(each.replicas, each.seed, *each.case[:2]) for each in trials})
-    assert seeds == [*range(8)] or (seeds == [*range(4)] and ended.value.value)
+    too_few, rounds = ended(ChanceSearch(NAMED, ABOUT, range(8), confidence, size, 1).too_few(), service.result)
+    seeds = [trial.seed for trials in rounds for trial in trials]
+    assert seeds == [*range(8)] or (seeds == [*range(4)] and too_few)
     if service.chance(size) >= confidence:
-        assert not ended.value.value
+        assert not too_few
     if not any(service.meets(size, each, SCALES[0], MEMORIES[2]) for each in range(8)):
-        assert ended.value.value
+        assert too_few
 
 
 def test_no_fleet_is_tried_that_no_cluster_has():
-    steps = ChanceSearch(ABOUT, range(1), 0.9, 700, 1).steps()
-    trials, sizes = next(steps), set()
-    with pytest.raises(StopIteration) as ended:
-        while True:
-            sizes |= {each.replicas for each in trials}
-            # Requests alone meet the goal, which leaves larger fleets to be tried.
-            trials = steps.send({each: each.replicas == 0 for each in trials})
-    assert ended.value.value[0] is None and 700 < max(sizes) == 1024
+    # Requests alone meet the goal, which leaves larger fleets to be tried.
+    search = ChanceSearch(NAMED, ABOUT, range(1), 0.9, 700, 1).steps()
+    (size, _), rounds = ended(search, lambda trial: trial.replicas == 0)
+    assert size is None and 700 < max(trial.replicas for trials in rounds for trial in trials) == 1024

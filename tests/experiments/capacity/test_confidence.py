@@ -13,7 +13,6 @@ from fragmeter.experiments.capacity.confidence import (
     CONTENT,
     NUM_SEEDS,
     Decision,
-    Kind,
     Limit,
     allowed_misses,
     by_count,
@@ -21,25 +20,23 @@ from fragmeter.experiments.capacity.confidence import (
     lower_limit,
     tolerance_factor,
 )
+from trials import Kind, ended
 
 
 def search(rates, begun: int, wanted: float = 0.0, *, to_end: bool = False) -> tuple[Limit, list[int], list[int]]:
     """The limit of seeds with known highest rates, and the seeds that were run once and searched for."""
-    steps = lower_limit(rates[:begun], wanted, to_end=to_end)
-    once, searched = [], []
-    values = None
-    while True:
-        try:
-            kind, seeds, rate = next(steps) if values is None else steps.send(values)
-        except StopIteration as end:
-            return end.value, once, searched
-        if kind is Kind.MEETS:
-            once += seeds
-            values = [rates[seed] >= rate for seed in seeds]
-        else:
-            assert all(rates[seed] < rate for seed in seeds)
-            searched += seeds
-            values = [rates[seed] for seed in seeds]
+    once: list[int] = []
+    searched: list[int] = []
+
+    def value(asked: tuple[Kind, int, float]) -> float:
+        kind, seed, rate = asked
+        (once if kind is Kind.MEETS else searched).append(seed)
+        assert kind is Kind.MEETS or rates[seed] < rate
+        return rates[seed] >= rate if kind is Kind.MEETS else rates[seed]
+
+    takes, highest = (lambda *asked, kind=kind: (kind, *asked) for kind in (Kind.MEETS, Kind.RATE))
+    found, _ = ended(lower_limit(rates[:begun], wanted, takes, highest, to_end=to_end), value)
+    return found, once, searched
 
 
 RATES = st.lists(st.integers(0, 60).map(float) | st.just(inf), min_size=NUM_SEEDS, max_size=60)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from engine_runs import settings_of
 from fragmeter.experiments.capacity import fleet
-from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, Kind
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
 from fragmeter.experiments.capacity.fleet import (
     FINE,
     Fleet,
     FleetSearch,
-    Trial,
     check_fleet,
     first_fleet,
     highest_rate,
@@ -37,19 +36,19 @@ from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Trace
 from oracle import Limits, Pool
 from ramp_cost import RampCost
+from trials import NAMED, Kind, Trial, ended
 
 OF = 10**6
 
 
 def search(near: int = 1, least: int = 1, seeds: int = 4, engines: int = 1) -> FleetSearch:
     """For one request a second, and 90 % of the requests."""
-    return FleetSearch(1.0, near, least, 0.9, OF, range(seeds), engines)
+    return FleetSearch(NAMED, 1.0, near, least, 0.9, OF, range(seeds), engines)
 
 
 def run(searching: FleetSearch, share_of, rate_of=None) -> tuple[Fleet, list[Trial]]:
     """The result of a search on known shares and rates, by replicas and seed, and its trials. Without rates those that meet the
     goal at the wanted rate do so at every rate."""
-    steps, asked = searching.steps(), []
 
     def rate(replicas: int, seed: int) -> float:
         return inf if share_of(replicas, seed) >= 0.9 else 0.9
@@ -60,13 +59,8 @@ def run(searching: FleetSearch, share_of, rate_of=None) -> tuple[Fleet, list[Tri
         Kind.RATE: lambda trial: rate_of(trial.replicas, trial.seed),
         Kind.MEETS: lambda trial: rate_of(trial.replicas, trial.seed) >= trial.near,
     }
-    trials = next(steps)
-    while True:
-        asked += trials
-        try:
-            trials = steps.send({trial: of_kind[trial.kind](trial) for trial in trials})
-        except StopIteration as end:
-            return end.value, asked
+    found, rounds = ended(searching.steps(), lambda trial: of_kind[trial.kind](trial))
+    return found, [trial for trials in rounds for trial in trials]
 
 
 @given(size=st.integers(1, 900), near=st.integers(1, 900), least=st.integers(1, 900), seeds=st.sampled_from([1, 4, 12]))
@@ -297,7 +291,9 @@ class FewRequests(EvenLoad):
 
 class TestKnownRate:
     def known(self, wanted: float, highest: float) -> float:
-        return known_rate(servers(), FewRequests(), 3, Cluster(num_replicas=2), wanted, highest)
+        return known_rate(
+            servers(), FewRequests(), Goal(Objectives(ttft=250)), 3, Cluster(num_replicas=2), wanted, highest
+        )
 
     def is_load(self, rate: float) -> bool:
         """Whether requests arrive for ten times their mean time in the system, by the recursion of the queues."""

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments.capacity import jobs
+from fragmeter.experiments.capacity import tasks
 from fragmeter.experiments.capacity.candidates import Candidate, candidates
 from fragmeter.experiments.capacity.least import fewest, ideal_replica
+from fragmeter.experiments.capacity.max_rate import go_ahead
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import Workload, simulate
@@ -107,7 +108,7 @@ PLAN = ["plan", "--model", "opt-13b", "--goodput", "ttft:1000", "--num-prompts",
 
 @pytest.mark.parametrize("rate", ["1e9", "1e300"])
 def test_a_rate_beyond_every_fleet_is_answered_by_the_bound_without_a_run(rate, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(jobs, "carry_out", lambda *_: pytest.fail("a run was begun"))
+    monkeypatch.setattr(tasks, "carry_out", lambda *_: pytest.fail("a run was begun"))
     out = tmp_path / "out"
     assert status([*PLAN, "--gpu", "a100-40gb,h100-80gb", "--request-rate", rate, "--out", str(out)]) == DONE
     document = json.loads((out / "plan.json").read_text())
@@ -132,13 +133,13 @@ def test_a_burst_that_a_few_replicas_serve_buys_no_fewer_than_the_bound(capsys):
 @pytest.mark.slow
 def test_a_rate_beyond_every_fleet_by_what_one_replica_serves_is_not_searched_for(capsys, monkeypatch):
     """Between the bound and what full replicas serve: no fleet is simulated."""
-    run, stages = jobs.carry_out, []
+    run, works = tasks.carry_out, []
 
-    def noted(name, stage, *more):
-        stages.append(stage)
-        return run(name, stage, *more)
+    def noted(name, asked, *more):
+        works.append(asked.work)
+        return run(name, asked, *more)
 
-    monkeypatch.setattr(jobs, "carry_out", noted)
+    monkeypatch.setattr(tasks, "carry_out", noted)
     tokens = [
         "plan",
         "--model",
@@ -154,5 +155,5 @@ def test_a_rate_beyond_every_fleet_by_what_one_replica_serves_is_not_searched_fo
     ]
     assert status([*tokens, "--gpu", "a100-40gb", "--request-rate", "8000", "--json", "-"]) == DONE
     (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
-    assert set(stages) == {"go ahead"}
+    assert set(works) == {go_ahead}
     assert candidate["least_replicas"] > 1024 and "bill" not in candidate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from math import ceil, inf, log
 from typing import Any
 
@@ -12,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity import fleet, max_rate
-from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, Kind, by_count
-from fragmeter.experiments.capacity.fleet import FINE, FleetSearch, RateSearch, Trial, highest_rate, known_rate
+from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision, by_count
+from fragmeter.experiments.capacity.fleet import FINE, FleetSearch, RateSearch, highest_rate, known_rate
 from fragmeter.experiments.capacity.max_rate import STEP, go_ahead
+from fragmeter.experiments.capacity.tasks import Search
 from fragmeter.experiments.runs.slo_check import Goal, SloCheck
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.metrics.objectives import Objectives
 from fragmeter.sim.types.optional import not_none
+from trials import NAMED, Kind, Trial, ended
 
 GOAL = Goal(Objectives(ttft=1000))
 #: The first seed of all searches here.
@@ -54,14 +55,8 @@ class Engine:
             return min(1.0, 0.9 * rate)
         return rate if trial.kind is Kind.RATE else float(rate >= not_none(trial.near))
 
-    def drive(self, steps: Generator[list[Trial], Any, Any]) -> Any:
-        results = None
-        while True:
-            try:
-                trials = next(steps) if results is None else steps.send(results)
-            except StopIteration as end:
-                return end.value
-            results = {trial: self.result(trial) for trial in trials}
+    def drive(self, search: Search[Any]) -> Any:
+        return ended(search, self.result)[0]
 
 
 def misses(needs: list[int], size: int) -> int:
@@ -79,7 +74,7 @@ class TestSmallestFleet:
     def test_it_is_the_smallest_that_at_most_one_of_48_seeds_misses(self, needs, near, least, begun, engines):
         engine = Engine(needs, engines)
         seeds = range(FIRST, FIRST + begun)
-        found = engine.drive(FleetSearch(1.0, near, least, 0.9, 10**6, seeds, engines).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, near, least, 0.9, 10**6, seeds, engines).steps())
         least, near = ceil(least / engines), ceil(near / engines)
         smallest = max(least, sorted(needs)[-2])
         if smallest > 8 * max(near, least):
@@ -105,18 +100,18 @@ class TestSmallestFleet:
     def test_the_largest_fleet_gets_more_seeds_as_long_as_it_may_be_enough(self):
         """Seven replicas are too few, and eight, the most that are tried from one on, miss with one of 48 seeds."""
         engine = Engine([9, *[8] * (NUM_SEEDS - 1)])
-        found = engine.drive(FleetSearch(1.0, 1, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, 1, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
         assert (found.replicas, found.fewest, found.misses) == (8, 8, 1)
 
     def test_where_one_seed_never_meets_the_goal_more_are_asked(self):
         """Of the first four seeds one misses with any fleet: they leave all sizes open, and 48 do not."""
         engine = Engine([1, 999, *[1] * (NUM_SEEDS - 2)])
-        found = engine.drive(FleetSearch(1.0, 2, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, 2, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
         assert (found.replicas, found.fewest, found.misses) == (1, 1, 1)
 
     def test_none_is_enough_where_all_are_too_few_for_the_first_seeds(self):
         engine = Engine([999] * NUM_SEEDS)
-        found = engine.drive(FleetSearch(1.0, 3, 2, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, 3, 2, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
         assert (found.replicas, found.fewest, found.seeds) == (None, 24, 4)
         assert {trial.seed for trial in engine.asked} == {7, 8, 9, 10}
 
@@ -127,7 +122,7 @@ class TestSmallestFleet:
             (71, [100, 98, 94, 86, 70, 78, 74, 72, 71]),
         ):
             engine = Engine([need])
-            found = engine.drive(FleetSearch(1.0, 100, 1, 0.9, 10**6, [FIRST]).steps())
+            found = engine.drive(FleetSearch(NAMED, 1.0, 100, 1, 0.9, 10**6, [FIRST]).steps())
             assert found.replicas == found.fewest == need
             shares = [trial.replicas for trial in engine.asked if trial.kind is Kind.SHARE]
             assert shares[: len(sizes)] == sizes
@@ -144,7 +139,7 @@ class TestSmallestFleet:
 
         engine = Engine([])
         engine.result = result  # type: ignore[method-assign]
-        found = engine.drive(FleetSearch(1.0, size, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, size, 1, 0.9, 10**6, range(FIRST, FIRST + 4)).steps())
         assert (found.replicas, found.fewest) == (size, size - (seeds == 4))
         assert max(len(each.shares) for each in found.tried) == seeds
 
@@ -160,14 +155,14 @@ class TestSmallestFleet:
 
         engine = Engine([])
         engine.result = result  # type: ignore[method-assign]
-        found = engine.drive(FleetSearch(1.0, 120, 1, 0.9, 10**6, [FIRST]).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, 120, 1, 0.9, 10**6, [FIRST]).steps())
         assert [*dict.fromkeys(sizes)] == [120, 122, 124, 126]
         assert (found.replicas, found.fewest) == (126, 125)
 
     @pytest.mark.parametrize(("engines", "near", "first", "most"), [(1, 2000, 1024, 1024), (100, 900, 900, 1000)])
     def test_no_fleet_is_larger_than_a_cluster(self, engines, near, first, most):
         engine = Engine([999_999], engines)
-        found = engine.drive(FleetSearch(1.0, near, 1, 0.9, 10**6, [FIRST], engines).steps())
+        found = engine.drive(FleetSearch(NAMED, 1.0, near, 1, 0.9, 10**6, [FIRST], engines).steps())
         sizes = [trial.replicas for trial in engine.asked]
         assert (sizes[0], max(sizes), found.fewest, found.replicas) == (first, most, most, None)
 
@@ -179,7 +174,7 @@ class TestOneSize:
         needs = needs + needs[: max(0, begun - NUM_SEEDS)]
         rates = [rate_of(size, need) for need in needs]
         engine, known = Engine(needs), min(known, begun)
-        found = engine.drive(RateSearch(range(FIRST, FIRST + begun)).rates(size, rates[:known], 5.0))
+        found = engine.drive(RateSearch(NAMED, range(FIRST, FIRST + begun)).rates(size, rates[:known], 5.0))
         # One of 48 may be lower, and one of 60.
         assert found == (tuple(rates[:begun]), rates[0] if begun == 1 else sorted(rates)[1])
         assert {trial.replicas for trial in engine.asked} <= {size}
@@ -283,7 +278,7 @@ class TestKnownRate:
             return Times(in_system_s)
 
         monkeypatch.setattr(fleet, "serve", serve)
-        return known_rate(settings(), FewRequests(), 0, Cluster(num_replicas=2), 10.0, highest), tried
+        return known_rate(settings(), FewRequests(), GOAL, 0, Cluster(num_replicas=2), 10.0, highest), tried
 
     def test_up_to_ten_times_in_the_system(self, monkeypatch):
         """In the system for 1 s: up to 12 requests/s, where they arrive over 10 s, 37 steps of half a per cent above 10 are

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fragmeter.experiments.capacity import jobs
+from fragmeter.experiments.capacity import tasks
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import SCALE_WEIGHTS
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, mean_rate
+from fragmeter.experiments.capacity.contender import Question
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import prices
@@ -39,7 +40,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs ``plan`` with a service, and returns its document."""
 
     def run(service: Service, *flags: str, gpus: str = "a100-80gb,h200", seeds: int | None = 4) -> dict[str, Any]:
-        monkeypatch.setattr(jobs, "carry_out", service.carry_out)
+        monkeypatch.setattr(tasks, "carry_out", service.carry_out)
         (tmp_path / "prices.json").write_text(json.dumps({"currency": "EUR", "per_gpu_hour": PRICES}))
         (tmp_path / "short.csv").write_text("prompt_tokens,output_tokens\n30,10\n50,30\n")
         given = {
@@ -106,8 +107,8 @@ class TestForARate:
             assert "known_rates" not in found and "prefill_replicas" not in found
             # The detail is of the first seed, with the highest rate of one replica.
             assert service.of_stage("detail", gpu) == [(FIRST, Cluster(num_replicas=size), 100, service.of_one(gpu))]
-        assert not service.of_stage("known")
-        assert {call[1] for call in service.of_stage("fleets", "h200")} <= {
+        assert not service.of_stage("known_rate")
+        assert {call[1] for call in service.of_stage("attained_share", "h200")} <= {
             Cluster(num_replicas=size) if size > 1 else Cluster() for size in range(1, 9)
         }
 
@@ -132,9 +133,9 @@ class TestForARate:
                 assert not fleet["is_unsure"] and fleet["seeds"] == NUM_SEEDS
 
     def test_a_fault_of_a_run_is_raised_with_its_last_line(self, monkeypatch):
-        monkeypatch.setattr(jobs, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
+        monkeypatch.setattr(tasks, "carry_out", lambda name, *_: Outcome(name, fault="Traceback\n  at\nthe last"))
         load = Load(Inputs(requests=Requests(dataset="alpaca", num_prompts=100), pacing=Pacing(request_rate=9.0)))
-        planner = Planner(load, Goal(Objectives(ttft=500)), range(4), Workers(jobs=1), None, 9.0)
+        planner = Planner(Question(load, Goal(Objectives(ttft=500)), range(4), 9.0), Workers(jobs=1), None)
         with pytest.raises(SimulationFault) as raised:
             group = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb"], {})
             planner.answers([group], prices(None), lambda *_: None)
@@ -155,7 +156,7 @@ class TestForARate:
             assert cost["full_per_million"] == pytest.approx(cost["per_hour"] / (0.0036 * known * 60))
             if min(found["known_rates"]) < 100:
                 assert cost["fewest_replicas"] == cost["replicas"]
-        seeds = [seed for seed, *_ in service.of_stage("known", "h200")]
+        seeds = [seed for seed, *_ in service.of_stage("known_rate", "h200")]
         assert seeds == [3, 4, 5, 6]
 
     @pytest.mark.slow
@@ -164,7 +165,7 @@ class TestForARate:
         assert not any("known_rates" in found for found in document["candidates"])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("stage", ["go ahead", "fleets", "headroom", "other seeds", "detail"])
+    @pytest.mark.parametrize("stage", ["go_ahead", "attained_share", "highest_rate", "takes_rate", "detail"])
     def test_what_fails_of_one_leaves_the_others(self, plan, stage):
         document = plan(Service(failing=(stage, "a100-80gb")), "--request-rate", "100")
         first, failed = document["candidates"]
@@ -176,7 +177,7 @@ class TestForARate:
         service = Service(alone=False)
         document = plan(service, "--request-rate", "100")
         assert document["recommended"] is None and document["flags"] is None
-        assert {call[0] for call in service.calls} == {"go ahead"}
+        assert {call[0] for call in service.calls} == {"go_ahead"}
         assert [each["attained_alone"] for each in document["candidates"]] == [0, 0]
         assert [each["request_rate"] for each in document["candidates"]] == [0, 0]
 
@@ -251,15 +252,13 @@ class TestDivided:
         (found,) = plan(service, *flags, gpus="a100-80gb")["candidates"]
         size = smallest(service, "a100-80gb", 100)
         assert (found["fleet"]["replicas"], found["prefill_replicas"]) == (size, round(size / 4))
-        assert service.of_stage("prefill share") == [
-            (FIRST, ceil(100 / service.of_one("a100-80gb")), "round-robin", 100)
-        ]
-        clusters = {call[1] for call in service.of_stage("fleets")}
+        assert service.of_stage("best_share") == [(FIRST, ceil(100 / service.of_one("a100-80gb")), "round-robin", 100)]
+        clusters = {call[1] for call in service.of_stage("attained_share")}
         assert clusters and all(each.prefill_replicas == max(1, int(each.size / 4 + 0.5)) for each in clusters)
         # Its limit is sought above its own highest rate, and its known rates are asked for though replicas saturate.
         ((_, cluster, rate, highest),) = service.of_stage("detail")
         assert (cluster.size, rate, highest) == (size, 100, service.rates("a100-80gb", size)[0])
-        assert len(service.of_stage("known")) == 4 and found["known_rates"] == pytest.approx(
+        assert len(service.of_stage("known_rate")) == 4 and found["known_rates"] == pytest.approx(
             [0.99 * each for each in found["fleet"]["rates"]]
         )
 
@@ -271,7 +270,7 @@ class TestDivided:
         assert found["fleet"]["replicas"] == found["fleet"]["fewest"] == least
 
     def test_a_share_that_cannot_be_found_is_an_error(self, plan):
-        service = Service(failing=("prefill share", "a100-80gb"))
+        service = Service(failing=("best_share", "a100-80gb"))
         flags = ["--request-rate", "30", "--prefill-replicas", "none,auto"]
         first, failed = plan(service, *flags, gpus="a100-80gb")["candidates"]
         assert (failed["error"], first["candidate"]["prefill_replicas"]) == ("it fails", "none")
@@ -281,7 +280,7 @@ class TestDivided:
     )
     def test_what_is_no_fleet_is_refused_before_a_run(self, given, monkeypatch, capsys):
         service = Service()
-        monkeypatch.setattr(jobs, "carry_out", service.carry_out)
+        monkeypatch.setattr(tasks, "carry_out", service.carry_out)
         line = ["plan", "--model", "llama-3.1-8b", "--gpu", "h200", "--goodput", "ttft:500", "--num-prompts", "100"]
         assert status([*line, "--request-rate", "9", "--jobs", "1", *given]) == MISTAKE
         assert not service.calls and capsys.readouterr().err.count("\n") == 1
@@ -323,7 +322,7 @@ class TestWithoutARate:
         for found in plan(service)["candidates"]:
             gpu = found["candidate"]["gpu"]
             assert found["known_rates"] == [rate / 2 for rate in service.rates(gpu)[:4]]
-            calls = service.of_stage("known", gpu)
+            calls = service.of_stage("known_rate", gpu)
             expected = [(FIRST + place, Cluster(), rate, rate) for place, rate in enumerate(service.rates(gpu)[:4])]
             assert calls == expected
 
@@ -335,12 +334,12 @@ class TestWithoutARate:
         service = Service(saturated=None)
         (found,) = plan(service, gpus="a100-80gb")["candidates"]
         assert (found["request_rate"], found["spread"]) == (0.25, 0.0)
-        assert {seed for seed, *_ in service.of_stage("known")} == {3, 5}
+        assert {seed for seed, *_ in service.of_stage("known_rate")} == {3, 5}
 
     def test_a_replica_that_saturates_tells_its_rates(self, plan):
         service = Service(known=0.5)
         assert not any("known_rates" in found for found in plan(service)["candidates"])
-        assert not service.of_stage("known")
+        assert not service.of_stage("known_rate")
 
     def test_what_meets_at_every_rate_has_no_price(self, plan, monkeypatch):
         monkeypatch.setitem(POWERS, "a100-80gb", 700)
@@ -381,10 +380,12 @@ class TestDay:
         takes = {size: size * likely for size in sizes} | {most: 100}
         assert day["rate_by_replicas"] == {str(size): pytest.approx(taken) for size, taken in takes.items()}
         sought = {
-            call[1].size: call[4] for call in service.of_stage("headroom") if call[0] == FIRST and call[1].size < most
+            call[1].size: call[4]
+            for call in service.of_stage("highest_rate")
+            if call[0] == FIRST and call[1].size < most
         }
         assert sought == {size: pytest.approx(100 * size / most) for size in sizes[:-1]}
-        assert service.of_stage("full load") == [(FIRST, Cluster(num_replicas=most), pytest.approx(most * sure))]
+        assert service.of_stage("full_load") == [(FIRST, Cluster(num_replicas=most), pytest.approx(most * sure))]
         assert day["autoscaler_targets"] == {
             "concurrency": 7,
             "kv_cache_usage": 0.5,
@@ -401,8 +402,8 @@ class TestDay:
         assert [(step["start_s"], step["end_s"]) for step in day["steps"]] == [(0, 60), (60, 120), (120, 180)]
         assert (day["startup_seconds"], day["requests"], day["attainment"]) == (20, 60 * 210, 0.9)
         assert day["attained"] == day["attained_by_constant_fleet"] == 0.95
-        assert {call[0] for call in service.of_stage("day")} == {FIRST}
-        assert {call[3] for call in service.of_stage("day")} == {
+        assert {call[0] for call in service.of_stage("served_day")} == {FIRST}
+        assert {call[3] for call in service.of_stage("served_day")} == {
             (most,) * 3,
             tuple(step["replicas"] for step in day["steps"]),
         }
@@ -414,7 +415,7 @@ class TestDay:
         document = plan(service, "--rate-curve", str(tmp_path / "day.csv"), gpus="h200,a100-80gb")
         best, day = document["candidates"][0], document["day"]
         assert best["candidate"] == {"gpu": "a100-80gb"} and {
-            call[1] for call in service.calls if call[0] == "day"
+            call[1] for call in service.calls if call[0] == "served_day"
         } == {"a100-80gb"}
         assert day["constant_replicas"] == best["bill"]["replicas"] and day["startup_seconds"] == 120
         assert day["constant_price"] == pytest.approx(2 * day["constant_replica_hours"])
@@ -433,7 +434,7 @@ class TestDay:
 
     @pytest.mark.slow
     def test_what_fails_ends_it(self, plan, tmp_path, capsys):
-        for stage in ("day", "full load"):
+        for stage in ("served_day", "full_load"):
             with pytest.raises(AssertionError):
                 self.day(plan, Service(failing=(stage, "a100-80gb")), tmp_path)
             assert "it fails" in capsys.readouterr().err

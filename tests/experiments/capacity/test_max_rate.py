@@ -56,9 +56,7 @@ def seed_rates(settings, load, goal, num_seeds: int, cost) -> MaxRate:
     """The highest rates of the first seeds."""
     ahead = go_ahead(settings, load, goal, 0, cost)
     others = range(1, num_seeds) if ahead.found.rate else ()
-    return MaxRate.of(
-        ahead, (ahead.found.rate, *(follow(settings, load, goal, seed, ahead, cost).rate for seed in others))
-    )
+    return MaxRate.of(ahead, (ahead.found.rate, *(follow(settings, load, goal, seed, ahead, cost) for seed in others)))
 
 
 def wait_within(rate: float, wait_s: float) -> float:

@@ -12,17 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragmeter.experiments.capacity.candidates import CHECKPOINT, Candidate, candidates
-from fragmeter.experiments.capacity.confidence import Kind
+from fragmeter.experiments.capacity.contender import Contender, Question
 from fragmeter.experiments.capacity.pairs import Offer, Side, connects, offers, paired
-from fragmeter.experiments.capacity.planning import Planner, service_of
 from fragmeter.experiments.capacity.prices import Prices
 from fragmeter.experiments.capacity.split import divided, prefilling
-from fragmeter.experiments.capacity.uncertainty import uncertainty
+from fragmeter.experiments.capacity.tasks import Task
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.grid import NONE
-from fragmeter.experiments.runs.parallel import Workers
 from fragmeter.experiments.runs.slo_check import Goal, check_times
-from fragmeter.experiments.runs.sweeping import Outcome
 from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import Cluster, Pair, cluster_times, simulate_cluster
@@ -31,6 +28,7 @@ from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces.arrivals.pacing import at_rate, unit_gaps
 from fragmeter.traces.arrivals.streams import stream
+from trials import ended
 
 MODEL = "qwen3-32b"
 
@@ -105,31 +103,21 @@ def test_of_the_divisions_that_serve_a_draw_a_cheaper_one_is_taken(prefill, deco
     """Of a made-up fleet that needs so many of each side: what is found serves, costs no more, and is what the search starts from
     only where nothing between serves."""
     candidate = paired(side("h100-80gb"), side("h100-80gb", "4"))
-    service, runs = service_of(candidate), []
-    planner = Planner(MadeUpLoad(), GOAL, [0], Workers(jobs=1), None, 10.0)
-    about = uncertainty(candidate)
-    planner._abouts[service] = about
-
-    def run(stage, jobs):
-        (job,) = jobs.values()
-        cluster = job.more[0]
-        runs.append((cluster.prefill_replicas, cluster.decode_replicas))
-        serves = runs[-1][0] >= prefill and runs[-1][1] >= decode
-        return {service: Outcome("", {Kind.CASE: serves})}
-
-    planner._run = run
+    member = Contender(candidate, Question(None, GOAL, [0], 10.0), None)
     begun = prefill + more, decode + more
-    planner._shares[service] = begun[0] / sum(begun)
-    offer = Offer(candidate, planner._shares[service], (2.0, 4.0), begun, (1, 1))
-    size = planner._redivided(service, offer, sum(begun))
-    found = planner.divided_sizes(service, size)
-    assert sum(found) == size and found[0] >= prefill and found[1] >= decode
-    assert offer.cost_of(found) <= offer.cost_of(begun) and len(runs) <= 8
-    assert found == begun or found in runs
+    offer = Offer(candidate, begun[0] / sum(begun), (2.0, 4.0), begun, (1, 1))
+    runs: list[tuple[int, int]] = []
 
+    def serves(asked: Task[bool]) -> bool:
+        cluster = asked.more[0]
+        runs.append((cluster.prefill_replicas, cluster.decode_replicas))
+        return runs[-1][0] >= prefill and runs[-1][1] >= decode
 
-class MadeUpLoad:
-    """Nothing of it is read."""
+    size, _ = ended(member.pair_size(offer), serves)
+    found = member.divided_sizes(size)
+    assert sum(found) == size == member.drawn and found[0] >= prefill and found[1] >= decode
+    assert offer.cost_of(found) <= offer.cost_of(begun)
+    assert found in runs
 
 
 def test_the_two_sides_have_one_kv_cache():

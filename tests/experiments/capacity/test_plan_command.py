@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fragmeter.experiments.capacity import jobs, planning
+from fragmeter.experiments.capacity import contender, tasks
 from fragmeter.experiments.capacity.prices import prices
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.output.interrupts import INTERRUPTED
@@ -87,7 +87,7 @@ class TestCommand:
     @pytest.mark.slow
     def test_what_is_finished_is_not_done_again_and_leaves_the_same_bytes(self, out, monkeypatch, capsys):
         before = files_of(out)
-        monkeypatch.setattr(jobs, "carry_out", lambda *_: pytest.fail("done a second time"))
+        monkeypatch.setattr(tasks, "carry_out", lambda *_: pytest.fail("done a second time"))
         gpus = ["--gpu", "a100-80gb,h200", *WANTED]
         assert status(["plan", *LLAMA, *gpus, "--out", str(out), "--explain"]) == DONE
         summary, page = ((out / name).read_text() for name in ("plan.md", "plan.html"))
@@ -105,7 +105,7 @@ class TestCommand:
     def test_interrupted_and_on_two_cores_it_comes_to_the_same(self, out, tmp_path, monkeypatch):
         tokens = ["plan", *LLAMA[:-2], "--gpu", "a100-80gb,h200", *WANTED]
         tokens += ["--out", str(tmp_path / "again")]
-        left, real = [7], jobs.carry_out
+        left, real = [7], tasks.carry_out
 
         def interrupted(*arguments):
             left[0] -= 1
@@ -113,11 +113,11 @@ class TestCommand:
                 raise KeyboardInterrupt
             return real(*arguments)
 
-        monkeypatch.setattr(jobs, "carry_out", interrupted)
+        monkeypatch.setattr(tasks, "carry_out", interrupted)
         assert status([*tokens, "--jobs", "1"]) == INTERRUPTED
         assert len(list((tmp_path / "again" / "points").iterdir())) == 7
         assert not list((tmp_path / "again").glob("plan.*"))
-        monkeypatch.setattr(jobs, "carry_out", real)
+        monkeypatch.setattr(tasks, "carry_out", real)
         assert status([*tokens, "--jobs", "2"]) == DONE
         assert files_of(tmp_path / "again") == files_of(out)
 
@@ -125,14 +125,11 @@ class TestCommand:
         """The whole test of the first candidate is interrupted: an L4 is so cheap that its bound is below."""
         listed = tmp_path / "prices.json"
         listed.write_text(json.dumps({"per_gpu_hour": {"a100-80gb": 2.0, "h200": 3.0, "l4": 0.5}}))
-        real = planning.Planner.answered
 
-        def interrupted(planner, services):
-            if services:
-                raise KeyboardInterrupt
-            return real(planner, services)
+        def interrupted(member):
+            raise KeyboardInterrupt
 
-        monkeypatch.setattr(planning.Planner, "answered", interrupted)
+        monkeypatch.setattr(contender.Contender, "answer", interrupted)
         assert status(["plan", *LLAMA, *WANTED, "--prices", str(listed)]) == INTERRUPTED
         printed = capsys.readouterr()
         best = re.search(r"Best so far: (.*?), ([0-9.]+) USD/h \(by one seed, not confirmed\)", printed.out)

@@ -14,13 +14,14 @@ from fragmeter.experiments.capacity.answer import Answer, bill, ranked
 from fragmeter.experiments.capacity.candidates import candidates
 from fragmeter.experiments.capacity.chance import Chance
 from fragmeter.experiments.capacity.confidence import NUM_SEEDS, Decision
-from fragmeter.experiments.capacity.detail import limit, limit_of, waiting_shares
-from fragmeter.experiments.capacity.fleet import Fleet, Tried
-from fragmeter.experiments.capacity.jobs import Jobs
+from fragmeter.experiments.capacity.contender import Question
+from fragmeter.experiments.capacity.detail import detail, limit, limit_of, waiting_shares
+from fragmeter.experiments.capacity.fleet import Fleet, Tried, attained_share
 from fragmeter.experiments.capacity.load import Load
 from fragmeter.experiments.capacity.max_rate import MaxRate
 from fragmeter.experiments.capacity.planning import Planner
 from fragmeter.experiments.capacity.prices import Prices, prices
+from fragmeter.experiments.capacity.tasks import Runner, Task
 from fragmeter.experiments.capacity.text import (
     TOO_FEW,
     bill_text,
@@ -47,6 +48,7 @@ from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.workload.workload import Workload
 from fragmeter.traces import Pacing
+from made_up_service import DETAIL
 from oracle import Limits, Pool
 from strategies import LineCost
 
@@ -54,12 +56,12 @@ from strategies import LineCost
 def answer_of(gpu: str, rate: float, ranks: str = "1", wanted: float | None = None) -> Answer:
     """A candidate with replicas that take exactly so many requests/s, and with the smallest fleet for the wanted rate."""
     (candidate,) = candidates(ServeLine("llama-3.1-8b", {}), [gpu], {"tensor_parallel_size": [ranks]})
-    found, at = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), rate), {"limit": {}}
+    found = MaxRate(SloCheck(True, 8, 8, {}), None, (rate,), rate)
     if wanted is None or rate == inf:
-        return Answer(candidate, found=found, wanted=wanted, detail=at)
+        return Answer(candidate, found=found, wanted=wanted, detail=DETAIL)
     size = ceil(wanted / rate)
     fleet = Fleet(size, max(1, size - 1), (Tried(size, (1.0,), Decision.ENOUGH),), (size * rate,), size * rate, seeds=1)
-    return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=at)
+    return Answer(candidate, found=found, wanted=wanted, fleet=fleet, detail=DETAIL)
 
 
 class FixedLoad:
@@ -134,10 +136,7 @@ class TestBill:
 class TestNeighbour:
     """One H200 for 5 an hour, beside A100s for 2; they take so many requests/s, and 20 are wanted."""
 
-    AT: ClassVar = {
-        "attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
-        "preemptions": 0, "limit": {"objective": None, "cause": "steps"},
-    }  # fmt: skip
+    AT: ClassVar = DETAIL
 
     def line(
         self, a100: float, h200: float, known: tuple[float, ...] | None = None, prices: Prices = PRICES
@@ -369,9 +368,7 @@ class TestTheRateOfAFleet:
 
     def answer(self, *rates: float, sure_rate: float = 21.0) -> Answer:
         fleet = Fleet(2, 2, (Tried(2, (0.95,) * len(rates), Decision.ENOUGH),), rates, sure_rate, seeds=NUM_SEEDS)
-        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
-              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
-        return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=at)
+        return replace(answer_of("a100-80gb", 11.0, wanted=20.0), fleet=fleet, detail=DETAIL)
 
     @pytest.mark.parametrize(
         ("rates", "text"),
@@ -393,7 +390,7 @@ class TestTheRateOfAFleet:
 def test_a_fleet_that_meets_the_goal_at_every_rate_has_no_number():
     fleet = Fleet(2, 2, (Tried(2, (1.0, 1.0), Decision.ENOUGH),), (inf, inf), seeds=2)
     found = MaxRate(SloCheck(True, 80, 80, {}), 3.0, (2.0,), 5)
-    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail={})
+    answer = Answer(None, found=found, wanted=4.0, fleet=fleet, detail=DETAIL)
     assert (headroom_text(answer), rate_text(answer)) == ("every rate", "every rate")
 
 
@@ -405,7 +402,7 @@ def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
     a100, h200 = candidates(ServeLine("llama-3.1-8b", {}), ["a100-80gb", "h200"], {})
 
     def planner() -> Planner:
-        return Planner(load, goal, range(1), Workers(jobs=1), None, 20.0)
+        return Planner(Question(load, goal, range(1), 20.0), Workers(jobs=1), None)
 
     (alone,) = planner().answers([[a100]], prices(None), lambda *_: None)
     both = planner()
@@ -436,9 +433,7 @@ class TestUnknownRates:
         """Eight replicas, the fewest of engines that share experts."""
         fleet = Fleet(8, 8, (Tried(8, (1.0,), Decision.ENOUGH),), rates, seeds=1)
         answer = replace(answer_of("a100-80gb", 300.0, wanted=20.0), fleet=fleet, known_rates=known)
-        at = {"attained": 1.0, "median_ttft_ms": 9.0, "median_tpot_ms": 9.0, "load": "light", "near_saturation": None, "kv_cache_pct": 1.0,
-              "preemptions": 0, "limit": {"objective": None}}  # fmt: skip
-        ranks = ranked([replace(answer, detail=at)], FixedLoad, PRICES, 20.0)
+        ranks = ranked([replace(answer, detail=DETAIL)], FixedLoad, PRICES, 20.0)
         lines = details(ranks, Goal(Objectives(ttft=500)), 20.0, "EUR")
         assert any("idle at the wanted rate" in line for line in lines) == idle
 
@@ -512,22 +507,22 @@ class TestPrices:
 
 
 def test_what_is_kept_is_found_again_only_for_the_same_question():
-    """It covers the stage, the replica, the load, the seed, the goal and the other arguments of the job."""
+    """It covers the work, the replica, the load, the seed, the goal and the other arguments of the task."""
     chosen = settings_of("vllm-v1", Pool(64, 16), Limits(64))
     loads = [Load(Inputs(requests=Requests(num_prompts=count))) for count in (100, 101)]
     goals = [Goal(Objectives(ttft=5)), Goal(Objectives(ttft=5), 0.8), Goal(Objectives(tpot=5))]
     asked = [
-        ("detail", chosen, 0, (Cluster(), 1.0)),
-        ("fleets", chosen, 0, (Cluster(), 1.0)),
-        ("detail", chosen, 1, (Cluster(), 1.0)),
-        ("detail", chosen, 0, (Cluster(), 2.0)),
-        ("detail", chosen, 0, (Cluster(num_replicas=2), 1.0)),
-        ("detail", chosen, 0, (Cluster(num_replicas=2, router="kv-aware"), 1.0)),
+        Task(detail, chosen, 0, (Cluster(), 1.0)),
+        Task(attained_share, chosen, 0, (Cluster(), 1.0)),
+        Task(detail, chosen, 1, (Cluster(), 1.0)),
+        Task(detail, chosen, 0, (Cluster(), 2.0)),
+        Task(detail, chosen, 0, (Cluster(num_replicas=2), 1.0)),
+        Task(detail, chosen, 0, (Cluster(num_replicas=2, router="kv-aware"), 1.0)),
+        Task(detail, settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, (Cluster(), 1.0)),
     ]
-    asked.append(("detail", settings_of("vllm-v1", Pool(65, 16), Limits(64)), 0, (Cluster(), 1.0)))
-    keys = [Jobs(load, goal, Workers(jobs=1), None).key(*job) for load in loads for goal in goals for job in asked]
+    keys = [Runner(load, goal, Workers(jobs=1), None).key(each) for load in loads for goal in goals for each in asked]
     assert len(set(keys)) == len(keys) == 42
-    assert keys[0] == Jobs(loads[0], goals[0], Workers(jobs=1), None).key(*asked[0])
+    assert keys[0] == Runner(loads[0], goals[0], Workers(jobs=1), None).key(asked[0])
 
 
 class TestLimit:
@@ -549,8 +544,8 @@ class TestLimit:
         waits = waiting_shares(run)
         assert max(waits, key=waits.get) == cause
         found = limit(run, Goal(Objectives(ttft=1e-6)))
-        assert (found["cause"], found["objective"]) == (cause, "ttft")
-        assert found["missed"]["ttft"] > 0.5
+        assert (found.cause, found.objective) == (cause, "ttft")
+        assert found.missed["ttft"] > 0.5
 
     @pytest.mark.parametrize(
         ("tpot_ms", "num_seqs", "cause"), [(30, 1024, "memory"), (5, 1024, "steps"), (30, 56, "max_num_seqs")]
@@ -565,8 +560,8 @@ class TestLimit:
             policy="vllm-v1", model="llama-3.1-8b", gpu="h100-80gb", num_gpu_blocks_override=1600, max_num_seqs=num_seqs
         )
         goal = Goal(Objectives(ttft=500, tpot=tpot_ms))
-        assert limit(simulate(chosen, work), goal)["cause"] == "memory"
-        assert limit_of(chosen, work, goal)["cause"] == cause
+        assert limit(simulate(chosen, work), goal).cause == "memory"
+        assert limit_of(chosen, work, goal).cause == cause
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -581,11 +576,11 @@ class TestLimit:
         work = Workload("poisson", arrivals, np.full(400, 500), np.full(400, 100))
         of_pool = {"policy": policy, "model": "llama-3.1-8b", "gpu": "h100-80gb", "max_model_len": 2048}
         small, large = (settings(**of_pool, num_gpu_blocks_override=blocks) for blocks in (too_small, 25_600))
-        assert limit_of(small, work, Goal(Objectives(ttft=500)))["cause"] == "memory"
-        assert limit_of(large, work, Goal(Objectives(tpot=1)))["cause"] == "steps"
+        assert limit_of(small, work, Goal(Objectives(ttft=500))).cause == "memory"
+        assert limit_of(large, work, Goal(Objectives(tpot=1))).cause == "steps"
 
     def test_preemptions_without_a_queue_are_memory(self):
         """Room for all prompts, and not for the outputs."""
         run = self.run(100, 40, 2048)
         found = limit(run, Goal(Objectives(tpot=1e-9)))
-        assert found["preemptions"] and found["cause"] == "memory"
+        assert found.preemptions and found.cause == "memory"

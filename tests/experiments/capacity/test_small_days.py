@@ -101,9 +101,7 @@ class TestDay:
         monkeypatch.setattr(day, "pool_use", lambda run: SimpleNamespace(mean_usage=run))
         found = day.full_load(settings(), RateOnly(), GOAL, 0, Cluster(num_replicas=2), 5.0)
         spans = zip(times.arrival_ticks.tolist(), times.finish_ticks.tolist(), strict=True)
-        assert found == {
-            "concurrency": pytest.approx(sum(overlap(span, (30, 90)) for span in spans) / 60 / 2), "kv_cache_usage": 0.5
-        }  # fmt: skip
+        assert found == (pytest.approx(sum(overlap(span, (30, 90)) for span in spans) / 60 / 2), 0.5)
 
     def test_a_day_of_two_steps_by_hand(self, monkeypatch):
         """Two requests in the first 10 s and one in the next; one takes 5 s, one is there from the 8th to the 12th, and one takes 10 s,
@@ -141,11 +139,8 @@ class TestDay:
         assert asked == [
             (7, (0.0, 10.0), (0.2, 0.1), 20.0), (Cluster(num_replicas=1, router="kv-aware"), (1, 2), 4 * PER_SECOND),
         ]  # fmt: skip
-        assert (found["requests"], found["attained"], found["replica_hours"]) == (3, pytest.approx(2 / 3), 1.5)
-        assert found["steps"] == {
-            "requests": [2, 1], "attained": [1.0, 0.0], "concurrency": [0.7, pytest.approx(0.35)],
-            "kv_cache_usage": [0.5, 3.0], "peak_kv_cache_usage": [0.5, 0.9], "replica_hours": [1.0, 0.5],
-        }  # fmt: skip
+        assert (found.requests, found.attained, found.replica_hours) == (3, pytest.approx(2 / 3), 1.5)
+        assert found.steps == ((2, 1.0, 0.7, 0.5, 0.5, 1.0), (1, 0.0, pytest.approx(0.35), 3.0, 0.9, 0.5))
 
     def test_a_step_without_requests_has_no_share(self):
         """As ``attained`` of it: see the data of a day."""

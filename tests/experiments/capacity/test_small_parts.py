@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fragmeter.experiments.capacity import candidates as candidates_of_plan
 from fragmeter.experiments.capacity import detail, least, split
 from fragmeter.experiments.capacity.candidates import candidates
-from fragmeter.experiments.capacity.confidence import Kind, capped, lower_limit, mean_rate
+from fragmeter.experiments.capacity.confidence import capped, lower_limit, mean_rate
 from fragmeter.experiments.capacity.prices import Prices, prices
 from fragmeter.experiments.capacity.request import Aims
 from fragmeter.experiments.capacity.what_if import changed_replicas
@@ -26,8 +26,10 @@ from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.policy import Limits, Policy
 from fragmeter.sim.types.errors import SettingError
 from made_up_service import RateOnly
+from trials import ended
 
 GOAL = Goal(Objectives(ttft=500))
 
@@ -84,22 +86,19 @@ class TestRatesOfSeeds:
         assert (mean_rate([inf, inf]), mean_rate([0.0, 5.0]), mean_rate([0.5])) == (inf, 0.0, pytest.approx(0.5))
 
     def test_seeds_are_doubled_up_to_48(self):
-        steps = lower_limit([5.0] * 4, 1.0)
-        rounds = [next(steps)]
-        with pytest.raises(StopIteration) as ended:
-            while True:
-                rounds.append(steps.send([True] * len(rounds[-1].seeds)))
-        assert [(each.kind, *each.seeds[:1], len(each.seeds), each.rate) for each in rounds] == [
-            (Kind.MEETS, 4, 4, 5.0), (Kind.MEETS, 8, 8, 5.0), (Kind.MEETS, 16, 16, 5.0), (Kind.MEETS, 32, 16, 5.0),
-        ]  # fmt: skip
-        assert ended.value.value == (5.0, 48, 0)
+        search = lower_limit([5.0] * 4, 1.0, lambda *asked: asked, lambda *asked: pytest.fail("a rate is sought"))
+        found, rounds = ended(search, lambda _: True)
+        firsts = [(*asked[0], len(asked)) for asked in rounds]
+        assert firsts == [(4, 5.0, 4), (8, 5.0, 8), (16, 5.0, 16), (32, 5.0, 16)]
+        assert found == (5.0, 48, 0)
 
 
 def run_of(rows: list[tuple[int, int, int, int]], block_size: int = 16, slots: int = 160) -> Any:
     """A run of these rows: ticks, waiting, running, and slots held; prompts of 20 tokens, and four places."""
     columns = dict(zip(("ticks", "waiting", "batch_size", "held"), np.array(rows).T, strict=True))
     log = SimpleNamespace(rows=columns, end_ticks=100, block_size=block_size, capacity_slots=slots)
-    replica = SimpleNamespace(policy=SimpleNamespace(limits=SimpleNamespace(max_num_seqs=4)), num_blocks=10)
+    policy = Policy(Limits(max_model_len=100, max_num_seqs=4, max_num_batched_tokens=100))
+    replica = SimpleNamespace(policy=policy, num_blocks=10)
     return SimpleNamespace(log=log, replica=replica, workload=SimpleNamespace(prompt_tokens=np.array([10, 30])))
 
 
@@ -155,14 +154,13 @@ class TestLimit:
         checks(monkeypatch, False, {"ttft": 4, "tpot": 6}, preempted)
         shares = dict(zip(("max_num_seqs", "memory", "steps"), (each / 100 for each in waits), strict=True))
         monkeypatch.setattr(detail, "waiting_shares", lambda run: shares)
-        assert detail.limit(None, GOAL) == {
-            "objective": "tpot", "missed": {"ttft": 0.4, "tpot": 0.6}, "cause": cause, "preemptions": preempted,
-            "waiting": shares,
-        }  # fmt: skip
+        assert detail.limit(None, GOAL) == detail.Bottleneck(
+            "tpot", {"ttft": 0.4, "tpot": 0.6}, cause, preempted, shares
+        )
 
     def test_a_run_that_meets_its_goal_misses_no_objective(self, monkeypatch):
         checks(monkeypatch, True, {"ttft": 1})
-        assert detail.limit(run_of([(1, 0, 0, 0)]), GOAL)["objective"] is None
+        assert detail.limit(run_of([(1, 0, 0, 0)]), GOAL).objective is None
 
     @pytest.mark.parametrize(
         ("missed", "meets", "objective", "cause"),
@@ -176,8 +174,7 @@ class TestLimit:
         checks(monkeypatch, meets, missed)
         beyond = SimpleNamespace(times=None, summary=lambda: {"preemptions": {"recompute": 2, "swap": 3}})
         shares = {name: number / 10 for name, number in missed.items()}
-        expected = {"objective": objective, "missed": shares, "cause": cause, "preemptions": 5, "waiting": {}}
-        assert detail.limit_of_split(beyond, None, GOAL) == expected
+        assert detail.limit_of_split(beyond, None, GOAL) == detail.Bottleneck(objective, shares, cause, 5)
 
     @pytest.mark.parametrize(
         ("cause", "objective", "still", "relieved", "found", "runs"),
@@ -203,14 +200,14 @@ class TestLimit:
             blocks.append(chosen.num_gpu_blocks_override)
             return run_of([(1, 0, 0, 0)])
 
-        causes = iter([{"cause": cause, "objective": objective}, {"cause": relieved, "objective": "ttft"}])
+        causes = iter([detail.Bottleneck(objective, {}, cause), detail.Bottleneck("ttft", {}, relieved)])
         shares = iter([SloCheck(False, 8, 4, {}), SloCheck(False, 8, 8 - still, {})])
         monkeypatch.setattr(detail, "compiled_cost", lambda _: None)
         monkeypatch.setattr(detail, "simulate", simulate)
         monkeypatch.setattr(detail, "limit", lambda run, goal: next(causes))
         monkeypatch.setattr(detail, "check_run", lambda run, goal: next(shares))
         chosen = settings(num_gpu_blocks_override=10)
-        assert detail.limit_of(chosen, None, GOAL) == {"cause": found, "objective": objective}
+        assert detail.limit_of(chosen, None, GOAL) == detail.Bottleneck(objective, {}, found)
         assert blocks == [10, 20][:runs]
 
 
@@ -219,7 +216,7 @@ class TestDetail:
 
     def detail(
         self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, rate: float = 12.0
-    ) -> tuple[dict[str, Any], list[Any]]:
+    ) -> tuple[detail.Detail, list[Any]]:
         asked: list[Any] = []
 
         def serve(chosen, work, cluster):
@@ -252,21 +249,19 @@ class TestDetail:
         found, asked = self.detail(monkeypatch, Cluster(num_replicas=3))
         # At shares of the rate and at it, and once more to see how near it is to saturation, of up to 1,000 requests a replica.
         assert asked == [3.0, 6.0, 9.0, 12.0, 12.0, ("most", 3000, "times")]
-        assert (found["attained"], found["preemptions"], found["kv_cache_pct"]) == (0.9, 3, 60.0)
-        assert (found["load"], found["near_saturation"], found["request_throughput"]) == ("busy", None, 12.0)
-        assert found["limit"] == ("one", pytest.approx(46.0)) and found["cache_worth"] == "worth"
-        assert found["curve"] == [
-            {"request_rate": rate, "tokens_per_s_per_user": user, "p90_ttft_ms": 3 * rate}
-            for rate, user in ((1.0, 0.0), (2.0, 20.0), (3.0, 20.0), (4.0, 20.0))
-        ]
+        assert (found.attained, found.preemptions, found.kv_cache_pct) == (0.9, 3, 60.0)
+        assert (found.load, found.near_saturation, found.metrics["request_throughput"]) == ("busy", None, 12.0)
+        assert found.limit == ("one", pytest.approx(46.0)) and found.cache_worth == "worth"
+        points = ((1.0, 0.0), (2.0, 20.0), (3.0, 20.0), (4.0, 20.0))
+        assert found.curve == tuple(detail.Point(rate, user, 3 * rate) for rate, user in points)
 
     def test_of_a_divided_fleet(self, monkeypatch):
         found, asked = self.detail(monkeypatch, Cluster(prefill_replicas=1, decode_replicas=2))
-        assert found["limit"] == ("split", pytest.approx(46.0)) and asked[-1] == pytest.approx(46.0)
+        assert found.limit == ("split", pytest.approx(46.0)) and asked[-1] == pytest.approx(46.0)
 
     def test_of_all_requests_at_once(self, monkeypatch):
         found, asked = self.detail(monkeypatch, Cluster(), inf)
-        assert found["curve"] == [] and set(asked[:-1]) == {inf}
+        assert found.curve == () and set(asked[:-1]) == {inf}
 
 
 class Costs:

@@ -15,7 +15,7 @@ from fragmeter.experiments.capacity.what_if import LENGTHS, OBJECTIVES, RATES, c
 from fragmeter.experiments.cli.app import DONE, status
 from fragmeter.experiments.runs.inputs import Inputs, Requests
 from fragmeter.experiments.runs.slo_check import Goal
-from fragmeter.reports.page.what_if import NO_RATE, WhatIf
+from fragmeter.reports.explore.what_if import NO_RATE, WhatIf
 from fragmeter.sim import Settings
 from fragmeter.sim.metrics.objectives import objectives
 
@@ -103,7 +103,7 @@ def load(prompt: int, output: int) -> Load:
 def test_the_rates_are_those_of_a_search_with_these_lengths(prompts, outputs):
     chosen = Settings(model="llama-3.1-8b", gpu="l40s", max_num_seqs=8, max_model_len=1000)
     goal = Goal(objectives(["ttft:500", "tpot:50"]))
-    found = changed_rates(chosen, load(200, 20), goal, 0, prompts, outputs, 5.0)["rates"]
+    found = changed_rates(chosen, load(200, 20), goal, 0, prompts, outputs, 5.0)
     searched = go_ahead(chosen, load(round(200 * prompts), round(20 * outputs)), goal, 0)
     assert found[OBJECTIVES.index(1.0)] == searched.found.rate
     assert found == sorted(found)

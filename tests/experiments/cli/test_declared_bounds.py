@@ -24,6 +24,7 @@ LINES = {
     "reproduce": "waste --trace trace.csv --request-rate 1 --seeds 1",
     "simulate": "--num-prompts 3 --request-rate 1",
     "sweep": "--grid policy=orca-max --num-prompts 3 --request-rate 1 --out sweep",
+    "explore": "--grid policy=orca-max --vary block_size=16,32 --num-prompts 3 --request-rate 1 --out page.html",
     "compare": "--set policy=orca-max --set policy=vllm-v1 --num-prompts 3 --request-rate 1 --seeds 2",
     "report": "no-such-run --out report.html",
     "plan": "--model opt-13b --gpu a100-40gb --goodput ttft:1000 --num-prompts 100 --seeds 1",

@@ -104,12 +104,12 @@ class TestBytesThatAreNoUtf8:
         for out in (b"o\xff", b"p\xfe"):
             flags = ["--out", out, "--json", b"j" + out]
             assert "Results: " in self.run("simulate", "--trace", "t.csv", "--policy", "orca", *flags)
-        self.run("report", b"o\xff", b"p\xfe", "--out", b"r\xff.html")
+        self.run("report", b"o\xff", b"p\xfe", "--out", b"r\xff.html", "--perfetto", b"r\xff.pftrace")
         assert "o\udcff  ->  p\udcfe" in self.run("compare", b"o\xff", b"p\xfe")
         self.run("sweep", "--trace", "t.csv", "--jobs", "1", "--grid", "block_size=8", "--out", b"s\xff")
         self.run("report", b"s\xff")
         names = {os.fsencode(path.name) for path in here.iterdir()}
-        assert names >= {b"o\xff", b"jo\xff", b"r\xff.html", b"s\xff"}
+        assert names >= {b"o\xff", b"jo\xff", b"r\xff.html", b"r\xff.pftrace", b"s\xff"}
 
     @pytest.mark.slow
     def test_on_standard_output_that_takes_utf8_alone(self, here):

@@ -147,7 +147,7 @@ def test_files_of_different_runs_are_refused_in_a_line(results, other, tmp_path,
 def test_a_place_below_a_file_is_refused_in_a_line(results, tmp_path, capsys):
     (tmp_path / "file").write_bytes(b"")
     place = tmp_path / "file" / "below"
-    for flags in (["--out", place], ["--out", tmp_path / "page.html", "--json", place]):
+    for flags in (["--out", place], ["--out", tmp_path / "page.html", "--perfetto", place]):
         assert report(results / "orca-max", *flags) == MISTAKE
         said = capsys.readouterr().err
         assert f"{place}: cannot be written" in said and said.count("\n") == 1

@@ -84,7 +84,7 @@ def test_changes_are_judged_without_the_search_for_a_length_and_by_the_lines_own
         raise AssertionError
 
     monkeypatch.setattr(checks, "longest_model_len", no_search)
-    flags = {each.flag: each.value for each in remedies(found.launch, allow_long=found.allows_long)}
+    flags = {each.flag: each.value for each in remedies(found.launch)}
     assert {"--tensor-parallel-size", "--max-model-len"} <= set(flags)
     # Without the variable no change helps but a length of the model's.
-    assert [each.flag for each in remedies(found.launch)] == ["--max-model-len"]
+    assert [each.flag for each in remedies(replace(found.launch, allows_long=False))] == ["--max-model-len"]

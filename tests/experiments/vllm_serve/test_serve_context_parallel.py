@@ -88,15 +88,15 @@ def test_vllms_refusals_are_the_answer(text, kind, words):
 
 @pytest.mark.slow
 def test_remedies_are_other_ranks():
-    fewer = remedies(on_h200("vllm serve Qwen/Qwen3-235B-A22B -tp 8 -dcp 4").launch)
+    fewer = [*remedies(on_h200("vllm serve Qwen/Qwen3-235B-A22B -tp 8 -dcp 4").launch)]
     assert ("--decode-context-parallel-size", "2") in [(each.flag, each.value) for each in fewer]
-    windows = remedies(on_h200("vllm serve openai/gpt-oss-120b -tp 16 -dcp 2").launch)
+    windows = [*remedies(on_h200("vllm serve openai/gpt-oss-120b -tp 16 -dcp 2").launch)]
     assert [(each.flag, each.value) for each in windows] == [("--decode-context-parallel-size", "1")]
     tight = on_h200(f"{DEEPSEEK} --gpu-memory-utilization 0.65")
     assert refusal(tight.launch).kind == "KV cache"
     more = {each.flag: each for each in remedies(tight.launch)}["--decode-context-parallel-size"]
     assert capacity(more.launch).max_concurrency >= 1
-    states = remedies(on_h200("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-model-len 300000").launch)
+    states = [*remedies(on_h200("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 2 --max-model-len 300000").launch)]
     assert "--decode-context-parallel-size" not in [each.flag for each in states]
 
 

@@ -24,7 +24,7 @@ CUBLAS = 32 << 20
 
 def answer(line: str, gpu: str = "h100-80gb"):
     found = started(parse_serve(line), gpu)
-    return found, refusal(found.launch, found.fits_length)
+    return found, refusal(found.launch)
 
 
 def left_beside(found: Started, share: float, weights: int, activations: int) -> int:
@@ -76,7 +76,7 @@ def test_llama_70b_is_too_heavy_for_one_card():
     assert 0 <= taken - weights <= 0.003 * weights
     # On two GPUs 65.74 of 72.85 GiB are weights: what is left is short of the 20 GiB of one sequence of 131,072
     # tokens (163,840 bytes each). On three, heads cannot be divided. On four it is 72.85 - 32.89 - 1.90 - 1.8 - 0.9.
-    best = remedies(found.launch)
+    best = [*remedies(found.launch)]
     assert [(remedy.flag, remedy.value) for remedy in best] == [("--tensor-parallel-size", "4")]
     on_four = replace(found, launch=best[0].launch)
     left = left_beside(on_four, 0.92, ranked_70b(4), sampler(8192))

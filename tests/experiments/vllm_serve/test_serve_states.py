@@ -50,7 +50,7 @@ def test_reported_servers_do_not_start_with_the_default_and_start_with_the_remed
     refused = answer(f"vllm serve {line}", card, vllm)
     assert refused.launch.max_num_seqs == 1024
     assert kind(refused) == "states"
-    first = remedies(refused.launch)[0]
+    first = next(remedies(refused.launch))
     assert first.flag == "--max-num-seqs"
     least, most = (capacity(replace(refused.launch, outlook=end)).num_blocks for end in ("low", "high"))
     # GLM's number is that of its largest graph.

@@ -82,6 +82,18 @@ def test_leap_and_step_are_the_same_bits(case, data):
     assert look_ups(leapt) == look_ups(stepped)
 
 
+@hypothesis_settings(max_examples=15)
+@given(case=shared_cases())
+def test_a_memory_of_kv_groups_logs_the_same_lives_of_blocks(case):
+    """By priority blocks are taken in turn, in that memory; where all are alike the run is the same."""
+    alike = replace(case.workload, priority=np.zeros(len(case.requests), dtype=np.int64))
+    chosen = caching_settings(case)
+    by_priority = replace(chosen, scheduling_policy="priority")
+    plain, in_turn = (simulate(each, alike, case.cost) for each in (chosen, by_priority))
+    assert (plain.replica.memory.is_plain, in_turn.replica.memory.is_plain) == (True, False)
+    assert summary(plain)["prefix_cache"] == summary(in_turn)["prefix_cache"]
+
+
 def story(requests, content, num_blocks: int, **limits) -> tuple[list[str], SharedCase, Run]:
     """The oracle's log of a case in blocks of four, once the engine has the same, in steps."""
     case = SharedCase(

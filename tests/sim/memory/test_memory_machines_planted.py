@@ -17,6 +17,7 @@ from fragmeter.sim.memory import (
     DeferredMemory,
     DialogueContiguousMemory,
     DialogueMemory,
+    HostRadixMemory,
     PagedMemory,
     RadixMemory,
     ReservedMemory,
@@ -36,7 +37,7 @@ from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
-from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, RadixTree, WindowTree
+from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, HostTree, RadixTree, WindowTree
 from fragmeter.sim.memory.prefix.block_tables import BlockTables
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
@@ -314,6 +315,10 @@ PLANTED = [
     ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
     ("SlotRadixMemory", SlotRadixMemory, "_insert", keeps_its_own_slots),
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
+    ("HostTree", HostTree, "_touch", RadixTree._touch),
+    ("HostTree", HostTree, "_remove", RadixTree._remove),
+    ("HostRadixMemory", HostTree, "_split", RadixTree._split),
+    ("HostRadixMemory", HostRadixMemory, "_insert", RadixMemory._insert),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("ContiguousMemory, groups", ContiguousMemory, "_disband", keeps_the_pieces_of_siblings),

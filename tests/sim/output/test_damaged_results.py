@@ -44,7 +44,7 @@ def commands(name: str, whole: Path, hurt: Path, bench: Path, page: Path) -> lis
     """What reads a folder."""
     found: list[list[object]] = [["report", hurt, "--out", page]]
     if name in RUNS:
-        found[0] += ["--goodput", "ttft:500", "tpot:50"]
+        found[0] += ["--goodput", "ttft:500", "tpot:50", "--perfetto", page.with_suffix(".pftrace")]
         found += [["compare", whole, hurt], ["compare", hurt, whole]]
     if name == "paged":
         found.append(["report", hurt, "--measured", bench, "--out", page])

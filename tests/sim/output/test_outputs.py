@@ -51,7 +51,7 @@ def never_run(monkeypatch) -> None:
         "runs.serving.serve_one",
         "runs.serving.simulate_cluster",
         "runs.sweeping.simulate",
-        "capacity.jobs.carry_out",
+        "capacity.tasks.carry_out",
     ):
         monkeypatch.setattr(f"fragmeter.experiments.{place}", fail)
 
@@ -200,7 +200,7 @@ FILE_COMMANDS = {
     "a recorded plan": (*SIMULATE, "--record-plan"),
     "sweep": (*SWEEP, "--out", "out", "--json"),
     "compare": ("compare", "--waste", "--num-prompts", "3", "--out"),
-    "report": ("report", "RESULT", "--json"),
+    "report": ("report", "RESULT", "--perfetto"),
     "convert": ("traces", "convert", "trace.csv"),
     "sample": ("traces", "sample", "load.json"),
     "synth": ("traces", "synth", "trace.csv", "--out"),
@@ -274,7 +274,7 @@ class TestNothingRunsBeforeOutputsAreWritable:
         [
             (("compare", "run", "run", "--json", "run/run.json"), "run/run.json"),
             (("report", "run", "--out", "run/requests.parquet"), "run/requests.parquet"),
-            (("report", "run", "--json", "run/summary.json"), "run/summary.json"),
+            (("report", "run", "--perfetto", "run/summary.json"), "run/summary.json"),
             (("sweep", "--grid", "trace=b.csv,trace.csv", "--out", "new", "--json", "trace.csv"), "trace.csv"),
             (("compare", "--set", "seed=1,trace=trace.csv", "--set", "seed=1", "--json", "trace.csv"), "trace.csv"),
             ((*SIMULATE, "--model", "config.json", "--json", "config.json"), "config.json"),

@@ -13,42 +13,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ..style.packing import packed
+from .axis import Axis, axes_data
 
 #: In place of replicas: no rate meets the objectives, and what is not known.
 NO_RATE, NOT_KNOWN = -1, -2
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A slider.
-
-    Attributes:
-        name: Its setting.
-        label, unit, about: In words.
-        values: As a command line has them, in the order of the slider.
-        start: Index of the first value that is shown.
-        is_crossed: Whether every combination with the other crossed axes was run; else the other axes that are not
-            crossed are at their start wherever it is not.
-    """
-
-    name: str
-    label: str
-    unit: str
-    about: str
-    values: tuple[str, ...]
-    start: int
-    is_crossed: bool
-
-
-def axes_data(axes: Sequence[Axis]) -> list[dict[str, Any]]:
-    """The axes for the script."""
-    return [
-        {
-            "name": axis.name, "label": axis.label, "unit": axis.unit, "values": axis.values, "start": axis.start,
-            "crossed": axis.is_crossed,
-        }
-        for axis in axes
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +28,7 @@ class Offer:
         gpu: Name of its GPU.
         gpus_a_replica: Number of GPUs.
         price_a_replica: For an hour.
-        replicas: By state, numbered by ``states`` of ``experiments.capacity.what_if``; ``NO_RATE`` or ``NOT_KNOWN`` without any.
+        replicas: By state, numbered as those of ``experiments.explore.axes``; ``NO_RATE`` or ``NOT_KNOWN`` without any.
     """
 
     name: str

@@ -1,0 +1,1 @@
+"""A grid of finished runs for a page with sliders."""

@@ -1,0 +1,1 @@
+"""A page with sliders over a grid of finished runs."""

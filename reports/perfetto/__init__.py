@@ -1,0 +1,1 @@
+"""Runs as timelines for ui.perfetto.dev."""
