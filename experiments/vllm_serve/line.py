@@ -315,7 +315,10 @@ def _start(words: Sequence[str]) -> int:
             # With --entrypoint vllm the image starts by the name of the command.
             return place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
     text = " ".join(words)
-    said = remedy(text.encode(), "", "serve") or "starts no server; paste a line with vllm serve MODEL"
+    said = (
+        remedy(text.encode(errors="surrogateescape"), "", "serve")
+        or "starts no server; paste a line with vllm serve MODEL"
+    )
     raise SettingError("serve", _short(text), said)
 
 
