@@ -11,6 +11,9 @@ from ..types.errors import SettingError
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
 
+#: Sides of disaggregated prefill, as vLLM's ``kv_role`` names them.
+PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -21,7 +24,7 @@ class Limits:
         max_num_seqs: Maximum number of running sequences; in static batching the batch size.
         max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1.
         watermark_blocks: Blocks that an admission must leave free.
-        kv_connector: Whether a KV connector sends blocks to other replicas, or takes theirs.
+        kv_role: vLLM's name of what a KV connector does: ``PRODUCER`` sends blocks to other replicas, ``CONSUMER`` takes theirs; or None.
         stages: Pipeline stages that each work on a batch of their own; 1 where one batch passes all of them.
     """
 
@@ -29,7 +32,7 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark_blocks: int = 0
-    kv_connector: bool = False
+    kv_role: str | None = None
     stages: int = 1
 
     def __post_init__(self) -> None:
