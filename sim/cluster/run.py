@@ -47,6 +47,7 @@ from ..memory.prefix import Chains
 from ..memory.prefix.tiers import FleetTiers
 from ..policy.options import either
 from ..policy.registry import POLICIES
+from ..policy.server import CONSUMER, PRODUCER
 from ..runs.cluster_run import ClusterRun
 from ..runs.replica import Replica
 from ..spec import gpu, model
@@ -477,16 +478,17 @@ def _replicas(
 ) -> list[Replica]:
     """The replicas, of which the first ``prefilling`` prefill. Those with the same settings share one cost model, which is immutable:
     the first of ``costs``, or of a ``Pair``'s decode replicas the second, or their settings' own."""
-    build_one = partial(build, kv_connector=cluster.disaggregated, fleet=FleetTiers() if _shares(settings) else None)
-    first = build_one(settings, costs[0], sent[0])
+    build_one = partial(build, fleet=FleetTiers() if _shares(settings) else None)
+    build_first = partial(build_one, kv_role=PRODUCER if cluster.disaggregated else None)
+    first = build_first(settings, costs[0], sent[0])
     own, decode_cost = cluster.decode_settings(settings), costs[0] if type(cluster) is Cluster else costs[1]
     # Where requests only decode, their prompts come from elsewhere: nothing is cached, on the GPU or on the host.
     offloading = ("kv_offloading_size", "kv_offloading_backend", "kv_transfer_config")
     options = tuple((name, value) for name, value in own.options if name not in offloading)
     decodes = replace(own, enable_prefix_caching=False, options=options)
-    found = [first, *(build_one(settings, first.cost, part) for part in sent[1:prefilling])]
+    found = [first, *(build_first(settings, first.cost, part) for part in sent[1:prefilling])]
     for part in sent[prefilling:]:
-        found.append(build_one(decodes, decode_cost, part))
+        found.append(build_one(decodes, decode_cost, part, kv_role=CONSUMER))
         decode_cost = found[-1].cost
     return found
 

@@ -16,7 +16,7 @@ The queue holds one batch a stage, and one more where steps are scheduled ahead:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from ..types.sequence import Sequence
@@ -85,6 +85,11 @@ class BatchQueue:
         batch = Batch(now, ticks > 0)
         self._batches.append(batch)
         return batch
+
+    def take_back(self, sequences: Container[Sequence]) -> None:
+        """The tokens that these sequences have in flight are dropped."""
+        for batch in self._batches:
+            batch.ended = [each for each in batch.ended if each not in sequences]
 
     def pop(self) -> Batch | None:
         """The oldest batch, where the queue is full."""

@@ -282,6 +282,8 @@ class Engine:
         state, memory, self._has_finished = self.state, self.memory, False
         plan = self._schedule(state, memory.transaction(state.decode_step))
         first_step = None if plan is CARRY_ON else actions[0](plan, now)
+        if plan.taken_back:
+            queue.take_back(plan.taken_back)
         changes = queue.computes or bool(plan.preempted)
         decodes = plan.stalls[1] if plan.stalls else ()
         ticks, _, wait, *_ = first_step or (0, 0, 0)

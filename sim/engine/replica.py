@@ -66,7 +66,7 @@ def build(
     workload: PromptSource | None = None,
     grouped: bool = False,
     dialogue: Dialogue | None = None,
-    kv_connector: bool = False,
+    kv_role: str | None = None,
     fleet: FleetTiers | None = None,
 ) -> Replica:
     """Build a replica: server -> pool size -> limits -> policy -> memory -> cost.
@@ -77,7 +77,7 @@ def build(
         grouped: Whether sequences of a request share blocks (``is_grouped``); False copies the tokens that they would
             share.
         dialogue: For each request, the earlier request that it continues and shares memory with; None without any.
-        kv_connector: See ``Limits``.
+        kv_role: See ``Limits``.
         fleet: What the replicas of a fleet have together, where one of their tiers is shared.
 
     Raises:
@@ -89,7 +89,7 @@ def build(
     _refuse_beside(settings, grouped, server.layout)
     kind = serving(settings.kind, options, grouped)
     num_blocks, size = _pool_size(settings, kind, server)
-    limits = replace(_limits(kind, server, options, num_blocks, size), kv_connector=kv_connector)
+    limits = replace(_limits(kind, server, options, num_blocks, size), kv_role=kv_role)
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
     offloaded = options.offloaded(server, num_blocks, size)
     if offloaded is not None and fleet is not None:

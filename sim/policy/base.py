@@ -17,7 +17,7 @@ from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .options import Options
-from .server import Limits, Pool, Server
+from .server import Limits, Pool, Server, WindowPool
 
 #: Kinds of memory and of transaction that a policy reads.
 MemoryT = TypeVar("MemoryT", bound=Memory, contravariant=True)
@@ -171,7 +171,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         return limits.max_model_len
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Pool.windows``."""
         return None
 
@@ -208,6 +208,14 @@ class Policy(Generic[MemoryT, TransactionT]):
         never
         stored."""
         return workload.prompt_tokens + workload.output_tokens - 1
+
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """Free slots below which a request of the mean lengths waits for memory beside so many running ones, [len(running)].
+
+        By default its prompt in whole blocks, and a block. It explains waiting, and decides nothing.
+        """
+        blocks = 1 - -int(workload.prompt_tokens.mean()) // block_size
+        return np.full(len(running), blocks * block_size)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks of the smallest pool that can serve each request, int64 [n]; a request that needs more is refused.

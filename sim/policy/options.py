@@ -651,8 +651,7 @@ class VllmV1Options(VllmServeOptions):
         block_size //= self.decode_context_parallel_size
         chunk_blocks = spec.chunk_blocks(block_size)
         if chunk_blocks > 1 and server.layout is not None:
-            name = "kv_transfer_config.block_size"
-            raise NotSimulated(name, chunk_blocks * block_size, "is not simulated over several KV groups")
+            raise NotSimulated(spec.chunk_field, spec.chunk_value, "is not simulated over several KV groups")
         parts = server.deployment, server.layout, of_drafter * block_size
         chunk_bytes = offloaded_bytes(server.model, ranks, block_size, chunk_blocks, *parts)
         host_bytes = spec.host_bytes * (ranks if spec.of_each_rank else 1)
@@ -685,9 +684,12 @@ class VllmV1Options(VllmServeOptions):
                 "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
+        if self.offloading is not None and self.offloading.tiers:
+            # No other flag has them.
+            others["kv_transfer_config"] = {"pipeline parallelism": replica.pipeline_parallel_size > 1}
         if self.offloading is not None:
-            others["kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"] = {
-                "pipeline parallelism": bool(self.offloading.tiers) and replica.pipeline_parallel_size > 1,
+            name = "kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"
+            others[name] = others.get(name, {}) | {
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, page_bytes, paper_num_blocks
 from ..types.errors import SettingError
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
+
+#: Sides of disaggregated prefill, as vLLM's ``kv_role`` names them.
+PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Limits:
         max_num_seqs: Maximum number of running sequences; in static batching the batch size.
         max_num_batched_tokens: Maximum number of tokens in a step, where a decode counts 1.
         watermark_blocks: Blocks that an admission must leave free.
-        kv_connector: Whether a KV connector sends blocks to other replicas, or takes theirs.
+        kv_role: vLLM's name of what a KV connector does: ``PRODUCER`` sends blocks to other replicas, ``CONSUMER`` takes theirs; or None.
         stages: Pipeline stages that each work on a batch of their own; 1 where one batch passes all of them.
     """
 
@@ -28,13 +32,27 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark_blocks: int = 0
-    kv_connector: bool = False
+    kv_role: str | None = None
     stages: int = 1
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, field) < 1:
                 raise SettingError(field, getattr(self, field), "must be at least 1")
+
+
+class WindowPool(NamedTuple):
+    """The pool of layers with a window beside that of the others.
+
+    Attributes:
+        tokens: Tokens of the window.
+        blocks: Blocks of the pool.
+        slot_bytes: Bytes of a slot of the other pool, and of this one.
+    """
+
+    tokens: int
+    blocks: int
+    slot_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +108,7 @@ class Pool:
         grouped: Whether sequences of a request share blocks; False copies the tokens that they would share.
         dialogue: For each request, the earlier request that it continues; None without any.
         seed: Seed of random draws.
-        windows: Tokens of the window, and blocks of the pool of layers with it; None where these have no pool of their own.
+        windows: The pool of layers with a window; None where these have none of their own.
     """
 
     num_blocks: int
@@ -104,4 +122,4 @@ class Pool:
     grouped: bool = False
     dialogue: Dialogue | None = None
     seed: int = 0
-    windows: tuple[int, int] | None = None
+    windows: WindowPool | None = None

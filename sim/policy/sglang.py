@@ -23,6 +23,7 @@ from ..spec.startup.sglang import (
     num_slots,
     page_size,
     server_defaults,
+    slot_bytes,
 )
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
@@ -31,8 +32,8 @@ from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
-from .server import Limits, Pool, Server
-from .sglang_prefill import NewTokenRatio, PrefillBatch
+from .server import Limits, Pool, Server, WindowPool
+from .sglang_prefill import CLIP_MAX_NEW_TOKENS, NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.
 MOST_SORTED = 128
@@ -142,7 +143,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return found // size, size
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Policy``.
 
         Raises:
@@ -159,7 +160,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if least > blocks * block_size:
             remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
             raise SettingError("swa_full_tokens_ratio", ratio, remedy)
-        return window, blocks
+        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
+        return WindowPool(window, blocks, bytes_of)
 
     @classmethod
     def step_limits(
@@ -425,6 +427,18 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if memory.windows is not None or not memory.is_settled:
             return 1
         return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
+
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """See ``Policy``; also its output, and of the running ones what is reserved at least of theirs, of which half has been generated."""
+        declared = workload.max_tokens
+        if declared is None:
+            declared = self.limits.max_model_len - workload.prompt_tokens
+        to_come, left = (
+            np.minimum(each, CLIP_MAX_NEW_TOKENS) for each in (declared, declared - workload.output_tokens / 2)
+        )
+        waits_for_all = False if workload.ignore_eos is None else workload.ignore_eos == 1
+        reserved = float((left * np.where(waits_for_all, 1.0, NewTokenRatio.LEAST)).mean())
+        return float((workload.prompt_tokens + to_come).mean()) + block_size + reserved * running
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.

@@ -28,7 +28,7 @@ from ..types.state import State
 from ..workload.workload import Workload
 from .base import Source
 from .options import Options, VllmServeOptions, VllmV1Options, minor_version
-from .server import Limits, Pool, Server
+from .server import PRODUCER, Limits, Pool, Server
 from .token_budget import Chunk, TokenBudget
 from .vllm_sosp23 import steps_until_head_fits
 
@@ -74,7 +74,7 @@ class VllmV1(TokenBudget):
         super().__init__(limits, options, groups)
         chosen, self.schedules_ahead = self.options, self.options.schedules_ahead
         drafts = 0 if chosen.speculative is None else chosen.speculative.num_speculative_tokens
-        connects = limits.kv_connector or chosen.offloading is not None
+        connects = limits.kv_role is not None or chosen.offloading is not None
         drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
         plain = groups or PageGroups(ahead=self.schedules_ahead)
         retained = chosen.prefix_cache_retention_interval
@@ -92,6 +92,8 @@ class VllmV1(TokenBudget):
         # Calls of ``schedule`` so far, which count a sequence's turn where stages work on batches of their own.
         self._calls = 0
         self._offloads, self._overlaps = chosen.offloading is not None, self.stages + self.schedules_ahead > 1
+        # Whether the KV of a prompt must be sent (``requires_kv_delivery``).
+        self._delivers = limits.kv_role == PRODUCER
         # Waiting sequences with blocks, which they load or have loaded from the host.
         self._loads: Mapping[Sequence, int] = {}
         in_turn = self._cap.tokens > 0 or self._cadence is not None or self._offloads
@@ -435,7 +437,16 @@ class VllmV1(TokenBudget):
             plan = self._admit(state, transaction, budget, ended, chunks)
         if stalls or resumes or state.stalled or (state.prefilling and not self._defers):
             plan = plan._replace(valid_until_horizon=False, stalls=(stalls, resumes))
+        if preempted and self._delivers:
+            plan = plan._replace(taken_back=self._taken_back(preempted, state))
         return plan
+
+    def _taken_back(self, preempted: tuple[Sequence, ...], state: State) -> tuple[Sequence, ...]:
+        """Preempted sequences whose prompt a batch in flight ends: its blocks cannot be sent any more, so the token is dropped. What
+        batches in flight compute of a preempted sequence is not waited for."""
+        for sequence in preempted:
+            sequence.next_decode_eligible_step = 0
+        return tuple(each for each in preempted if each in state.finished or each in state.overrunning)
 
     def _chunk(self, sequence: Sequence, computed: int, tokens: int, transaction: PagedTransaction) -> int:
         """Chunks are no longer than ``long_prefill_token_threshold``. With states at the ends of blocks, they end on block

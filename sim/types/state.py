@@ -225,7 +225,7 @@ class State:
         return self.finished.pop(sequence, True) is None
 
     def take_back(self, sequence: Sequence) -> None:
-        """Take back the token of the last step: a sequence that is about to be preempted generates it anew."""
+        """Take back the last token, and what was computed in vain after it: a sequence that is about to be preempted generates it anew."""
         entry = sequence.finish_step, sequence.order, sequence
         if sequence in self.finished:
             del self.finished[sequence]
@@ -234,6 +234,13 @@ class State:
             self.lag_sum += sequence.lag
         elif sequence in self.overrunning:
             del self.overrunning[sequence]
+            if sequence in self.stalled:
+                del self.stalled[sequence]
+                self.overrun(sequence, self.decode_step)
+            generated = sequence.generated_tokens + self.decode_step + sequence.lag - sequence.start_tokens
+            in_vain = generated - sequence.output_tokens
+            sequence.lag -= in_vain
+            self.lag_sum -= in_vain
         else:
             self.calendar.remove(entry)
         sequence.lag -= 1

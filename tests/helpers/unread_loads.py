@@ -105,7 +105,7 @@ SCENES = (
     Scene("sessions with a host", load(content=_SESSIONS), more={"enable_hierarchical_cache": True}),
     Scene("experts of two engines", load(), more=_WINDOWS | {"cost": None, "data_parallel_size": 2}),
 )
-#: The scene that shows a setting under most policies that read it, where that is not the first one.
+#: The scene that shows a setting under policies that read it, where the first one does not under each of them.
 SHOWN_IN = {
     "prefix_cache_retention_interval": "windows in sessions",
     "max_num_seqs": "nothing declared, in a large pool",

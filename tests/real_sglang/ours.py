@@ -15,6 +15,7 @@ from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap, Meter
 from fragmeter.sim.memory.prefix.tiers import Offloaded
 from fragmeter.sim.policy.options import SGLangOptions
+from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
@@ -180,7 +181,9 @@ def settings_of(case: Case, **others: object) -> Settings:
 
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
-    log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
+    log, windows = StepLog(), None
+    if case.window:
+        windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1))
     try:
         with mock.patch.object(SGLang, "window_pool", lambda *args: windows), linked_at(case.page_ticks):
             chosen = settings_of(case, ids=not case.hicache_ratio)

@@ -10,7 +10,7 @@ import pytest
 
 from fragmeter.sim.policy.options import SGLangOptions
 from fragmeter.sim.policy.sglang import SGLang
-from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.startup import sglang
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.spec.startup.sglang import max_running_requests
@@ -49,9 +49,12 @@ def test_pools_of_windows_are_those_of_the_real_configurator(name: str, ratio: f
                 )
                 slots = sglang.num_slots(launch, 1e-12, ratio) // page * page
             windows = SGLang.window_pool(
-                SimpleNamespace(model=shape), SGLangOptions(swa_full_tokens_ratio=ratio), slots // page, page
+                SimpleNamespace(model=shape, deployment=Deployment(), tensor_parallel=1),
+                SGLangOptions(swa_full_tokens_ratio=ratio),
+                slots // page,
+                page,
             )
-            assert (slots, windows[1] * page) == resolution.window_pool(shape, available, ratio, page)
+            assert (slots, windows.blocks * page) == resolution.window_pool(shape, available, ratio, page)
 
 
 def test_the_models_whose_windows_have_a_pool_are_those_of_the_real_server():

@@ -1,12 +1,14 @@
-"""vLLM's engine core as a replica that decodes prompts computed elsewhere, of which a KV connector brings the blocks at admission.
+"""vLLM's engine core as a replica that decodes prompts computed elsewhere, of which a KV connector brings the blocks at admission, or as
+one that prefills them.
 
 ``ArrivedKV`` answers as a connector whose KV is there, in a buffer of the host: all tokens of a prompt but the last one, once, loaded
-within the step that admits the request.
+within the step that admits the request. ``SentKV`` has nothing, and what it sends is there at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,8 +17,10 @@ import numpy as np
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from fragmeter.sim.engine import run as engine_run
+from fragmeter.sim.policy.server import CONSUMER, PRODUCER
 from fragmeter.sim.real_vllm import core
 from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.source import OpenLoop
@@ -55,19 +59,50 @@ class ArrivedKV(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None: ...
 
 
-def serve(case: Case) -> Served:
-    """What the installed vLLM does with a case, with or without drafts."""
+class SentKV(ArrivedKV):
+    """See the module."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return 0, False
+
+
+def serve(case: Case, asynchronous: bool = False, defers: bool = True) -> Served:
+    """What the installed vLLM does with a case, with or without drafts.
+
+    Args:
+        defers: Whether blocks that batches in flight may still write come free after these (``defer_block_free``), as is vLLM's.
+    """
+    with _connected(ArrivedKV, CONSUMER), nullcontext() if defers else _freed_at_once():
+        return _serve(case, asynchronous)
+
+
+def _serve(case: Case, asynchronous: bool) -> Served:
+    if "speculative_config" in case.options:
+        return speculation.serve(case, asynchronous)[0]
+    return server.serve(case, asynchronous)
+
+
+def serve_prefills(case: Case, asynchronous: bool) -> Served:
+    """The same of a replica that prefills."""
+    with _connected(SentKV, PRODUCER):
+        return _serve(case, asynchronous)
+
+
+@contextmanager
+def _connected(connector: type[ArrivedKV], role: str) -> Iterator[None]:
     transfer = KVTransferConfig(
-        kv_connector="ArrivedKV", kv_connector_module_path=ArrivedKV.__module__, kv_role="kv_consumer"
+        kv_connector=connector.__name__, kv_connector_module_path=connector.__module__, kv_role=role
     )
     handshake = mock.Mock(return_value=[None])
     with (
         mock.patch.object(core, "VllmConfig", partial(VllmConfig, kv_transfer_config=transfer)),
         mock.patch.object(server.Recorder, "get_kv_connector_handshake_metadata", handshake, create=True),
     ):
-        if "speculative_config" in case.options:
-            return speculation.serve(case)[0]
-        return server.serve(case)
+        yield
+
+
+def _freed_at_once() -> AbstractContextManager[object]:
+    return mock.patch.object(Scheduler, "_request_blocks_can_be_freed", lambda *given: True)
 
 
 def comparable(served: Served) -> Served:
@@ -75,7 +110,7 @@ def comparable(served: Served) -> Served:
     return served._replace(steps=[step._replace(hits=()) for step in served.steps])
 
 
-def serve_ours(case: Case) -> Served:
+def serve_ours(case: Case, asynchronous: bool = False) -> Served:
     """What our engine does with sequences that come with all but the last token of their prompts."""
 
     class Arrived(OpenLoop):
@@ -84,8 +119,15 @@ def serve_ours(case: Case) -> Served:
                 sequence.computed_tokens = sequence.prompt_tokens - 1
                 yield arrival, sequence
 
-    with (
-        mock.patch.object(engine_run, "OpenLoop", Arrived),
-        mock.patch.object(engine_run, "build", partial(engine_run.build, kv_connector=True)),
-    ):
-        return ours.serve(case)
+    with mock.patch.object(engine_run, "OpenLoop", Arrived):
+        return _serve_ours(case, asynchronous, CONSUMER)
+
+
+def serve_our_prefills(case: Case, asynchronous: bool) -> Served:
+    """What our engine does as a replica that prefills."""
+    return _serve_ours(case, asynchronous, PRODUCER)
+
+
+def _serve_ours(case: Case, asynchronous: bool, role: str) -> Served:
+    with mock.patch.object(engine_run, "build", partial(engine_run.build, kv_role=role)):
+        return ours.serve(case, asynchronous)

@@ -25,7 +25,7 @@ from fragmeter.sim.spec import stages as deployment_stages
 from fragmeter.sim.spec.pool import _stage_page_bytes, block_bytes
 from fragmeter.sim.spec.speculative import parse_speculative
 from fragmeter.sim.types.optional import not_none
-from tools.live.step_log import Served, Step, StepLog
+from tools.live.step_log import Served, StepLog
 
 from . import ours, server, speculation, tiering
 from .drafts import beside_drafts
@@ -114,13 +114,6 @@ class OffloadingRecorder(server.Recorder):
         result.recorder = self
         result._runs |= wait > 0
         return result
-
-    def _step(self, *given: Any) -> Step:
-        """See ``Recorder``; blocks that only wait for the running step count as free, as no table has them."""
-        step = super()._step(*given)
-        waiting = {block.block_id for _, blocks in self.scheduler.deferred_frees for block in blocks}
-        in_tables = {block for _, *groups in step.tables for table in groups for block in table}
-        return step._replace(free=step.free + len(waiting - in_tables))
 
     def completed(self) -> KVConnectorOutput:
         """The copies that have ended by now."""

@@ -204,11 +204,14 @@ class Recorder(IdleExecutor):
         tables = {int(name): manager.get_block_ids(name) for name in scheduler.requests}
         # Those that come back after a preemption are listed last; the schedule has them in order.
         found = {int(new.req_id): new.num_computed_tokens for new in output.scheduled_new_reqs}
+        # Blocks that only wait for batches in flight count as free, as no table has them.
+        waiting = {block.block_id for _, blocks in scheduler.deferred_frees for block in blocks}
+        waiting.difference_update(block for groups in tables.values() for table in groups for block in table)
         return Step(
             now=start,
             scheduled=scheduled,
             preempted=preempted,
-            free=manager.block_pool.get_num_free_blocks(),
+            free=manager.block_pool.get_num_free_blocks() + len(waiting),
             cached=tuple(block.block_id for block in manager.block_pool.blocks if block.block_hash is not None),
             hits=tuple((index, found[index]) for index, _ in scheduled if index in found),
             evicted=self._take_evicted(),

@@ -18,7 +18,7 @@ RETAINING = ("windows_cached", "states", "block_sizes")
 _SEEDS = number_of_workloads(4)
 
 
-def _case(kind: str, seed: int) -> Case:
+def retaining(kind: str, seed: int) -> Case:
     """A case with checkpoints every few blocks."""
     case = KINDS[kind](seed)
     blocks = random.Random(f"retention/{case.name}").choice([1, 1, 2, 3, 5, 8])
@@ -30,7 +30,7 @@ def _case(kind: str, seed: int) -> Case:
 def test_every_step_is_that_of_the_real_scheduler(kind, record_property):
     differing, steps = {}, 0
     for seed in range(_SEEDS):
-        case, asynchronous = _case(kind, seed), bool(seed % 2)
+        case, asynchronous = retaining(kind, seed), bool(seed % 2)
         real = server.serve(case, asynchronous)
         steps += len(real.steps)
         if difference := first_difference(real, ours.serve(case, asynchronous)):
@@ -44,7 +44,7 @@ def test_every_step_is_that_of_the_real_scheduler(kind, record_property):
 def test_every_step_beside_offloading_is_that_of_the_real_scheduler(kind, asynchronous, record_property):
     differing, loaded = {}, 0
     for seed in range(_SEEDS):
-        case, draw = replace(_case(kind, seed), prefix_caching=True), random.Random(seed)
+        case, draw = replace(retaining(kind, seed), prefix_caching=True), random.Random(seed)
         copies = offloading.Copies(draw.choice([3, 20, 5000]), draw.choice([1, 30, 90]), draw.choice([0, 30, 200]))
         real, recorder = offloading.serve(case, copies, asynchronous)
         loaded += recorder.loaded
@@ -57,5 +57,5 @@ def test_every_step_beside_offloading_is_that_of_the_real_scheduler(kind, asynch
 
 def test_a_cache_without_these_checkpoints_is_noticed(monkeypatch):
     monkeypatch.setattr(_Seeker, "retains", lambda seeker, at: False)
-    cases = (_case(kind, seed) for kind in ("windows_cached", "states") for seed in range(4))
+    cases = (retaining(kind, seed) for kind in ("windows_cached", "states") for seed in range(4))
     assert any(first_difference(server.serve(case), ours.serve(case)) for case in cases)

@@ -1,21 +1,25 @@
-"""Replicas that only decode, beside the installed vLLM whose connector brings the KV of prompts, step by step."""
+"""Replicas that only decode, beside the installed vLLM whose connector brings the KV of prompts, and replicas that prefill, step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import PagedMemory
+from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
 from tools.live.step_log import first_difference
 
 from . import arrived
+from .batches import staged
 from .drafts import COMPRESSED, HYBRIDS, METHODS, drawn
 from .server import Stuck
+from .test_checkpoints import RETAINING, retaining
 from .workloads import KINDS, Case, number_of_workloads
 
 _SEEDS = number_of_workloads(6)
@@ -27,21 +31,21 @@ def _case(kind: str, seed: int, method: str | None) -> Case:
     return drawn(kind, seed, method, prefix_caching=False)
 
 
-def _differences(cases: list[Case]) -> tuple[dict[str, object], int]:
+def _differences(cases: list[Case], asynchronous: bool = False, defers: bool = True) -> tuple[dict[str, object], int]:
     differing: dict[str, object] = {}
     steps = 0
     stuck = 0
     for case in cases:
         try:
-            real = arrived.comparable(arrived.serve(case))
+            real = arrived.comparable(arrived.serve(case, asynchronous, defers))
         except Stuck:
             # Its pool has no room for the first request, which comes whole; so says ours.
             with pytest.raises(SimulationFault, match="is stuck"):
-                arrived.serve_ours(case)
+                arrived.serve_ours(case, asynchronous)
             stuck += 1
             continue
         steps += len(real.steps)
-        if difference := first_difference(real, arrived.comparable(arrived.serve_ours(case))):
+        if difference := first_difference(real, arrived.comparable(arrived.serve_ours(case, asynchronous))):
             differing[case.name] = difference
     assert stuck <= len(cases) // 2
     return differing, steps
@@ -63,6 +67,88 @@ def test_every_step_is_that_of_the_scheduler_with_a_connector(
     differing, steps = _differences([_case(kind, seed, method) for seed in range(_SEEDS)])
     record_property(f"compared/decodes {kind} {method}", [_SEEDS, steps, len(differing)])
     assert not differing
+
+
+@pytest.mark.parametrize(("stages", "asynchronous"), [(1, True), (2, False), (2, True), (4, True)])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("mixed", None),
+        ("tight", None),
+        *((kind, None) for kind in HYBRIDS),
+        ("mixed", "eagle"),
+        ("states", "draft_model"),
+    ],
+)
+def test_so_it_is_with_batches_in_flight_but_for_blocks_that_wait_for_these(
+    kind: str, method: str | None, stages: int, asynchronous: bool, record_property: Callable[[str, object], None]
+):
+    """vLLM frees the blocks of a sequence that a batch in flight computes after that batch, and does not preempt it; ours at once
+    (docs/limits.md)."""
+    if method is not None and not asynchronous:
+        pytest.skip("is refused")
+    cases = [_case(kind, seed, method) for seed in range(number_of_workloads(4))]
+    if stages > 1:
+        cases = [staged(case, stages, asynchronous) for case in cases]
+    differing, steps = _differences(cases, asynchronous, defers=False)
+    mode = "async" if asynchronous else "sync"
+    record_property(f"compared/decodes in flight {kind} {method} {stages} {mode}", [len(cases), steps, len(differing)])
+    assert not differing
+
+
+def test_only_blocks_that_wait_for_batches_in_flight_differ():
+    """One stage behind the other, nothing does."""
+    cases = [_case("mixed", seed, None) for seed in range(3)]
+    assert not _differences([staged(case, 2, False) for case in cases])[0]
+    assert _differences(cases, asynchronous=True)[0]
+
+
+def _prefills(case: Case) -> Case:
+    """The requests as a replica that prefills is sent them: of one token."""
+    one = np.ones(len(case.workload), dtype=np.int64)
+    work = replace(case.workload, output_tokens=one, max_tokens=one)
+    return replace(case, workload=work, ends=("length",) * len(one))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "beside"),
+    [
+        ("prefixes", None),
+        ("states", "ngram"),
+        *((kind, beside) for kind in RETAINING for beside in (None, "retention")),
+    ],
+)
+def test_every_step_of_a_replica_that_prefills_is_that_of_the_scheduler_with_a_connector(
+    kind: str, beside: str | None, stages: int, asynchronous: bool, record_property: Callable[[str, object], None]
+):
+    """Without and with checkpoints within prompts (``prefix_cache_retention_interval``), or drafts, and over pipeline stages."""
+    if beside == "ngram" and stages > 1 and not asynchronous:
+        pytest.skip("is refused")
+    differing, steps, seeds = {}, 0, range(number_of_workloads(4))
+    for seed in seeds:
+        if beside == "retention":
+            case = retaining(kind, seed)
+        else:
+            case = KINDS[kind](seed) if beside is None else drawn(kind, seed, beside)
+        case = replace(_prefills(case), prefix_caching=True)
+        if stages > 1:
+            case = staged(case, stages, asynchronous)
+        real = arrived.serve_prefills(case, asynchronous)
+        steps += len(real.steps)
+        if difference := first_difference(real, arrived.serve_our_prefills(case, asynchronous)):
+            differing[case.name] = difference
+    label = f"prefills {kind} {beside} {stages} {'async' if asynchronous else 'sync'}"
+    record_property(f"compared/{label}", [len(seeds), steps, len(differing)])
+    assert not differing
+
+
+def test_tokens_in_flight_of_a_preempted_prompt_that_are_kept_are_noticed(monkeypatch):
+    """Its blocks could not be sent."""
+    monkeypatch.setattr(VllmV1, "_taken_back", lambda *given: ())
+    case = staged(replace(_prefills(KINDS["states"](0)), prefix_caching=True), 2, True)
+    assert first_difference(arrived.serve_prefills(case, True), arrived.serve_our_prefills(case, True))
 
 
 def test_blocks_that_are_not_taken_group_by_group_before_the_step_are_noticed(monkeypatch):

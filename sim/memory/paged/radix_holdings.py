@@ -65,11 +65,13 @@ class Windows:
     Attributes:
         tokens: ``sliding_window_size`` of SGLang: tokens before the coming one that it attends to.
         pages: Pages of the pool.
+        slot_bytes: Bytes of a slot of the other pool, and of this one.
         in_flight: Most tokens of a chunk that runs while the next step is decided.
         own: Pages of it that sequences have beside the tree.
     """
 
     tokens: int
     pages: int
+    slot_bytes: tuple[int, int]
     in_flight: int
     own: int = 0

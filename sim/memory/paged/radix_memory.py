@@ -25,7 +25,7 @@ from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
-from ..accounting.ledger import METER, Meter
+from ..accounting.ledger import METER, SECOND_METER, Meter, SecondPool
 from ..accounting.moments import after_row, at_row, in_step
 from ..interface.memory import Memory
 from ..prefix import Pages, RadixNode, RadixTree, Rest, WindowTree, all_but_last, first_tokens
@@ -59,7 +59,7 @@ class RadixMemory(Memory):
         steps_in_vain: Steps that computed nothing but tokens behind an end of text.
     """
 
-    meter = (*METER[:2], "prefill_tail")
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
     #: Classes of trees, without and with windows in a pool of their own.
     trees: tuple[type[RadixTree], type[WindowTree]] = (RadixTree, WindowTree)
     evicted_blocks = steps_in_vain = 0
@@ -76,6 +76,9 @@ class RadixMemory(Memory):
         self._runs, self.keeps, self.block_size, self.ahead, self.windows = runs, keeps, block_size, ahead, windows
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
+        if windows is not None:
+            self.meter = (*self.meter, *SECOND_METER)
+            self.second_pool = SecondPool(windows.pages * block_size, CacheLog(block_size), windows.slot_bytes)
         self.num_blocks = self.free = num_blocks
         plain, windowed = self.trees
         self.tree = plain() if windows is None else windowed(self.pages_of(windows.tokens))
@@ -226,7 +229,8 @@ class RadixMemory(Memory):
         """Grow the running sequences through the steps of a leap, or end a step that only prefills.
 
         Returns:
-            Live and held slots in the first step, and ``block_tail`` of the prefills in progress.
+            Live and held slots in the first step, and ``block_tail`` of the prefills in progress; then live and held slots of windows, where
+            these have a pool of their own.
         """
         levels = self._begin_row(state, steps)
         if steps:
@@ -246,18 +250,24 @@ class RadixMemory(Memory):
             self.steps_in_vain += not steps
         if self._results:
             self.process_results(at_row(row))
-        cached = self.tree.unlocked_tokens
-        self.log.settle(cached, at_row(row))
-        held = self.capacity_slots - (self.free + cached) * self.block_size
-        if self.block_size == 1:
-            return held, held, 0
+        self._settle(at_row(row))
+        held = self.capacity_slots - (self.free + self.tree.unlocked_tokens) * self.block_size
+        live, tail = (held, 0) if self.block_size == 1 else self._filled(state, steps)
+        if self.second_pool is None:
+            return live, held, tail
+        # The pages that are not full are last ones, which both pools have.
+        in_windows = self.second_pool.capacity_slots - self.window_room
+        return live, held, tail, in_windows - (held - live), in_windows
+
+    def _filled(self, state: State, steps: int) -> tuple[int, int]:
+        """Slots with tokens in the first step, and ``block_tail`` of the prefills in progress."""
         live = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum - self.repeated_slots()
         tail = 0
         for sequence, tokens in self._batch:
             if tokens < sequence.start_tokens:
                 live += tokens
                 tail += max(0, self.pages_of(tokens) * self.block_size - sequence.target_tokens)
-        return live, held, tail
+        return live, tail
 
     def _take_for_prefills(self) -> None:
         """The pages of the prefills of a step; with pages of several tokens SGLang asks for one more a sequence."""
@@ -294,7 +304,7 @@ class RadixMemory(Memory):
             else:
                 steps = 1
                 self._take(self.phases.counts[decode_step % self.block_size], batch_size)
-                self.log.settle(self.tree.unlocked_tokens, in_step(decode_step))
+                self._settle(in_step(decode_step))
             decode_step += steps
 
     def _steps_without_eviction(self, batch_size: int, decode_step: int, end: int) -> int:
@@ -345,6 +355,9 @@ class RadixMemory(Memory):
     def _settle(self, moment: int) -> None:
         """What is no longer locked is cached."""
         self.log.settle(self.tree.unlocked_tokens, moment)
+        if self.second_pool is not None:
+            assert isinstance(self.tree, WindowTree)
+            self.second_pool.cached_level.settle(self.tree.window_evictable, moment)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """What a prefill computed joins the tree, and the sequence's lock moves there."""

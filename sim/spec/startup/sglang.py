@@ -21,6 +21,8 @@ from typing import NamedTuple
 from ..deployment import stages
 from ..gpu import GIB, GpuSpec
 from ..shape import ModelSpec, refuse_states
+from .capacity import StageMemory
+from .estimate import exactly
 from .launch import Launch
 from .loading import loaded_bytes
 from .non_torch import used_at_start
@@ -144,6 +146,61 @@ def _used_at_start(launch: Launch) -> int:
     return round(GIB * (several if launch.num_gpus > 1 else _USED_ONE))
 
 
+def stage_memories(launch: Launch, fraction: float | None = None, window_share: float = 1) -> list[StageMemory]:
+    """Memory of the GPUs of every pipeline stage; a block is a page. What SGLang keeps for activations and CUDA graphs counts as activations.
+
+    Args:
+        launch, fraction, window_share: As for ``num_slots``.
+
+    Raises:
+        SettingError: The model has layers with a state of fixed size.
+    """
+    model, deployment = launch.model, launch.deployment
+    refuse_states(model, "the slots of policy sglang have no room for its states")
+    share = fraction_of(launch) if fraction is None else fraction
+    total, used = launch.gpu.memory_bytes, _used_at_start(launch)
+    budget = int((total - used) * share)
+    parts = stages(model.num_layers, deployment.pipeline_parallel)
+    found = []
+    for layers, weights in zip(parts, loaded_bytes(launch), strict=True):
+        left = budget - weights.likely
+        found.append(
+            StageMemory(
+                gpu_name=launch.gpu.name,
+                total_bytes=total,
+                requested_bytes=budget,
+                weights=weights,
+                activations=exactly(total - used - budget),
+                non_torch=exactly(used),
+                cuda_graphs=exactly(0),
+                kv_cache=exactly(left),
+                kv_cache_bytes=left,
+                block_bytes=round(launch.block_size * _slot_bytes(launch, layers, window_share)),
+            )
+        )
+    return found
+
+
+def slot_bytes(model: ModelSpec, kv_dtype: str, tensor_parallel: int, layers: range | None = None) -> tuple[int, int]:
+    """Bytes on a GPU of a slot of the layers that keep every token, and of those with a window; of some layers, or all."""
+    groups = model.kv_groups() if layers is None else model.kv_groups(layers)
+    full, windowed = (
+        sum(
+            model.group_slot_bytes(each, kv_dtype, tensor_parallel)
+            for each in groups
+            if (each.span.kind in _WINDOWED) == has_window
+        )
+        for has_window in (False, True)
+    )
+    return full, windowed
+
+
+def _slot_bytes(launch: Launch, layers: range, window_share: float) -> float:
+    """Bytes of a slot of some layers on a GPU."""
+    full, windowed = slot_bytes(launch.model, launch.deployment.kv_dtype, launch.tensor_parallel, layers)
+    return full + window_share * windowed
+
+
 def num_slots(launch: Launch, fraction: float | None = None, window_share: float = 1) -> int:
     """Slots of the KV cache; of pipeline stages, of the one with the fewest. 0 or less where the weights leave none.
 
@@ -155,18 +212,9 @@ def num_slots(launch: Launch, fraction: float | None = None, window_share: float
     Raises:
         SettingError: The model has layers with a state of fixed size.
     """
-    model, deployment = launch.model, launch.deployment
-    refuse_states(model, "the slots of policy sglang have no room for its states")
-    share = fraction_of(launch) if fraction is None else fraction
-    budget = int((launch.gpu.memory_bytes - _used_at_start(launch)) * share)
-    found = []
-    parts = stages(model.num_layers, deployment.pipeline_parallel)
-    for layers, weights in zip(parts, loaded_bytes(launch), strict=True):
-        groups = model.kv_groups(layers)
-        slot_bytes = sum(
-            model.group_slot_bytes(each, deployment.kv_dtype, launch.tensor_parallel)
-            * (window_share if each.span.kind in _WINDOWED else 1)
-            for each in groups
-        )
-        found.append(int((budget - weights.likely) // slot_bytes))
-    return min(found)
+    parts = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
+    memories = stage_memories(launch, fraction, window_share)
+    return min(
+        int(memory.kv_cache_bytes // _slot_bytes(launch, layers, window_share))
+        for layers, memory in zip(parts, memories, strict=True)
+    )
