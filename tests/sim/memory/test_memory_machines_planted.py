@@ -327,7 +327,7 @@ PLANTED = [
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
     ("HostTree", HostTree, "_touch", RadixTree._touch),
     ("HostTree", HostTree, "_remove", RadixTree._remove),
-    ("HostRadixMemory", HostTree, "_split", RadixTree._split),
+    ("HostTree", HostTree, "_split", RadixTree._split),
     ("HostRadixMemory", HostRadixMemory, "_insert", RadixMemory._insert),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),

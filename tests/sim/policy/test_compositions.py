@@ -29,8 +29,9 @@ from other_values import other_values
 MODELS = ("llama-3.1-8b", "gemma-3-27b", "mistral-7b-v0.1", "nemotron-h-8b")
 #: Operations of each machine in `make test-all`.
 OPERATIONS = 20_000
-#: Options that need the clock of an engine: ``test_kv_offloading.py`` and ``test_speculative_decoding.py`` serve them.
-IN_ENGINES = ("kv_offloading_size", "kv_transfer_config", "speculative_config")
+#: Options that need the clock of an engine: ``test_kv_offloading.py``, ``test_speculative_decoding.py`` and ``test_sglang_hicache.py`` serve
+#: them.
+IN_ENGINES = ("kv_offloading_size", "kv_transfer_config", "speculative_config", "enable_hierarchical_cache")
 each_machine = pytest.mark.parametrize("label", POLICY_MACHINES)
 
 
