@@ -21,6 +21,8 @@ from .types.trace import Trace
 
 #: Values of one column of the file.
 Values: TypeAlias = "np.ndarray | pd.Series | list[np.ndarray]"
+#: Columns with a list in each row.
+_NOT_IN_CSV = ("hash_ids", "block_tokens")
 
 
 def write(trace: Trace, path: str | PathLike[str]) -> None:
@@ -100,8 +102,13 @@ def _dialogue(dialogue: Dialogue) -> dict[str, pd.Series]:
     }
 
 
+def dropped_columns(trace: Trace, path: str | PathLike[str]) -> list[str]:
+    """Columns of ``trace`` that a file of this suffix cannot hold."""
+    return [name for name in _frame(trace) if name in _NOT_IN_CSV] if ".csv" in Path(path).suffixes else []
+
+
 def _csv(frame: pd.DataFrame) -> bytes:
-    frame = frame.drop(columns=["hash_ids", "block_tokens"], errors="ignore")
+    frame = frame.drop(columns=[*_NOT_IN_CSV], errors="ignore")
     return frame.to_csv(index=False, lineterminator="\n").encode()
 
 

@@ -1,7 +1,7 @@
 """Candidates of a capacity plan: every combination of the GPUs and flags that a user leaves open.
 
-A candidate is a ``vllm serve`` line with some flags changed, on one GPU. Number formats, ranks, memory and vLLM's
-start-up checks are computed as for a pasted line (``vllm_serve.start``). Other policies get the same KV cache, divided
+A candidate is a line of vLLM's or SGLang's server with some flags changed, on one GPU. Number formats, ranks, memory and the
+engine's start-up checks are computed as for a pasted line (``sglang_server.start``). Other policies get the same KV cache, divided
 into their own blocks.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Group, Parameter
 from pydantic import BeforeValidator, ConfigDict
@@ -22,16 +22,15 @@ from ...sim.cost import default_cost, read_server
 from ...sim.engine.replica import build
 from ...sim.policy.options import as_json
 from ...sim.spec.speculative import parse_speculative
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.errors import SettingError
 from ..runs.grid import MOST_POINTS, NONE, axis_values
+from ..sglang_server.start import started
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
-from ..vllm_serve.remedies import remedies
-from ..vllm_serve.start import Started, started, with_release
+from ..vllm_serve.start import Started, with_release
 from .split import AUTO, fewest_replicas
 
-_VLLM, _DRAFTS = "vllm-v1", "speculative_config"
+_DRAFTS = "speculative_config"
 #: Values of axes that are flags without a value.
 _SWITCHES = {"true": True, "false": False}
 #: Axes of number formats that may change what the model answers.
@@ -68,7 +67,7 @@ class Choices:
         kv_offloading_size: Host memory for blocks of the prefix cache, GiB.
         speculative_config: Speculative decoding, as JSON with acceptance rates as for simulate; none is without drafts.
         watermark: Share of the KV cache that stays free when a request is admitted.
-        policy: Scheduler and its memory, by the name of a system; by default vllm-v1.
+        policy: Scheduler and its memory, by the name of a system; by default that of the line.
         router: Choice of the replica for a request, as for simulate; by default round-robin.
         prefill_replicas: Replicas of the fleet that only prefill, while the others only decode: a number, or auto for
             the best share. none: every replica does both.
@@ -112,8 +111,8 @@ class Candidate:
     Attributes:
         axis_values: Its value on each axis, the GPU first.
         settings: Settings of its simulation; None if it does not start, or is too short for the load.
-        refused: vLLM's refusal to start with a remedy, or the load's request that is too long.
-        started: The line with every default that vLLM fills in.
+        refused: The engine's refusal to start with a remedy, or the load's request that is too long.
+        started: The line with every default that its engine fills in.
         name: The GPU, and the values in which the candidates differ.
         decode: The candidate that decodes what this one prefills (``pairs``); None where replicas do both, or are alike.
     """
@@ -240,15 +239,16 @@ def _candidate(
     if (drafts := axis_values.get(_DRAFTS, NONE)) != NONE:
         # Without acceptance rates a line's drafter counts for the memory alone.
         parse_speculative(drafts)
-    flags = dict(line.flags)
-    for name, value in axis_values.items():
-        if name not in _NO_FLAGS:
-            flag = name.replace("_", "-")
-            flags.pop(flag, None)
-            flags |= {} if value == NONE else {flag: _flag_value(name, value)}
+    line = line.changed(
+        {
+            name.replace("_", "-"): None if value == NONE else _flag_value(name, value)
+            for name, value in axis_values.items()
+            if name not in _NO_FLAGS
+        }
+    )
     checkpoint = axis_values.get(CHECKPOINT, NONE)
     named = model_name if checkpoint == NONE else checkpoint
-    found = started(replace(line, flags=flags), axis_values["gpu"], named, log)
+    found = started(line, axis_values["gpu"], named, log)
     if found.uncounted is not None:
         raise found.uncounted
     if found.launch.speculative is not None:
@@ -256,11 +256,15 @@ def _candidate(
     found.require_simulated()
     refused = found.refusal()
     if refused is not None:
-        return Candidate(axis_values, None, refused.text + (_remedy(found) if remedied else ""), found)
-    policy = axis_values.get("policy", _VLLM)
-    chosen = found.settings() if policy in (_VLLM, NONE) else _under(policy, found, flags)
+        return Candidate(axis_values, None, refused.text + (found.remedy() if remedied else ""), found)
+    chosen = found.settings()
+    policy = axis_values.get("policy", NONE)
+    if policy in (chosen.policy, NONE):
+        chosen = with_release(chosen, line) if server is not None else chosen
+    else:
+        chosen = _under(policy, found)
     if server is not None:
-        chosen = replace(with_release(chosen, line) if policy in (_VLLM, NONE) else chosen, server=server)
+        chosen = replace(chosen, server=server)
         build(chosen)
     return Candidate(axis_values, _with_cost(chosen, found, cost), None, found)
 
@@ -273,19 +277,14 @@ def _flag_value(name: str, value: str) -> str | bool:
     return _SWITCHES[value]
 
 
-def _remedy(found: Started) -> str:
-    """A single change with which the line starts; None if there is none."""
-    first = next(remedies(found.launch), None)
-    return "" if first is None else f" With {first.flag} {first.value} it would."
-
-
-def _under(policy: str, found: Started, flags: dict[str, Any]) -> Settings:
+def _under(policy: str, found: Started) -> Settings:
     """Another policy with the same KV cache, its own block size, and its own limits unless the line sets them."""
+    flags = found.line.flags
     own = {} if "max-num-seqs" in flags else {"max_num_seqs": None}
     own |= {} if "max-num-batched-tokens" in flags else {"max_num_batched_tokens": None}
     own |= {} if "block-size" in flags else {"block_size": None}
     base = settings(**found.settings().as_dict() | own | {"policy": policy})
-    slots = capacity(found.launch).num_blocks * found.launch.rank_block_tokens
+    slots = found.pool().num_blocks * found.launch.rank_block_tokens
     return replace(base, num_gpu_blocks_override=slots // build(base).block_size)
 
 

@@ -237,8 +237,7 @@ def waiting_shares(run: Run) -> dict[str, float]:
     rows, ticks = run_log.rows, run_log.rows["ticks"] / max(run_log.end_ticks, 1)
     queued = rows["waiting"] > 0
     num_seqs = queued & (rows["batch_size"] >= limits.max_num_seqs)
-    # A prompt of the mean length in whole blocks, plus one block for each running sequence.
-    room = (1 - -int(run.workload.prompt_tokens.mean()) // run_log.block_size) * run_log.block_size
+    room = run.replica.policy.slots_to_admit(run.workload, run_log.block_size, rows["batch_size"])
     memory = queued & ~num_seqs & (run_log.capacity_slots - rows["held"] < room)
     steps = queued & ~num_seqs & ~memory
     return {

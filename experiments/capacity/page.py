@@ -20,7 +20,6 @@ from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json
 from ...sim.output.folders import FolderKind, OutputFolder
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..runs.points import FINISHED, as_parquet
 from ..vllm_serve.checks import gib
@@ -339,7 +338,7 @@ def _memory_rows(ranks: Sequence[tuple[Answer, Bill]]) -> list[dict[str, Any]]:
     """The memory of each GPU by use, in GiB."""
     rows = []
     for answer, _ in ranks:
-        stage = capacity(answer.candidate.started.launch).stage
+        stage = answer.candidate.started.pool().stage
         parts = {
             "Weights": stage.weights.likely,
             "Activations": stage.activations.likely,

@@ -11,7 +11,6 @@ from ... import __version__
 from ...reports.explore.what_if import WhatIf
 from ...sim.cluster import Cluster
 from ...sim.output.folders import OutputFolder
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import drafts_lines, engines_lines, evidence, evidence_lines
 from ..runs.output import Report
@@ -314,7 +313,7 @@ def _data(answer: Answer, bill: Bill | None) -> dict[str, Any]:
     candidate, found = answer.candidate, answer.found
     data: dict[str, Any] = {"candidate": candidate.axis_values, "refused": candidate.refused, "error": answer.error}
     if candidate.settings is not None:
-        pool = capacity(candidate.started.launch)
+        pool = candidate.started.pool()
         data |= {
             "settings": candidate.settings.as_dict(),
             "evidence": evidence(candidate.settings, served_at_rate(answer)).as_dict(),

@@ -11,6 +11,7 @@ from ...sim.spec import published_formats
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
 from ...traces.arrivals.pacing import read_curve
+from ..measured.scrapes import VLLM
 from ..runs.grid import NONE
 from ..runs.inputs import Inputs
 from ..runs.output import Report, print_beside
@@ -18,8 +19,9 @@ from ..runs.parallel import Workers
 from ..runs.points import Store
 from ..runs.slo_check import Goal
 from ..runs.unread import LOAD_FIELDS, refuse_unread
+from ..sglang_server.start import started
 from ..vllm_serve.line import ServeLine
-from ..vllm_serve.start import shape_of, started
+from ..vllm_serve.start import shape_of
 from .answer import ranked
 from .candidates import CHECKPOINT, Candidate, Choices, candidates
 from .contender import Question
@@ -64,9 +66,11 @@ def search(aims: Aims, request: PlanRequest, workers: Workers, out: OutputFolder
     if aims.deploy is not None:
         if out is None:
             raise SettingError("deploy", aims.deploy, "has no place; give --out")
+        if request.line.server != VLLM:
+            remedy = f"writes manifests of vLLM, and the line starts {request.line.server}; leave it out"
+            raise SettingError("deploy", aims.deploy, remedy)
         loadable(request.model or request.line.model)
-    # A line without a length takes the longest that fits on each GPU.
-    line = replace(request.line, flags=request.line.flags or {"max-model-len": "auto"})
+    line = request.line.as_planned()
     day, inputs = _day(request.inputs, request.choices, aims)
     request = replace(request, line=line, inputs=inputs)
     # The load first: whether each candidate starts, and with which change it would, takes seconds.

@@ -11,9 +11,9 @@ from ...reports.data.cache_worth import says_worth, worth_sentence
 from ...reports.page.table import Column, Table
 from ...sim.cluster import Cluster
 from ...sim.metrics.registry import metric_text
-from ...sim.spec.startup.capacity import stage_memories
 from ...sim.types.optional import not_none
 from ..measured.evidence import Evidence, evidence
+from ..measured.scrapes import VLLM
 from ..measured.servers_like import Served
 from ..runs.slo_check import Goal
 from .answer import Answer, Bill
@@ -67,8 +67,10 @@ def pair_lines(answer: Answer, model: str) -> list[str]:
 
 
 def flags_of(candidate: Candidate) -> str:
-    """The settings of one candidate, as flags."""
-    chosen = not_none(candidate.settings)
+    """The settings of one candidate, as flags; those of an SGLang line in its words, without its defaults."""
+    chosen, line = not_none(candidate.settings), candidate.started.line
+    if line.server != VLLM and chosen.policy == candidate.started.settings().policy:
+        return line.words()
     given = chosen.as_dict()
     values = ((name, given.get(name)) for name in _FLAGS)
     flags = [_flag_text(name, value) for name, value in values if value not in _PLAIN.get(name, (None, "auto"))]
@@ -513,7 +515,7 @@ def cache_text(answer: Answer, bill: Bill, currency: str) -> list[str]:
     text = f"Prefix cache: {worth_sentence(found)}"
     if not says_worth(found):
         return [text]
-    stages = stage_memories(answer.candidate.started.launch)
+    stages = answer.candidate.started.stages()
     share = fmean(stage.kv_cache_bytes / stage.total_bytes for stage in stages)
     in_vain = (found["pool_pct"]["never"] + found["pool_pct"]["too_late"]) / 100
     price = bill.per_hour * share * in_vain

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp, log
 from statistics import NormalDist
+from typing import Literal
 
-from ...sim.spec.startup.capacity import capacity
 from ...sim.types.optional import not_none
 from ..measured.evidence import evidence
 from ..measured.intervals import SHARE
@@ -46,13 +45,14 @@ def quantiles(low: float, high: float) -> tuple[float, ...]:
 
 
 def _memories(candidate: Candidate) -> tuple[Memory, ...]:
-    launch, chosen = candidate.started.launch, not_none(candidate.settings)
-    likely, blocks = capacity(launch).num_tokens, not_none(chosen.num_gpu_blocks_override)
+    server, chosen = candidate.started, not_none(candidate.settings)
+    likely, blocks = server.pool().num_tokens, not_none(chosen.num_gpu_blocks_override)
     longest = not_none(chosen.max_model_len)
     found = []
-    for outlook in ("low", "likely", "high"):
-        tokens = capacity(replace(launch, outlook=outlook)).num_tokens
-        fits = min(longest, tokens) if launch.fits_length else longest
+    outlooks: tuple[Literal["low", "likely", "high"], ...] = ("low", "likely", "high")
+    for outlook in outlooks:
+        tokens = server.pool(outlook).num_tokens
+        fits = min(longest, tokens) if server.launch.fits_length else longest
         found.append(Memory(blocks * tokens // likely, fits))
     low, middle, high = found
     return (middle,) if low == high else (low, middle, high)

@@ -61,6 +61,7 @@ _SHOWN = headings(
     "preemptions.recompute",
     "preemptions.swap",
     "refused",
+    "kv_offloading.hit_rate",
     "speculative_decoding.spec_decode_acceptance_length",
     "speculative_decoding.spec_decode_acceptance_rate",
     share("token_states"),

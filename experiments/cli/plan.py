@@ -17,14 +17,15 @@ from ..capacity.loads import Shared, by_model
 from ..capacity.request import AIMS, Aims, PlanRequest
 from ..capacity.several import plans
 from ..llama_server.line import read_llama
-from ..measured.statements import contradictions, of_line, of_log, of_sizes
+from ..measured.scrapes import VLLM
+from ..measured.statements import contradictions, of_start
 from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_files
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
-from ..sglang_server.line import read_sglang
-from ..vllm_serve.line import ServeLine, pasted, read_serve, version
-from ..vllm_serve.log import StartupLog, read_log
-from ..vllm_serve.start import Started, started
+from ..sglang_server.start import SGLangStarted, read_line, read_start_log, started
+from ..vllm_serve.line import ServeLine, pasted, version
+from ..vllm_serve.log import StartupLog
+from ..vllm_serve.start import Started
 from .llama_answer import print_llama
 from .sglang_answer import print_sglang
 from .start_answer import doubt, facts, print_flags, print_refusal, print_start
@@ -62,8 +63,8 @@ def plan(
 
     Args:
         serve: Command line as pasted into a shell, or a file with it: vllm serve, python -m
-            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or llama-server ... or python -m
-            sglang.launch_server ..., of which the memory is reported. With --goodput: the base line of all candidates.
+            vllm.entrypoints.openai.api_server or docker run ... vllm/vllm-openai; or python -m
+            sglang.launch_server ...; or llama-server ..., of which the memory is reported. With --goodput: the base line of all candidates.
         gpu: Presets, or FILE.json of GPUs of your own, separated by commas or spaces: the card of every rank, or with --goodput
             candidates; by default every preset with a price.
         model: Preset, org/name on the Hugging Face hub, or path of a config.json or its folder; needed without --serve, and if the
@@ -96,31 +97,30 @@ def plan(
     others = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "out": out}
     if llama is not None:
         _require_alone("llama-server", others, load, aims, choices)
-        print_llama(llama, _one_gpu(not_none(gpu), "llama-server"), model, report)
+        print_llama(llama, _one_gpu(not_none(gpu)), model, report)
         return
-    sglang = None if serve is None else read_sglang(pasted(serve))
-    if sglang is not None:
-        _require_alone("SGLang", others, load, aims, choices)
-        print_sglang(sglang, _one_gpu(not_none(gpu), "SGLang"), model, report)
-        return
-    log = None if startup_log is None else read_log(startup_log)
     stated = None if vllm is None else version(vllm)
+    lines = [_line(serve, model if each is None else each.model, stated) for each in loads]
+    log = None if startup_log is None else read_start_log(lines[0], startup_log)
     gpus = values_of("gpu", gpu or [])
     if planned:
         _require_one_launch(log, gpus, choices)
         inputs = Inputs(requests=requests, reading=reading, pacing=pacing)
-        wanted = []
-        for each in loads:
-            named = model if each is None else each.model
-            line = _line(serve, named, stated)
-            wanted.append(PlanRequest(line, gpus, choices, named, log, inputs, serve is None, each))
+        wanted = [
+            PlanRequest(line, gpus, choices, each.model if each else model, log, inputs, serve is None, each)
+            for line, each in zip(lines, loads, strict=True)
+        ]
         report.data(plans(aims, wanted, workers, out, report))
         return
-    line = _line(serve, model, stated)
     _refuse_unused(serve, gpus, aims, choices, load, out)
+    (line,) = lines
+    if line.server != VLLM:
+        _require_alone(line.server, {"mean_tokens": mean_tokens}, load, aims, choices)
     answer = started(line, gpus, model, log)
-    said = [*of_line(answer), *([] if startup_log is None else of_log(startup_log))]
-    contradicted = contradictions([*said, *([] if log is None else of_sizes(answer, log))])
+    if isinstance(answer, SGLangStarted):
+        print_sglang(answer, report)
+        return
+    contradicted = contradictions([*of_start(answer, startup_log, log)])
     _start(answer, log, mean_tokens, contradicted, report)
 
 
@@ -204,17 +204,17 @@ def _require_alone(server: str, alone: dict[str, Any], load: _Load, aims: Aims, 
         )
 
 
-def _one_gpu(names: list[str], server: str) -> str:
+def _one_gpu(names: list[str]) -> str:
     gpus = values_of("gpu", names)
     if len(gpus) > 1:
-        raise SettingError("gpu", ",".join(gpus), f"the line of {server} is read for one kind of GPU; name one")
+        raise SettingError("gpu", ",".join(gpus), "the line of llama-server is read for one kind of GPU; name one")
     return gpus[0]
 
 
 def _line(serve: str | None, model: str | None, stated: tuple[int, ...] | None) -> ServeLine:
     """The pasted line, or a line with the model only."""
     if serve is not None:
-        return read_serve(serve, stated)
+        return read_line(serve, stated)
     if model is None:
         raise UserError("plan needs a model: --model a preset, org/name or config.json, or --serve a vllm serve line")
     return ServeLine(model, {}, version=None if stated is None else (stated[0], stated[1]))

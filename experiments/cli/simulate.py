@@ -174,10 +174,8 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         looked_up = f"of {offloaded['queried_tokens']:,} tokens that the GPU did not have"
         table.add_row("hits on the host", f"{offloaded['hit_rate']:.1%}", looked_up)
         for label, tier in offloaded.get("tiers", {}).items():
-            share = tier["hit_tokens"] / offloaded["queried_tokens"] if offloaded["queried_tokens"] else 0.0
-            table.add_row(
-                f"of these from {label}", f"{share:.1%}", f"which had {tier['max_used_blocks']:,} blocks at most"
-            )
+            had = f"which had {tier['max_used_blocks']:,} blocks at most"
+            table.add_row(f"of these from {label}", f"{tier['hit_rate']:.1%}", had)
         table.add_row(
             "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
         )
@@ -246,13 +244,17 @@ def _pool_definitions(view: View) -> list[tuple[str, str]]:
 
 def _group_buckets(content: Sequence[Mapping[str, Any]]) -> list[str]:
     """Buckets with a column in the table of KV groups."""
-    states = any("state" in group["mean_over_iterations_pct"] for group in content)
-    return ["live", "reserved", "block_tail", *(["state"] if states else [])]
+    shares = [group["mean_over_iterations_pct"] for group in content]
+    if "free" in shares[0]:
+        # Pools of their own: what they have, as all buckets would not fit on a line.
+        return [bucket for bucket in shares[0] if any(each[bucket] for each in shares)]
+    return ["live", "reserved", "block_tail", *(["state"] if any("state" in each for each in shares) else [])]
 
 
 def _groups(content: Sequence[Mapping[str, Any]], buckets: Sequence[str]) -> Table:
     names = [SLOT_CATEGORIES[bucket].label for bucket in buckets]
-    table = Table(f"% of the KV pool, {SLOTS_VIEW.title}", "layers", "window", *names, "padding")
+    title = "% of both KV pools" if "free" in buckets else f"% of the KV pool, {SLOTS_VIEW.title}"
+    table = Table(title, "layers", "window", *names, "padding")
     for group in content:
         shares = group["mean_over_iterations_pct"]
         held = (f"{shares[bucket]:.1f}" if bucket in shares else "-" for bucket in buckets)

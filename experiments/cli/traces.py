@@ -32,6 +32,7 @@ from ...traces import (
     write_load,
 )
 from ...traces import stats as stats_of
+from ...traces.writers import dropped_columns
 from ..runs.inputs import READING, left_out_lines, named_files, say_start
 from ..runs.output import RESULT_FILE, JsonTarget, Report
 
@@ -206,11 +207,22 @@ def convert(source: Path, target: Path, /, reading: READING = Reading(), *, json
     require_apart({"target": target, "json": json}, named_files(source=source, reading=reading))
     trace = read_with_content(source, reading)
     say_start(trace, source)
-    write(trace, target)
-    report.print_line(f"{target}: {len(trace):,} requests")
+    data = _written(trace, target, report)
     for text in left_out_lines(trace):
         report.print_line(text)
-    report.data({"path": str(target), "rows": len(trace), "left_out": asdict(trace.left_out)})
+    report.data(data | {"left_out": asdict(trace.left_out)})
+
+
+def _written(trace: Trace, target: Path, report: Report) -> dict[str, Any]:
+    """Write a trace, say what the file cannot hold, and return the data of both."""
+    write(trace, target)
+    report.print_line(f"{target}: {len(trace):,} requests")
+    dropped = dropped_columns(trace, target)
+    if dropped:
+        report.print_line(
+            f"Left out, as a CSV has no lists: {', '.join(dropped)}, the prefixes that prompts share; name it .jsonl or .parquet to keep them."
+        )
+    return {"path": str(target), "rows": len(trace), "dropped_columns": dropped}
 
 
 @traces.command
@@ -269,6 +281,4 @@ def sample(
     check_target(target)
     require_apart({"target": target, "json": json}, named_files(load=load))
     trace = draw(read_load(load), num_prompts, seed)
-    write(trace, target)
-    report.print_line(f"{target}: {len(trace):,} requests")
-    report.data({"path": str(target), "rows": len(trace)})
+    report.data(_written(trace, target, report))

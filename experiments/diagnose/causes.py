@@ -15,7 +15,7 @@
     drafts                 --speculative-config, and the accepted drafts known  without it
     no CUDA graphs         --enforce-eager                                      without it
 
-A symptom alone is no finding: the flags are simulated on the same requests, and those that do not help are dropped
+A line of SGLang has its own flags for these, and a change without one is not tried (``Server.changed``). A symptom alone is no finding: the flags are simulated on the same requests, and those that do not help are dropped
 (``diagnosis``). 25 and 5 decode steps are the relaxed and the strict limit on the time between tokens of Sarathi-Serve (OSDI'24);
 250 ms is a choice. The strict one holds for a chunk larger than vLLM's default: smaller chunks gain a little in
 most servers, and a server as vLLM starts it is not ill for that. An fp8 KV cache changes what the model answers, and all other flags leave it alone.
@@ -30,7 +30,7 @@ from typing import Any
 
 from ...sim.metrics.registry import metric_text
 from ...sim.spec.gpu import GIB
-from ...sim.spec.startup.capacity import capture_blocks, stage_memories, users
+from ...sim.spec.startup.capacity import capture_blocks, users
 from ..measured.server_metrics import ServerMetrics
 from .load import ServedLoad
 from .run import Observation
@@ -43,8 +43,6 @@ PREEMPTS, WAITS = 1.0, 0.05
 STALL_STEPS, STALL_MS, _SOME_STEPS, STRICT_STEPS = 25.0, 250.0, 10.0, 5.0
 #: Usage of the KV cache below which it has room.
 ROOM = 0.9
-#: Utilisation beyond the default that is tried: vLLM's own warning asks for more, and a GPU needs the rest.
-_MOST_UTILIZATION = 0.95
 #: Values of ``max_num_seqs`` that are tried, relative to the number of sequences of mean final length that fit.
 _FITTING = (1.25, 1.0, 0.75)
 _WATERMARKS = ("0.02", "0.05")
@@ -146,15 +144,7 @@ def pressure(case: Case) -> str | None:
 
 
 def _larger_pool(case: Case) -> Iterator[Change]:
-    line, launch = case.server.line, case.server.launch
-    fixed: dict[str, str | bool | None] = {
-        name: None for name in ("num-gpu-blocks-override", "kv-cache-memory-bytes") if name in line.flags
-    }
-    if fixed:
-        yield fixed
-    for share in (launch.release.gpu_memory_utilization, _MOST_UTILIZATION):
-        if share > launch.gpu_memory_utilization:
-            yield {**fixed, "gpu-memory-utilization": f"{share:g}"}
+    yield from case.server.started.larger_pools()
 
 
 def _fp8_cache(case: Case) -> Iterator[Change]:
@@ -209,7 +199,7 @@ def _too_few(case: Case) -> str | None:
         else f"; vLLM starts with at most {states:,}, as each sequence needs a block for its states"
     )
     return (
-        f"requests wait for --max-num-seqs {case.server.launch.max_num_seqs:,} {seen.wait_seqs:.0%} of the time while"
+        f"requests wait for {case.server.line.flag_name('max-num-seqs')} {case.server.launch.max_num_seqs:,} {seen.wait_seqs:.0%} of the time while"
         f" {1 - seen.mean_usage:.0%} of the KV cache is free{bound}"
     )
 
@@ -241,7 +231,7 @@ def _default_chunk(server: Server) -> int:
 def _smaller_chunks(case: Case) -> Iterator[Change]:
     launch = case.server.launch
     value = _MOST_CHUNK
-    while value >= max(_LEAST_CHUNK, launch.max_num_seqs):
+    while value >= max(_LEAST_CHUNK, case.server.started.fewest_tokens):
         if value < launch.max_num_batched_tokens:
             yield {"max-num-batched-tokens": str(value)}
         value //= 2
@@ -306,10 +296,10 @@ def _evicted(case: Case) -> str | None:
 def _host_memory(case: Case) -> Iterator[Change]:
     """Host memory of the size of the KV cache, and four times of it."""
     server = case.server
-    if "kv-offloading-size" in server.line.flags:
+    if {"kv-offloading-size", "kv-transfer-config"} & server.line.flags.keys():
         return
     ranks, blocks = server.launch.tensor_parallel, server.pool.num_blocks
-    whole = ranks * blocks * sum(stage.block_bytes for stage in stage_memories(server.launch))
+    whole = ranks * blocks * sum(stage.block_bytes for stage in server.started.stages())
     yield from ({"kv-offloading-size": f"{max(1, round(factor * whole / GIB))}"} for factor in (1, 4))
 
 
@@ -325,7 +315,8 @@ def _no_drafts(case: Case) -> Iterator[Change]:
 
 
 def _eager(case: Case) -> str | None:
-    return "--enforce-eager: no CUDA graphs" if case.server.line.switch("enforce-eager") else None
+    line = case.server.line
+    return f"{line.flag_name('enforce-eager')}: no CUDA graphs" if line.switch("enforce-eager") else None
 
 
 def _graphs(case: Case) -> Iterator[Change]:

@@ -89,7 +89,7 @@ def queue_reason(case: Case) -> str:
     limit, usage = (None, None) if metrics is None else (metrics.running_limit, metrics.kv_usage)
     if limit is not None and limit < most:
         return (
-            f"never more than {limit:,.0f} run while others wait, as with --max-num-seqs {limit:.0f}, and the line has {most:,}:"
+            f"never more than {limit:,.0f} run while others wait, as with {case.server.line.flag_name('max-num-seqs')} {limit:.0f}, and the line has {most:,}:"
             " give the server's own"
         )
     if usage is not None and usage[0] >= _FULL:

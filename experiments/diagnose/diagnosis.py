@@ -128,17 +128,14 @@ class Remedy:
         change: The flags.
         seen: Means of the runs with them.
         gain: Their effect.
+        flags: The flags as text.
     """
 
     suspects: tuple[Suspect, ...]
     change: Change
     seen: Observation
     gain: Gain
-
-    @property
-    def flags(self) -> str:
-        """The flags as text."""
-        return flags_text(self.change)
+    flags: str
 
     @property
     def lossless(self) -> bool:
@@ -341,7 +338,8 @@ class Diagnoser:
         return remedies
 
     def _remedy(self, of: tuple[Suspect, ...], change: Change, other: Server) -> Remedy:
-        return Remedy(of, change, self._mean(other), self._gain(self._server, other))
+        flags = flags_text(change, self._server.line)
+        return Remedy(of, change, self._mean(other), self._gain(self._server, other), flags)
 
     def _cost(self, server: Server, seed: int, share: float = 1.0) -> float:
         return self._runs[server.settings(), seed, share].cost

@@ -24,8 +24,9 @@ from ...sim.types.optional import not_none
 from ...sim.types.user_files import text_of
 from ..measured import prometheus, server_log
 from ..measured.get import get, get_json, is_address
-from ..measured.scrapes import Readings, Samples, Scrape, of_replica, readings_of
+from ..measured.scrapes import SGLANG, Readings, Samples, Scrape, of_replica, readings_of
 from ..measured.server_metrics import ServerMetrics
+from ..sglang_server.line import words_of
 from ..vllm_serve.deployments import flag_words
 from ..vllm_serve.log import VERSION_LINE
 
@@ -34,8 +35,11 @@ _SCRAPES, _BETWEEN_S = 6, 1.0
 #: The arguments in a log's start, and its engine's model.
 _GIVEN = re.compile(r"non-default args: (\{.*\})")
 _MODEL = re.compile(r"LLM engine \(v[^)]*\) with config: .*?\bmodel='([^']*)'")
+#: Of SGLang: its arguments with the defaults that it resolved, and one of them.
+_SERVER_ARGS = re.compile(r"server_args=ServerArgs\((.*)\)")
+_ARGUMENT = re.compile(r"\b(\w+)=('[^']*'|\"[^\"]*\"|[\w.+-]+)(?=,|$)")
 #: A log of a start has one of these lines.
-_STARTS = re.compile(r"KV cache size: \d|# (?:GPU|CUDA) blocks: |Available KV cache memory: ")
+_STARTS = re.compile(r"KV cache size: \d|# (?:GPU|CUDA) blocks: |Available KV cache memory: |\bmax_total_num_tokens=\d")
 #: Arguments that say where the server listens, and not what it serves.
 _OWN = frozenset(("model", "model_tag", "api_key", "host", "port", "served_model_name"))
 
@@ -147,9 +151,11 @@ def _of_log(text: str) -> About:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
         arguments = value if isinstance(value, dict) else arguments
+    for found in _SERVER_ARGS.finditer(text):
+        arguments = dict(_resolved(found[1]))
     model = next((found[1] for found in reversed(list(_MODEL.finditer(text)))), None)
     if arguments is not None and model is None:
-        model = arguments.get("model_tag", arguments.get("model"))
+        model = next((arguments[name] for name in ("model_tag", "model", "model_path") if name in arguments), None)
     releases = list(VERSION_LINE.finditer(text))
     release = f"{releases[-1][1]}.{releases[-1][2]}" if releases else None
     return About(
@@ -158,6 +164,15 @@ def _of_log(text: str) -> About:
         arguments=arguments,
         log=text if _STARTS.search(text) else None,
     )
+
+
+def _resolved(text: str) -> Iterator[tuple[str, Any]]:
+    """Arguments of SGLang's server; those with a value that is no literal are left out."""
+    for name, value in _ARGUMENT.findall(text):
+        try:
+            yield name, ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            continue
 
 
 def _release(text: str | None) -> str | None:
@@ -174,7 +189,19 @@ def serve_line(about: About, metrics: ServerMetrics) -> tuple[str, list[str]]:
     """
     model = about.model or metrics.model_name
     if model is None:
-        raise UserError("serve: is missing, and nothing says which model is served; give the vllm serve line")
+        raise UserError("serve: is missing, and nothing says which model is served; give the server's line")
+    if metrics.server == SGLANG:
+        line = shlex.join(
+            [
+                "python",
+                "-m",
+                "sglang.launch_server",
+                "--model-path",
+                model,
+                *words_of({**(about.arguments or {}), "model_path": None}),
+            ]
+        )
+        return line, [] if about.arguments is not None else [_assumed(line, ["all else by SGLang's defaults"])]
     if about.arguments is not None:
         given = {str(name): value for name, value in about.arguments.items() if name not in _OWN and value is not None}
         words = [word for name, value in given.items() for word in flag_words(name, value)]
@@ -184,10 +211,14 @@ def serve_line(about: About, metrics: ServerMetrics) -> tuple[str, list[str]]:
     assumed = ["max-num-batched-tokens, ranks and quantization as by vLLM's defaults and the checkpoint"]
     if metrics.running_limit is None:
         assumed.insert(0, "max-num-seqs by vLLM's default")
-    return line, [
-        f"Assumed, as no --serve is given: {line}; {', '.join(assumed)}. The line with which the server was started, or its"
+    return line, [_assumed(line, assumed)]
+
+
+def _assumed(line: str, what: Sequence[str]) -> str:
+    return (
+        f"Assumed, as no --serve is given: {line}; {', '.join(what)}. The line with which the server was started, or its"
         " start-up log, settles that."
-    ]
+    )
 
 
 def _known(about: About, metrics: ServerMetrics) -> Iterator[tuple[str, Any]]:

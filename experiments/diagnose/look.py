@@ -16,13 +16,13 @@ from ...sim.types.errors import SettingError, UserError
 from ...sim.types.optional import not_none
 from ...traces import measured
 from ...traces import read as read_trace
-from ..measured.scrapes import POLICIES, VLLM, Readings
+from ..measured.scrapes import POLICIES, SGLANG, VLLM, Readings
 from ..measured.server_metrics import ServerMetrics
-from ..measured.statements import contradictions, of_benchmark, of_line, of_log, of_metrics, of_probe, of_sizes
+from ..measured.statements import contradictions, of_benchmark, of_metrics, of_probe, of_start
 from ..runs.parallel import Workers
 from ..runs.slo_check import Goal
-from ..vllm_serve.line import read_serve, version
-from ..vllm_serve.log import read_log
+from ..sglang_server.start import read_line, read_start_log
+from ..vllm_serve.line import ServeLine, version
 from .diagnosis import Diagnoser, Diagnosis
 from .doors import Seen, opened, serve_line
 from .load import Sources, served_load
@@ -30,6 +30,9 @@ from .measured import ClientLatencies, as_served, calibrated, seen_by_server
 from .server import server_of
 from .text import as_data
 from .window import Now, lines, now_of
+
+#: Servers whose flags are known.
+_DIAGNOSED = (VLLM, SGLANG)
 
 
 @dataclass(frozen=True)
@@ -117,20 +120,19 @@ class Question:
         shown = opened(self.metrics, self.prometheus, self.log, self.window)
         seen = seen_by_server(None if shown is None else shown.readings, probe, self.sources.file is not None)
         now = None if shown is None else now_of(shown.readings, not_none(seen))
-        if shown is not None and (lacking := _lacking(self.gpu, self.serve, not_none(seen), not_none(now))):
+        given = None if self.serve is None else read_line(self.serve, None if self.vllm is None else version(self.vllm))
+        if shown is not None and (lacking := _lacking(self.gpu, given, not_none(seen), not_none(now))):
             look = Look(shown.readings, now, lacking=lacking)
             show(look.first)
             return look
         if self.gpu is None:
             raise SettingError("gpu", None, "is missing; give the server's GPU, which its step times depend on")
         startup_log = not_none(shown).about.log if shown is not None and self.startup_log is None else self.startup_log
-        serve, vllm, assumed = self._line(shown, seen)
-        line = read_serve(serve, None if vllm is None else version(vllm))
-        start = None if startup_log is None else read_log(startup_log)
+        line, assumed = (given, []) if given is not None else self._told(not_none(shown), not_none(seen))
+        start = None if startup_log is None else read_start_log(line, startup_log)
         as_given = server_of(line, self.gpu, self.model, start, self.cost)
         server = as_served(as_given, line, self.gpu, self.model, start, seen, has_metrics=shown is not None)
-        said = [*of_line(as_given.started), *([] if startup_log is None else of_log(startup_log))]
-        said += [] if start is None else of_sizes(as_given.started, start)
+        said = [*of_start(as_given.started, startup_log, start)]
         said += [] if shown is None else of_metrics(Path(shown.readings.source).name, not_none(seen))
         said += [] if probe is None else of_probe(probe)
         clients = None
@@ -145,26 +147,27 @@ class Question:
             found = Diagnoser(server, load, seen, clients, self.goal, self.seeds, self.workers).diagnose()
         return replace(look, found=found, clients=clients)
 
-    def _line(self, shown: Seen | None, seen: ServerMetrics | None) -> tuple[str, str | None, list[str]]:
-        """The line, the release, and what is assumed of them."""
-        if self.serve is not None:
-            return self.serve, self.vllm, []
-        about = not_none(shown).about
-        line, assumed = serve_line(about, not_none(seen))
-        return line, self.vllm or about.vllm, assumed
+    def _told(self, shown: Seen, seen: ServerMetrics) -> tuple[ServeLine, list[str]]:
+        """The line that the server's own words make, and what is assumed of it."""
+        line, assumed = serve_line(shown.about, seen)
+        vllm = self.vllm or shown.about.vllm
+        return read_line(line, None if vllm is None else version(vllm)), assumed
 
 
-def _lacking(gpu: str | None, serve: str | None, seen: ServerMetrics, now: Now) -> str:
+def _lacking(gpu: str | None, line: ServeLine | None, seen: ServerMetrics, now: Now) -> str:
     """What has to be given before the server can be simulated; empty where it can be."""
-    if seen.server != VLLM and serve is None:
+    if line is not None and seen.server != line.server:
+        own = f"leave --serve out, or give {seen.server}'s own"
+        remedy = (
+            own if seen.server in _DIAGNOSED else f"validate --policy {POLICIES[seen.server]} simulates {seen.server}"
+        )
+        raise UserError(
+            f"the readings are of {seen.server}, not of the {line.server} server that --serve starts; {remedy}"
+        )
+    if seen.server not in _DIAGNOSED:
         policy = POLICIES[seen.server]
         remedy = f"compare it with a benchmark by validate --policy {policy} --against FILE --metrics FILE"
-        return f"Not simulated: the server is {seen.server}, and diagnose changes flags of vLLM; {remedy}."
-    if seen.server != VLLM:
-        remedy = (
-            f"leave --serve out, or give vLLM's own; validate --policy {POLICIES[seen.server]} simulates {seen.server}"
-        )
-        raise UserError(f"the readings are of {seen.server}, not of the vLLM server that --serve starts; {remedy}")
+        return f"Not simulated: the server is {seen.server}, and diagnose changes flags of vLLM and SGLang; {remedy}."
     if now.sides is not None:
         return "Not simulated: diagnose simulates one engine that computes prompts and outputs; fragmeter plan sizes both sides."
     if gpu is None:

@@ -14,7 +14,7 @@ from ...sim.types.ticks import PER_SECOND
 from ...traces import measured, read
 from ..measured.knobs import fitted_scale
 from ..measured.replay import BenchmarkOfRequests, benchmark_of, replay
-from ..measured.scrapes import Readings
+from ..measured.scrapes import VLLM, Readings
 from ..measured.server_metrics import ServerMetrics, served_load
 from ..runs.slo_check import Goal
 from ..vllm_serve.line import ServeLine
@@ -77,7 +77,7 @@ def _of_probe(path: Path) -> ServerMetrics:
 def as_measured(line: ServeLine, metrics: ServerMetrics | None, block_size: int) -> ServeLine:
     """The line with the block size, the prefix caching and the accepted drafts of the server's metrics, where it does not say them and
     its blocks would have ``block_size`` tokens."""
-    if metrics is None:
+    if metrics is None or metrics.server != VLLM:
         return line
     found = dict(line.flags)
     if metrics.block_size not in (None, block_size):
@@ -111,7 +111,7 @@ def as_served(
         line = as_measured(line, seen, server.launch.rank_block_tokens)
         server = server_of(line, gpu, model, log, server.cost)
     # A given number of blocks says nothing of the memory that the server has.
-    if log is None and "num-gpu-blocks-override" not in line.flags:
+    if log is None and line.pool_flag not in line.flags:
         server = server_of(line, gpu, model, pool_of(seen, server.launch.rank_block_tokens), server.cost)
     return replace(server, pool_origin=pool_origin(line, log, seen, has_metrics))
 
@@ -133,7 +133,7 @@ def pool_origin(line: ServeLine, log: StartupLog | None, seen: ServerMetrics | N
     """
     if log is not None:
         return "log"
-    if "num-gpu-blocks-override" in line.flags:
+    if line.pool_flag in line.flags:
         return "flag"
     if seen is None or seen.num_gpu_blocks is None:
         return "computed"

@@ -21,6 +21,10 @@ from .server import Change, Server
 _FITTING, _STAYING = (1.0, 0.75), (0.9, 0.75, 0.5)
 
 
+#: Flags of the share of a GPU's memory.
+_SHARES = {"gpu-memory-utilization", "mem-fraction-static"}
+
+
 @dataclass(frozen=True)
 class Measure:
     """A change in front of the server.
@@ -78,9 +82,9 @@ def costs_of(change: Change, server: Server, other: Server) -> str:
         server, other: The server without and with them.
     """
     found = ["a restart, which empties the prefix cache" if server.launch.enable_prefix_caching else "a restart"]
-    if "gpu-memory-utilization" in change:
-        more = other.launch.gpu_memory_utilization - server.launch.gpu_memory_utilization
-        found.append(f"{more * server.launch.gpu.memory_bytes / GIB:.1f} GiB less of each GPU stay free")
+    if _SHARES & change.keys():
+        (less, *_), (more, *_) = (each.started.stages() for each in (server, other))
+        found.append(f"{(more.requested_bytes - less.requested_bytes) / GIB:.1f} GiB less of each GPU stay free")
     elif other.pool.num_tokens > server.pool.num_tokens and "kv-cache-dtype" not in change:
         found.append(f"memory for {other.pool.num_tokens - server.pool.num_tokens:,} more tokens")
     if "kv-offloading-size" in change:

@@ -8,24 +8,25 @@ from dataclasses import dataclass, replace
 from ...sim import Settings
 from ...sim.config.settings import settings
 from ...sim.cost import default_cost, prices_kv
-from ...sim.spec.startup.capacity import Capacity, capacity
+from ...sim.spec.startup.capacity import Capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError, UserError
+from ..sglang_server.start import started
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
-from ..vllm_serve.start import Started, started, with_release
+from ..vllm_serve.start import Started, with_release
 
 #: Flags of a line with their new values; None removes the flag.
 Change = Mapping[str, str | bool | None]
 
 
-#: What says the size of the KV cache of a server, as text; only the first three are the server's own word.
+#: What says the size of the KV cache of a ``server``, as text; only the first three are the server's own word.
 POOL_ORIGINS = {
     "log": "by the start-up log",
     "metrics": "by its metrics",
     "flag": "by its command line",
     "probe": "an estimate, from the blocks of the probe",
-    "computed": "an estimate, by vLLM's arithmetic at start",
+    "computed": "an estimate, by {server}'s arithmetic at start",
 }
 
 
@@ -53,7 +54,7 @@ class Server:
     @property
     def pool(self) -> Capacity:
         """The KV cache."""
-        return capacity(self.launch)
+        return self.started.pool()
 
     @property
     def line(self) -> ServeLine:
@@ -68,22 +69,17 @@ class Server:
         return replace(found, cost=cost, step_scale=self.step_scale)
 
     def changed(self, change: Change) -> Server | None:
-        """The server with some flags changed; None if vLLM would refuse to start it, or ``cost`` does not price it."""
-        flags = {name: value for name, value in self.line.flags.items() if name not in change}
-        flags |= {name: value for name, value in change.items() if value is not None}
+        """The server with some flags changed; None if its engine has no such flag or would refuse to start, or ``cost`` does not price it."""
         try:
-            found = started(replace(self.line, flags=flags), self.launch.gpu.setting, self.launch.model.name)
+            other = replace(self, started=self.started.changed(change))
         except SettingError:
             return None
-        corrections, used = self.launch.corrections, self.launch.used_at_start_bytes
-        found = replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
-        other = replace(self, started=found)
         if self.cost is not None and not prices_kv(self.cost, other.launch.deployment.kv_dtype):
             return None
         return None if other.refused() else other
 
     def refused(self) -> str | None:
-        """vLLM's refusal to start; None if it starts."""
+        """The engine's refusal to start; None if it starts."""
         found = self.started.refusal()
         return None if found is None else found.text
 
@@ -96,7 +92,7 @@ def server_of(line: ServeLine, gpu: str, model: str | None, log: StartupLog | No
         log: Size of its KV cache, by its start-up log or its metrics.
 
     Raises:
-        UserError: vLLM would refuse to start it, or a value is invalid.
+        UserError: Its engine would refuse to start it, or a value is invalid.
     """
     server = Server(started(line, gpu, model, log), cost)
     if (text := server.refused()) is not None:
@@ -109,14 +105,6 @@ def server_of(line: ServeLine, gpu: str, model: str | None, log: StartupLog | No
     return server
 
 
-def flags_text(change: Change) -> str:
-    """The flags of a change as the user types them."""
-    return " ".join(_flag_text(name, value) for name, value in change.items())
-
-
-def _flag_text(name: str, value: str | bool | None) -> str:
-    if value is None:
-        return f"without --{name}"
-    if isinstance(value, bool):
-        return f"--{'' if value else 'no-'}{name}"
-    return f"--{name} {value}"
+def flags_text(change: Change, line: ServeLine) -> str:
+    """The flags of a change as the user of that line types them."""
+    return " ".join(line.flag_text(name, value) for name, value in change.items())

@@ -231,19 +231,20 @@ def _why(found: Diagnosis) -> Iterator[str]:
     elif text := pressure(found.case):
         yield f"Symptom: {text}."
     if found.case.seen.preemptions >= PREEMPTS or (found.case.measured_preemptions or 0) >= PREEMPTS:
-        case = found.case
+        case, line = found.case, found.case.server.line
         yield (
             f"Why it preempts: at their mean final length of {sum(case.load.mean_tokens):,.0f} tokens {case.fitting:,.0f}"
-            f" sequences fit in the KV cache, and up to {case.server.launch.max_num_seqs:,} (--max-num-seqs) are admitted as"
-            " soon as their prompts fit."
+            f" sequences fit in the KV cache, and up to {case.server.launch.max_num_seqs:,} ({line.flag_name('max-num-seqs')}) are admitted"
+            f" {line.admits}."
         )
 
 
 def _filling(found: Diagnosis) -> str:
-    pool, seen = found.case.server.pool, found.case.seen
+    server, pool, seen = found.case.server, found.case.server.pool, found.case.seen
+    origin = POOL_ORIGINS[server.pool_origin].format(server=server.line.server)
     other = max(0.0, seen.mean_usage - seen.prompts - seen.outputs)
     return (
-        f"KV cache: {pool.num_tokens:,} tokens ({POOL_ORIGINS[found.case.server.pool_origin]}), {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
+        f"KV cache: {pool.num_tokens:,} tokens ({origin}), {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
         f" prompts {seen.prompts:.0%}, outputs {seen.outputs:.0%}, empty slots {other:.0%}; beside them prefixes that no"
         f" request uses take {seen.cached:.0%}. On average {seen.running:.1f} requests run and {seen.waiting:.1f} wait."
     )
@@ -338,7 +339,7 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
     line = case.server.line
     if line.switch("enforce-eager") and case.server.step_scale is None:
         yield (
-            "--enforce-eager: the time that its host needs to launch kernels one by one is not known, and not simulated. Its steps take"
+            f"{line.flag_name('enforce-eager')}: the time that its host needs to launch kernels one by one is not known, and not simulated. Its steps take"
             " longer than here, and what it gains without the flag is not known either; --bench scales the steps."
         )
     if line.of_other_releases:

@@ -292,13 +292,14 @@ def _since(now: Now) -> str:
 
 
 def _why(now: Now) -> str:
+    limit = "--max-running-requests" if now.server == SGLANG else "--max-num-seqs"
     return {
         "idle": "Nothing runs and nothing waits.",
         "drains": "No request arrives any more: the server finishes those that it has.",
         "full": "The KV cache is full: requests wait for blocks of it, or lose theirs.",
-        "limited": f"Never more than {now.limit or 0:,.0f} run while others wait, as with --max-num-seqs {now.limit or 0:.0f}.",
+        "limited": f"Never more than {now.limit or 0:,.0f} run while others wait, as with {limit} {now.limit or 0:.0f}.",
         "queue": "Requests wait though the KV cache has room: for steps, which take as many tokens as they can, or for"
-        " --max-num-seqs.",
+        f" {limit}.",
         "nearly full": "Nothing waits yet; the KV cache has no room for a burst, or for requests that get longer.",
         "light": "Nothing waits, and the KV cache has room.",
     }[now.symptom]

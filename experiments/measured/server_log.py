@@ -6,7 +6,7 @@
              Prefill batch, #new-seq: 2, #new-token: 812, #cached-token: 64, ...
              ... Retract requests. #retracted_reqs: 3, ...
 
-Throughputs are means since the line before; over its time they are tokens. vLLM's prompt throughput leaves out what its prefix cache
+Throughputs are means since the line before, SGLang's since the decode line before; over its time they are tokens. vLLM's prompt throughput leaves out what its prefix cache
 had. Its ``Preemptions`` are of the time since the line before. A line has the time of ``kubectl logs --timestamps``, else
 its own. vLLM's has no year, so that times are those of the year 2000: only their differences count.
 
@@ -93,7 +93,7 @@ class _Lines:
                 continue
             elif not is_vllm and (found := _SGLANG.search(line)):
                 labels = _labels(line, None)
-                gauges = self._of_sglang(labels, _pairs(found[0]))
+                gauges = self._of_sglang(line, labels, _pairs(found[0]))
             else:
                 continue
             at_s = _at_s(line)
@@ -123,12 +123,20 @@ class _Lines:
             gauges[KV_USAGE[0]] = usage[0] / 100
         return gauges | ({HIT_RATE[0]: hits} if "Prefix cache hit rate" in pairs else {})
 
-    def _of_sglang(self, labels: Labels, pairs: Mapping[str, float]) -> dict[str, float]:
+    def _of_sglang(self, line: str, labels: Labels, pairs: Mapping[str, float]) -> dict[str, float]:
+        at_s = _at_s(line)
+        if "gen throughput" in pairs and at_s is not None:
+            # Of the tokens since the decode line before.
+            passed_s = at_s - self._last.get(labels, at_s)
+            self._last[labels] = at_s
+            self._count(GENERATION_TOKENS[1], labels, pairs["gen throughput"] * max(passed_s, 0.0))
         if "#new-token" in pairs:
             cached = pairs.get("#cached-token", 0.0)
             self._count(QUERIES[2], labels, pairs["#new-token"] + cached)
             self._count(HITS[2], labels, cached)
-        found = {RUNNING[1]: "#running-req", WAITING[1]: "#queue-req", KV_USAGE[2]: "token usage"}
+        # Of the layers that keep every token, where others have a pool of their own.
+        usage = "token usage" if "token usage" in pairs else "full token usage"
+        found = {RUNNING[1]: "#running-req", WAITING[1]: "#queue-req", KV_USAGE[2]: usage}
         return {name: pairs[key] for name, key in found.items() if key in pairs}
 
     def _count(self, name: str, labels: Labels, more: float) -> None:

@@ -13,12 +13,12 @@ from ...sim.types.errors import SettingError, TraceError, UserError
 from ...traces import Measured, check_fits, measured, read
 from ...traces.clients.load import ClientLoad
 from ..runs.unread import refuse_flags
-from ..vllm_serve.line import read_serve, version
-from ..vllm_serve.log import read_log
-from ..vllm_serve.start import Started, started, with_release
+from ..sglang_server.start import read_line, read_start_log, started
+from ..vllm_serve.line import version
+from ..vllm_serve.start import Started, with_release
 from .replay import BenchmarkOfRequests, SummarisedBenchmark, benchmark_of
 from .server_metrics import ServerMetrics, read_metrics, server_of_policy
-from .statements import Statement, of_benchmark, of_line, of_log, of_metrics
+from .statements import Statement, of_benchmark, of_metrics, of_start
 
 #: Default policy if neither a line nor a flag names one: the server of the benchmark.
 POLICY = "vllm-v1"
@@ -70,8 +70,8 @@ def started_line(server: Server) -> Started | None:
         return None
     if server.gpu is None:
         raise SettingError("gpu", None, "is missing; give the server's GPU")
-    log = None if server.startup_log is None else read_log(server.startup_log)
-    line = read_serve(server.serve, None if server.vllm is None else version(server.vllm))
+    line = read_line(server.serve, None if server.vllm is None else version(server.vllm))
+    log = None if server.startup_log is None else read_start_log(line, server.startup_log)
     return started(line, server.gpu, server.model, log)
 
 
@@ -109,14 +109,12 @@ def statements(
         answer: Result of ``started_line``.
     """
     if answer is not None:
-        yield from of_line(answer)
+        yield from of_start(answer, server.startup_log, None)
     else:
         if (simulated := server_of_policy(str(server.given.get("policy", POLICY)))) is not None:
             yield Statement("--policy", "server", simulated)
         if server.model is not None:
             yield Statement("--model", "model", server.model)
-    if server.startup_log is not None:
-        yield from of_log(server.startup_log)
     if metrics is not None and by_server is not None:
         yield from of_metrics(metrics.name, by_server)
     yield from of_benchmark(path, seen, by_server)

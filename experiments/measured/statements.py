@@ -188,16 +188,31 @@ def _last_part(name: str) -> str:
     return Path((name if cached is None else cached[1]).lower()).name
 
 
+def of_start(answer: Started, given: str | None, log: StartupLog | None) -> Iterator[Statement]:
+    """What a command line says, and its start-up log; of another server than vLLM the line alone.
+
+    Args:
+        given, log: The log, or the name of its file, and what was read of it; None without one.
+    """
+    yield from of_line(answer)
+    if answer.line.server == VLLM and given is not None:
+        yield from of_log(given)
+    if answer.line.server == VLLM and log is not None:
+        yield from of_sizes(answer, log)
+
+
 def of_line(answer: Started) -> Iterator[Statement]:
-    """What a command line says, as it starts."""
+    """What a command line says, as it starts; of another server than vLLM what it serves and the ranks."""
     line, launch = answer.line, answer.launch
-    yield Statement(LINE, "server", VLLM)
+    yield Statement(LINE, "server", line.server)
     yield Statement(LINE, "model", line.model, tuple(line.served_model_names))
-    if line.version is not None:
-        yield Statement(LINE, "vllm", text_of_release(line.version))
     yield Statement(LINE, "tensor_parallel_size", launch.tensor_parallel)
     yield Statement(LINE, "pipeline_parallel_size", launch.deployment.pipeline_parallel)
     yield Statement(LINE, "data_parallel_size", answer.replicas)
+    if line.server != VLLM:
+        return
+    if line.version is not None:
+        yield Statement(LINE, "vllm", text_of_release(line.version))
     caching = f"{LINE}" if "enable-prefix-caching" in line.flags else f"{LINE} (by default)"
     yield Statement(caching, "enable_prefix_caching", launch.enable_prefix_caching)
     yield from _gpus(answer)

@@ -35,7 +35,7 @@ class PoolUse:
 
 def pool_use(run: Run) -> PoolUse:
     """The gauges of a run. They are exact, but with sliding-window layers the maximum covers only the first steps of leaps."""
-    rows, capacity = run.log.rows, run.log.capacity_slots
+    rows, capacity = run.log.rows, run.log.ledger_slots
     busy = int(rows["ticks"].sum())
     over_time = run.accounts.window().slot_ticks
     used = sum(value for bucket, value in over_time.items() if bucket not in NOT_HELD)
@@ -54,7 +54,7 @@ def pool_use(run: Run) -> PoolUse:
 def _used_slots(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Slots in use in the first step of every row, and those allocated in its later steps, int64 [rows] each."""
     levels = run.accounts.at_rows()
-    first = np.asarray(run.log.capacity_slots - sum(levels[bucket] for bucket in NOT_HELD))
+    first = np.asarray(run.log.ledger_slots - sum(levels[bucket] for bucket in NOT_HELD))
     if not run.log.paged or run.log.groups.sliding:
         return first, np.zeros_like(first)
     # In its last step a leap holds the blocks that its sequences have allocated on the way.
@@ -102,7 +102,7 @@ class UsageOverSpans(NamedTuple):
 
 def usage_over_spans(run: Run, edges: Sequence[int]) -> UsageOverSpans:
     """The use of a pool between successive edges, in rising ticks. Within a leap it is taken to grow evenly."""
-    rows, (first, grown), capacity = run.log.rows, _used_slots(run), max(run.log.capacity_slots, 1)
+    rows, (first, grown), capacity = run.log.rows, _used_slots(run), max(run.log.ledger_slots, 1)
     begin, ticks = rows["start_ticks"], rows["ticks"]
     at = np.stack([begin, begin + ticks], axis=1).ravel()
 

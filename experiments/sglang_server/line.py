@@ -1,24 +1,27 @@
 """Parser of a pasted line of SGLang's server: ``python -m sglang.launch_server``, ``sglang serve``, or a container of its image.
 
 ``facts/flags.json`` has all flags of one release by how many values follow them, as ``tests/real_sglang/flags.py`` writes it. Other words
-are refused, as by SGLang's ``argparse``, which also takes ``--flag=value`` and flags that are shortened as far as they stay unique.
+are refused, as by SGLang's ``argparse``, which also takes ``--flag=value`` and flags that are shortened as far as they stay unique; in a
+container of another release an unknown flag is named, as in a line of a vLLM that is newer than all that were read.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...sim.policy.options import either
 from ...sim.types.bounds import human_readable_int
-from ...sim.types.errors import SettingError
+from ...sim.types.errors import SettingError, UserError
 from ..vllm_serve.deployments import is_deployment
-from ..vllm_serve.line import until_shell
+from ..vllm_serve.line import ServeLine, until_shell
 from ..vllm_serve.shell import assigned, filled, line_words, split
 
 _MODULE = "sglang.launch_server"
@@ -33,7 +36,7 @@ _READ = {
     "max_num_batched_tokens": ("--chunked-prefill-size",),
     "max_num_seqs": ("--max-running-requests",),
     "block_size": ("--page-size",),
-    "slots": ("--max-total-tokens",),
+    "max_total_tokens": ("--max-total-tokens",),
     "max_model_len": ("--context-length",),
     "schedule_policy": ("--schedule-policy",),
     "quantization": ("--quantization",),
@@ -48,6 +51,11 @@ _READ = {
     "retraction_policy": ("--retraction-policy",),
     "swa_full_tokens_ratio": ("--swa-full-tokens-ratio",),
     "disable_hybrid_swa_memory": ("--disable-hybrid-swa-memory",),
+    "mamba_radix_cache_strategy": ("--mamba-radix-cache-strategy",),
+    "mamba_track_interval": ("--mamba-track-interval",),
+    "mamba_full_memory_ratio": ("--mamba-full-memory-ratio",),
+    "max_mamba_cache_size": ("--max-mamba-cache-size",),
+    "mamba_ssm_dtype": ("--mamba-ssm-dtype",),
     "enable_hierarchical_cache": ("--enable-hierarchical-cache",),
     "hicache_ratio": ("--hicache-ratio",),
     "hicache_size": ("--hicache-size",),
@@ -56,14 +64,22 @@ _READ = {
 _BY_FLAG = {spelling: name for name, spellings in _READ.items() for spelling in spellings}
 _WHOLE = frozenset(
     """
-    tensor_parallel_size pipeline_parallel_size max_num_batched_tokens max_num_seqs block_size slots max_model_len
-    priority_scheduling_preemption_threshold hicache_size
+    tensor_parallel_size pipeline_parallel_size max_num_batched_tokens max_num_seqs block_size max_total_tokens max_model_len
+    priority_scheduling_preemption_threshold mamba_track_interval max_mamba_cache_size hicache_size
     """.split()
 )
 #: Formats by SGLang's names; a name that is missing is not simulated.
 _WEIGHTS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _WEIGHTS |= {name: name for name in ("awq", "gptq", "fp8")}
+_STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_STRATEGIES = {name: name for name in ("auto", "no_buffer", "extra_buffer")}
 _CACHE = {"auto": "auto", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
+_FORMATS: dict[str, dict[str, str]] = {
+    "quantization": _WEIGHTS,
+    "kv_cache_dtype": _CACHE,
+    "mamba_ssm_dtype": _STATES,
+    "mamba_radix_cache_strategy": _STRATEGIES,
+}
 #: What changes memory or decisions and is not simulated.
 _NOT_SIMULATED = {
     "--dp-size": "replicas", "--data-parallel-size": "replicas", "--enable-dp-attention": "attention by ranks", "--ep-size": "experts by ranks",
@@ -75,26 +91,70 @@ _NOT_SIMULATED = {
     "--dtype": "another number format", "--enable-unified-memory": "one pool of bytes", "--prefill-decode-interval": "decodes between prefills",
     "--max-queued-requests": "rejected requests", "--cuda-graph-max-bs-decode": "another largest graph",
     "--disable-chunked-prefix-cache": "other kernels", "--dcp-size": "caches by ranks", "--attn-cp-size": "caches by ranks",
-    "--nnodes": "several machines",
+    "--nnodes": "several machines", "--mamba-max-states-per-path": "a bound on states of a path",
+    "--enable-int8-mamba-checkpoint": "states of the tree in int8",
 }  # fmt: skip
 _FLAGS = Path(__file__).with_name("facts") / "flags.json"
+#: Those that are off with a value of ``_OFF``; of others SGLang logs what it resolved as if it were given.
+_LOGGED = (
+    "--dp-size", "--enable-dp-attention", "--ep-size", "--speculative-algorithm", "--enable-mixed-chunk",
+    "--disaggregation-mode", "--cpu-offload-gb", "--enable-lora", "--nnodes",
+)  # fmt: skip
+_OFF = (None, False, 0, 1, "null")
+#: A container's tag.
+_TAG = re.compile(r"lmsysorg/sglang:v?(\d{1,4}\.\d{1,4}\.\d{1,4}\w*)")
+#: Flags of no value by the setting that they turn off.
+_TURN_OFF = ("enable_prefix_caching",)
 
 
 @dataclass(frozen=True)
-class SGLangLine:
-    """A parsed line.
+class SGLangLine(ServeLine):
+    """A parsed line. Its ``flags`` have the names of the settings of ``simulate``, as those of vLLM's lines do, with dashes;
+    ``max-total-tokens`` lowers the slots that the memory has."""
 
-    Attributes:
-        settings: Settings of ``simulate`` that its flags give; ``slots`` is ``--max-total-tokens``.
-        not_simulated: Flags that change memory or decisions and are not simulated, each with the reason.
-        ignored: All others.
-        refused: The error of SGLang's parser for each word that it does not take.
-    """
+    server = "SGLang"
+    pool_flag = "max-total-tokens"
+    admits = "as soon as their prompts and a share of their outputs fit"
 
-    settings: dict[str, Any]
-    not_simulated: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    def words(self) -> str:
+        """See ``ServeLine``; a flag without a value is left out where it is off."""
+        given = (self.flag_text(name, value) for name, value in self.flags.items())
+        return " ".join(each for each in given if each.startswith("--"))
+
+    def as_planned(self) -> SGLangLine:
+        """See ``ServeLine``; SGLang starts with a pool that is smaller than its longest sequence."""
+        return self
+
+    def flag_name(self, name: str) -> str:
+        """See ``ServeLine``."""
+        return _READ[name.replace("-", "_")][0]
+
+    def flag_text(self, name: str, value: str | bool | None) -> str:
+        """See ``ServeLine``."""
+        setting, flag = name.replace("-", "_"), self.flag_name(name)
+        if value is None:
+            return f"without {flag}"
+        if isinstance(value, bool):
+            return flag if value != (setting in _TURN_OFF) else f"without {flag}"
+        known = _FORMATS.get(setting, {value: value})
+        return f"{flag} {value if value in known else next(name for name, own in known.items() if own == value)}"
+
+
+def words_of(arguments: Mapping[str, Any]) -> list[str]:
+    """The words of the flags that are read, or named as not simulated, from the ``ServerArgs`` that SGLang logs at its start."""
+    found = []
+    for flag in (*(spellings[0] for spellings in _READ.values()), *_LOGGED):
+        value = arguments.get(flag.removeprefix("--").replace("-", "_"))
+        if value is True:
+            found.append(flag)
+        elif value not in _OFF:
+            found += [flag, str(value)]
+    return found
+
+
+def settings_of_flags() -> dict[str, str]:
+    """The flags that are read, by the setting that each gives."""
+    return {name: spellings[0] for name, spellings in _READ.items()}
 
 
 def sglang_arguments(words: list[str]) -> int | None:
@@ -109,7 +169,7 @@ def read_sglang(text: str) -> SGLangLine | None:
     """A line of SGLang's server; None of any other program.
 
     Raises:
-        SettingError: It names no model, a flag lacks its value, or a value is none of its flag.
+        UserError: It names no model, has a flag that SGLang does not have, a flag lacks its value, or a value is none of its flag.
     """
     try:
         words = [] if is_deployment(text) else line_words(text)
@@ -121,41 +181,58 @@ def read_sglang(text: str) -> SGLangLine | None:
         return None
     environment = assigned(words[:start])
     left = [filled(word, environment) for word in until_shell(words[start:])][::-1]
-    line = SGLangLine({})
     # ``sglang serve MODEL``.
-    if left and not left[-1].startswith("-"):
-        line.settings["model"] = left.pop()
-    unknown: list[str] = []
+    model = left.pop() if left and not left[-1].startswith("-") else None
+    line = SGLangLine("", {}, environment=environment)
+    tag = next(filter(None, map(_TAG.search, words[:start])), None)
+    other_release = None if tag is None or tag[1] == release_of_flags().split()[-1] else tag[1]
     while left:
         word = left.pop()
+        if not word.startswith("-"):
+            raise SettingError("serve", word, "is neither a flag nor the value of one; one model is served")
         flag, joined, value = word.partition("=")
-        meant = _meant(flag)
-        if len(meant) > 1:
-            line.refused.append(f"ambiguous option: {flag} could match {', '.join(meant)}")
-        if len(meant) != 1:
-            unknown += [word] if not meant else []
+        found = _meant(flag, other_release)
+        if found is None:
+            if not joined and left and not left[-1].startswith("-"):
+                left.pop()
+            line.not_simulated.append(f"{flag} (unknown; the flags of {other_release} were not read)")
             continue
-        found = meant[0]
         values = [value] if joined else _following(found, left)
         if (name := _BY_FLAG.get(found)) is not None:
-            line.settings[name] = _value(name, found, values)
+            read = _value(name, found, values)
+            line.flags[name.replace("_", "-")] = read if isinstance(read, bool) else str(read)
         elif found in _NOT_SIMULATED:
             line.not_simulated.append(f"{found} ({_NOT_SIMULATED[found]})")
+        elif found == "--served-model-name":
+            line.served_model_names.extend(values)
         else:
             line.ignored.append(found)
-    if unknown:
-        line.refused.append(f"unrecognized arguments: {' '.join(unknown)}")
-    if "model" not in line.settings:
+    model = str(line.flags.pop("model", model or ""))
+    if not model:
         remedy = "names no model; paste a line with python -m sglang.launch_server --model-path NAME"
         raise SettingError("serve", " ".join(text.split())[:60], remedy)
-    return line
+    return replace(line, model=model, uncounted=line.not_simulated)
 
 
-def _meant(word: str) -> list[str]:
-    """The flags that a word may be, shortened or not."""
-    if word in _values():
-        return [word]
-    return sorted(name for name in _values() if name.startswith(word)) if word.startswith("--") else []
+def _meant(word: str, other_release: str | None) -> str | None:
+    """The flag of a word, which may be shortened; None for one of a release of which the flags were not read.
+
+    Raises:
+        UserError: It is no flag, or may be several.
+    """
+    known = _values()
+    if word in known:
+        return word
+    longer = sorted(name for name in known if name.startswith(word)) if word.startswith("--") else []
+    if len(longer) == 1:
+        return longer[0]
+    if other_release is not None and not longer:
+        return None
+    if longer:
+        raise UserError(f"{word}: may be {either(longer)} in {release_of_flags()}; write it out")
+    near = difflib.get_close_matches(word, known, n=1)
+    meant = f"; did you mean {near[0]}?" if near else "; leave it out"
+    raise UserError(f"{word}: {release_of_flags()}, the release that was read, does not have it{meant}")
 
 
 def _following(flag: str, left: list[str]) -> list[str]:
@@ -181,7 +258,7 @@ def _value(name: str, flag: str, values: list[str]) -> Any:
         SettingError: The value is none of the flag, or is not simulated.
     """
     if _values()[flag] == "0":
-        return name != "enable_prefix_caching"
+        return name not in _TURN_OFF
     text = values[0]
     if name in _WHOLE:
         number = human_readable_int(text)
@@ -189,12 +266,12 @@ def _value(name: str, flag: str, values: list[str]) -> Any:
         if number is None or number < least:
             raise SettingError(flag, text, f"must be a whole number from {least} on to be simulated")
         return number
-    if name in ("mem_fraction_static", "swa_full_tokens_ratio", "hicache_ratio"):
+    if name in ("mem_fraction_static", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "hicache_ratio"):
         try:
             return float(text)
         except ValueError:
             raise SettingError(flag, text, "must be a number, such as 0.85") from None
-    known: Mapping[str, str] = {"quantization": _WEIGHTS, "kv_cache_dtype": _CACHE}.get(name, {text: text})
+    known = _FORMATS.get(name, {text: text})
     if text not in known:
         raise SettingError(flag, text, f"is not simulated; one of {', '.join(known)}")
     return known[text]

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import overload
+from typing import ClassVar, Self, overload
 
 from ...sim.spec.attention_backends import named_backend
 from ...sim.spec.gpu import GIB
@@ -47,6 +47,7 @@ _OBJECTS = (
     "speculative-config",
     "compilation-config",
     "eplb-config",
+    "kv-transfer-config",
     "attention-config",
     "limit-mm-per-prompt",
     "hf-overrides",
@@ -110,6 +111,36 @@ class ServeLine:
     accelerator: str | None = None
     written: dict[str, str] = field(default_factory=dict)
     patch: int | None = None
+
+    #: The server that it starts, its flag that sets the size of the KV cache, and when that server admits a sequence.
+    server: ClassVar[str] = "vLLM"
+    pool_flag: ClassVar[str] = "num-gpu-blocks-override"
+    admits: ClassVar[str] = "as soon as their prompts fit"
+
+    def changed(self, flags: Mapping[str, str | bool | None]) -> Self:
+        """The line with other flags, of which None removes one."""
+        kept = {name: value for name, value in self.flags.items() if name not in flags}
+        return replace(self, flags=kept | {name: value for name, value in flags.items() if value is not None})
+
+    def words(self) -> str:
+        """Its flags as the user types them."""
+        return " ".join(self.flag_text(name, value) for name, value in self.flags.items())
+
+    def as_planned(self) -> ServeLine:
+        """The line as a plan changes it: without a flag it takes the longest sequence that fits on each GPU."""
+        return self if self.flags else replace(self, flags={"max-model-len": "auto"})
+
+    def flag_name(self, name: str) -> str:
+        """A key of ``flags`` as the user types it."""
+        return f"--{name}"
+
+    def flag_text(self, name: str, value: str | bool | None) -> str:
+        """A flag with a value as the user types it; None removes the flag."""
+        if value is None:
+            return f"without --{name}"
+        if isinstance(value, bool):
+            return f"--{'' if value else 'no-'}{name}"
+        return f"--{name} {value}"
 
     @property
     def of_other_releases(self) -> list[str]:
@@ -242,21 +273,6 @@ def parse_serve(text: str, stated: tuple[int, ...] | None = None) -> ServeLine:
     return replace(line, version=release, patch=patch, gpus=gpus, accelerator=accelerator)
 
 
-def read_serve(given: str, stated: tuple[int, ...] | None = None) -> ServeLine:
-    """Read a command line, or the file with it or with its deployment.
-
-    Raises:
-        UserError: As ``parse_serve``, with the name of the file.
-    """
-    text = pasted(given)
-    try:
-        return parse_serve(text, stated)
-    except UserError as error:
-        if text is given:
-            raise
-        raise UserError(f"{given}: {error}") from None
-
-
 def version(text: str) -> tuple[int, ...]:
     """The numbers of a release, as ``0.16`` or ``v0.16.0``, two or three; raises SettingError for anything else."""
     found = re.fullmatch(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4})?.*)?", text)
@@ -299,7 +315,10 @@ def _start(words: Sequence[str]) -> int:
             # With --entrypoint vllm the image starts by the name of the command.
             return place + 1 + (list(words[place + 1 : place + 2]) == ["serve"])
     text = " ".join(words)
-    said = remedy(text.encode(), "", "serve") or "starts no server; paste a line with vllm serve MODEL"
+    said = (
+        remedy(text.encode(errors="surrogateescape"), "", "serve")
+        or "starts no server; paste a line with vllm serve MODEL"
+    )
     raise SettingError("serve", _short(text), said)
 
 
@@ -381,8 +400,6 @@ class _Reader:
             self._flags[name] = self._object(name, written, str(found))
         elif name in READ or name in _DECIDE:
             self._flags[name] = found
-            if name == "kv-offloading-backend" and found != "native":
-                self._leave_out(f"--{name} {found}", "a KV cache that is kept elsewhere", changes_memory=True)
             if name == "all2all-backend":
                 # DeepEP itself computes the buffers of its kernels for few tokens.
                 self._leave_out(f"--{name} {found}", "kernels with times of their own", found == "deepep_low_latency")

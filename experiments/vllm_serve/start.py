@@ -5,15 +5,18 @@ The model that a line names is a path, a preset, or a Hugging Face repository of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from ...sim.config.settings import Settings, settings
+from ...sim.engine.replica import build
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.attention_backends import FLASHINFER
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
 from ...sim.spec.deployment import NVFP4
+from ...sim.spec.gpu import GIB
 from ...sim.spec.kernels import (
     EXPERTS_VARIABLES,
     FIRST_COMPARED,
@@ -34,7 +37,7 @@ from ...sim.spec.releases import (
     release,
 )
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
-from ...sim.spec.startup.capacity import capacity, longest_model_len
+from ...sim.spec.startup.capacity import Capacity, StageMemory, capacity, longest_model_len, stage_memories
 from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.launch import (
     BLOCK_SIZE,
@@ -47,6 +50,7 @@ from ...sim.spec.startup.launch import (
 )
 from ...sim.spec.startup.lora import MAX_LORA_RANK, MAX_LORAS, Lora, are_known
 from ...sim.spec.startup.shards import split_group
+from ...sim.spec.tiers import parse_offloading
 from ...sim.spec.weights import weights_format
 from ...sim.types.errors import NotSimulated, SettingError
 from .checks import Outcome, Refusal, first_broken, logged, outcome, refusal, undivided
@@ -55,6 +59,7 @@ from .graphs import graph_settings
 from .line import ServeLine
 from .log import StartupLog, corrected
 from .positions import with_positions
+from .remedies import remedies
 from .states import caching, require_simulated, with_formats
 
 _WEIGHTS = {
@@ -98,7 +103,9 @@ _OTHER_VENDOR = (
     "{} (its memory outside of torch and its graphs are by logs of NVIDIA's cards, and its kernels are theirs)"
 )
 _EPLB, _THRESHOLD = "eplb-config", "long-prefill-token-threshold"
-_OFFLOADING = "kv-offloading-size"
+_OFFLOADING, _CONNECTOR, _BACKEND = "kv-offloading-size", "kv-transfer-config", "kv-offloading-backend"
+#: Utilisation beyond the default: vLLM's own warning asks for more, and a GPU needs the rest.
+_MOST_UTILIZATION = 0.95
 #: MiB of a buffer of DeepEP, and GPUs of a node.
 _TARGETS = "lora-target-modules"
 _BUFFER, _NODE_GPUS = "VLLM_DEEPEP_BUFFER_SIZE_MB", 8
@@ -136,6 +143,44 @@ class Started:
         """Whether it starts, over the interval of its memory, and by its log."""
         judged = outcome(self.launch)
         return judged if self.failure is None else logged(judged, self.failure)
+
+    def pool(self, outlook: Literal["low", "likely", "high"] = "likely") -> Capacity:
+        """Capacity of its KV cache: the likely one, or an end of its interval."""
+        return capacity(replace(self.launch, outlook=outlook))
+
+    def stages(self) -> list[StageMemory]:
+        """Memory of the GPUs of each pipeline stage."""
+        return stage_memories(self.launch)
+
+    @property
+    def fewest_tokens(self) -> int:
+        """The fewest tokens of a step with which it starts."""
+        return self.launch.max_num_seqs
+
+    def larger_pools(self) -> Iterator[dict[str, str | bool | None]]:
+        """Flags that give it a larger KV cache on the same cards, the mildest first."""
+        sizes = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
+        fixed: dict[str, str | bool | None] = {name: None for name in sizes if name in self.line.flags}
+        if fixed:
+            yield fixed
+        for share in (self.launch.release.gpu_memory_utilization, _MOST_UTILIZATION):
+            if share > self.launch.gpu_memory_utilization:
+                yield {**fixed, "gpu-memory-utilization": f"{share:g}"}
+
+    def remedy(self) -> str:
+        """A single change with which a refused line starts; empty if there is none."""
+        first = next(remedies(self.launch), None)
+        return "" if first is None else f" With {first.flag} {first.value} it would."
+
+    def changed(self, flags: Mapping[str, str | bool | None]) -> Started:
+        """The line with other flags, of which None removes one, on the same cards, and with the same corrections of a log.
+
+        Raises:
+            SettingError: A value is invalid.
+        """
+        found = started(self.line.changed(flags), self.launch.gpu.setting, self.launch.model.name)
+        corrections, used = self.launch.corrections, self.launch.used_at_start_bytes
+        return replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
 
     def require_simulated(self) -> None:
         """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
@@ -189,8 +234,9 @@ class Started:
             found[_THRESHOLD] = threshold
         if self.launch.speculative is not None and self.launch.speculative.acceptance_rates:
             found["speculative-config"] = self.line.text("speculative-config", "")
-        if self.line.text("kv-offloading-backend", "native") == "native" and _OFFLOADING in self.line.flags:
-            found[_OFFLOADING] = self.line.text(_OFFLOADING, "0")
+        for name in (_OFFLOADING, _CONNECTOR, _BACKEND):
+            if name in self.line.flags:
+                found[name] = self.line.text(name, "")
         for name, default in ((f"{_THRESHOLD}-adaptive", False), ("scheduler-reserve-full-isl", True)):
             found[name] = self.line.switch(name, default)
         return {name.replace("-", "_"): value for name, value in found.items()}
@@ -281,7 +327,42 @@ def started(
     launch = _with_length(launch)
     if (split := split_group(launch)) is not None:
         line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
-    return Started(line, launch, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
+    return _with_offloading(
+        Started(line, launch, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
+    )
+
+
+def _with_offloading(found: Started) -> Started:
+    """The line without a connector or a backend of offloading that is not simulated, or not with the rest of the line, which is then named."""
+    line = found.line
+    asked = [name for name in (_CONNECTOR, _BACKEND) if line.text(name, "native") != "native"]
+    if not asked:
+        return found
+    try:
+        parse_offloading(*_offloading(line))
+        if found.refusal() is None:
+            build(found.settings())
+        return found
+    except SettingError as error:
+        if not error.field.startswith(("kv_transfer", "kv_offloading")):
+            return found
+        if not isinstance(error, NotSimulated):
+            raise
+        names = [f"--{name} {line.text(name, '')}" if name == _BACKEND else f"--{name}" for name in asked]
+    left_out = [f"{name} (a KV cache that is moved or kept elsewhere)" for name in names]
+    flags = {name: value for name, value in line.flags.items() if name not in (_CONNECTOR, _BACKEND, _OFFLOADING)}
+    if _BACKEND not in asked and _OFFLOADING in line.flags:
+        flags[_OFFLOADING] = line.flags[_OFFLOADING]
+    line = replace(
+        line, flags=flags, not_simulated=[*line.not_simulated, *left_out], uncounted=[*line.uncounted, *left_out]
+    )
+    return replace(found, line=line)
+
+
+def _offloading(line: ServeLine) -> tuple[str | None, float, str]:
+    """What the line says of it, as ``parse_offloading`` takes it."""
+    text = line.text(_CONNECTOR, "") or None
+    return text, line.gib_as_bytes(_OFFLOADING) / GIB, line.text(_BACKEND, "native")
 
 
 def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:

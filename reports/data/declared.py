@@ -319,6 +319,7 @@ _SHARES = ("token_states", "reservation", "internal", "external_and_others")
 SUMMARY = {
     **dict.fromkeys(("completed", "refused", "total_input_tokens", "total_output_tokens", "num_steps"), is_count),
     **dict.fromkeys(("duration", "request_throughput", "output_throughput", "mean_batch"), is_number),
+    **dict.fromkeys(("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"), is_number),
     "preemptions": {"recompute": is_count, "swap": is_count},
     "waste": {
         "window_s": is_span,
@@ -343,6 +344,7 @@ RUN = {
     "settings": dict.fromkeys(("policy", "model", "gpu"), is_text),
     "replica": {"block_size": is_count},
     "workload": {"name": is_text, "requests": is_count, "sha256": is_text},
+    "cost": {},
 }
 
 

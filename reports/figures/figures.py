@@ -20,6 +20,7 @@ from .rates import against_rate, throughput_pareto
 from .server import server_over_time
 from .serving import batch_over_time, throughput_over_time
 from .slots import slot_grid
+from .tiers import hits_by_tier, worth_by_tier
 from .timeline import request_timeline
 from .trace import arrivals, lengths
 from .values import bars, curves, with_limit
@@ -42,6 +43,7 @@ __all__ = [
     "fig2",
     "free_run_histogram",
     "hbm",
+    "hits_by_tier",
     "kv_bytes",
     "largest_free_run",
     "latency_cdf",
@@ -57,4 +59,5 @@ __all__ = [
     "waste",
     "waste_cost",
     "with_limit",
+    "worth_by_tier",
 ]

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from ...sim.metrics.views import SLOT_CATEGORIES
 from ..style.labels import Numbers, Row
 from ..style.look import blank, fill, hatched
-from ..style.palette import INK, MEMORY, MUTED
+from ..style.palette import INK, MEMORY, MUTED, Hue
 
 _LEAST_LABELLED_PCT = 4.0
 #: Parts of the KV cache in bytes: pages are padded, and where each kind of layer has pages of its own, free ones may be of
@@ -34,8 +34,13 @@ def kv_bytes(rows: Sequence[Row], load: str) -> go.Figure:
         "Percent of the bytes of the KV cache, mean over the steps in which requests wait; the same sequences for all."
         " Beyond 100 %: bytes of these sequences for which the allocator has no page."
     )
-    return _stacked(
-        f"KV cache by allocator: {load}", subtitle, names, [[row[part] for part in parts] for row in rows], parts
+    return stacked_shares(
+        f"KV cache by allocator: {load}",
+        subtitle,
+        names,
+        [[row[part] for part in parts] for row in rows],
+        {part: MEMORY[part] for part in parts},
+        kv_definitions(parts),
     )
 
 
@@ -47,7 +52,9 @@ def hbm(rows: Sequence[Row]) -> go.Figure:
     parts = [name for name in MEMORY if any(name in row for row in rows)]
     names = [(f"{row['server']}, {row['memory_gib']:.0f} GiB", row["load"]) for row in rows]
     shares = [[100 * row[part] / row["memory_gib"] for part in parts] for row in rows]
-    return _stacked("Every byte of a GPU under vLLM", "Percent of the memory of one GPU.", names, shares, parts)
+    hues = {part: MEMORY[part] for part in parts}
+    title = "Every byte of a GPU under vLLM"
+    return stacked_shares(title, "Percent of the memory of one GPU.", names, shares, hues, kv_definitions(parts))
 
 
 def kv_definitions(parts: Iterable[str]) -> list[tuple[str, str]]:
@@ -55,22 +62,27 @@ def kv_definitions(parts: Iterable[str]) -> list[tuple[str, str]]:
     return [KV_DEFINITIONS[part] for part in parts if part in KV_DEFINITIONS]
 
 
-def _stacked(
+def stacked_shares(
     title: str,
     subtitle: str,
     names: Sequence[tuple[str, str]],
     values: Sequence[Sequence[float]],
-    parts: Sequence[str],
+    hues: Mapping[str, Hue],
+    definitions: Sequence[tuple[str, str]],
 ) -> go.Figure:
-    """One bar for each pair of names; those with the same first name stand together."""
-    labels = [part.replace("_", " ") for part in parts]
+    """One bar for each pair of names, in percent; those with the same first name stand together.
+
+    Args:
+        values: Of each bar, in the order of ``hues``, which has the parts of a bar.
+    """
+    labels = [part.replace("_", " ") for part in hues]
     columns = ["", "", *(f"{label}, %" for label in labels)]
     numbers: Numbers = {"columns": columns, "rows": [[*pair, *row] for pair, row in zip(names, values, strict=True)]}
     places = _places(names)
     height = _FRAME + round(_BAR * (places[-1] + 1)) if places else _FRAME
-    figure = blank(title, subtitle, height, numbers, definitions=kv_definitions(parts))
-    for at, (part, label) in enumerate(zip(parts, labels, strict=True)):
-        hue, mine = MEMORY[part], [row[at] for row in values]
+    figure = blank(title, subtitle, height, numbers, definitions=definitions)
+    for at, (hue, label) in enumerate(zip(hues.values(), labels, strict=True)):
+        mine = [row[at] for row in values]
         figure.add_bar(
             name=label,
             orientation="h",
@@ -108,7 +120,8 @@ def _ticks(names: Sequence[tuple[str, str]]) -> list[str]:
     """The first name at its first bar only."""
     shown: Mapping[int, str] = {at: pair[0] for at, pair in enumerate(names) if not at or pair[0] != names[at - 1][0]}
     return [
-        f"{shown[at]} · " * (at in shown) + f"<span style='color:{MUTED};font-size:11px'>{pair[1]}</span>"
+        f"{shown[at]}{' · ' * bool(pair[1])}" * (at in shown)
+        + f"<span style='color:{MUTED};font-size:11px'>{pair[1]}</span>"
         if at in shown
         else f"<span style='color:{MUTED};font-size:11px'>{pair[1]}</span>"
         for at, pair in enumerate(names)

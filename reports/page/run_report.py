@@ -26,7 +26,15 @@ from ..data.answer import answer_of, comparison, key_numbers, question, sentence
 from ..data.cache_worth import worth_over_time, worth_sentence
 from ..data.pool_over_time import keeps_over_idle_spans, pool_over_time
 from ..data.results import Result
-from ..figures.figures import free_run_histogram, largest_free_run, ledger_over_time, request_timeline, waste
+from ..figures.figures import (
+    free_run_histogram,
+    hits_by_tier,
+    largest_free_run,
+    ledger_over_time,
+    request_timeline,
+    waste,
+    worth_by_tier,
+)
 from ..style.palette import BUCKETS, WORTH_HUES
 from . import serving_sections
 from .page import Section, write_page
@@ -260,7 +268,11 @@ def _prefix_cache(inputs: PageInputs) -> Section | None:
         " are loaded and stored are copied from and to the host."
     )
     rows = [row for result in inputs.results for row in _tier_rows(result)]
-    return Section("Prefix cache by tier", text, rows=rows)
+    worths = {
+        result.name: worth for result in inputs.results if "host" in (worth := result.summary.get("cache_worth") or {})
+    }
+    drawn = [hits_by_tier({result.name: result.summary for result in inputs.results})]
+    return Section("Prefix cache by tier", text, [*drawn, *([worth_by_tier(worths)] if worths else [])], rows=rows)
 
 
 def _cache_worth(inputs: PageInputs) -> Section | None:
@@ -301,8 +313,7 @@ def _tier_rows(result: Result) -> list[dict[str, Any]]:
     if (host := tiers.get("host")) is not None:
         queried = host["queried_tokens"]
         for label, tier in host.get("tiers", {}).items():
-            rate = tier["hit_tokens"] / queried if queried else 0.0
-            tiers[f"of these from {label}"] = tier | {"queried_tokens": queried, "hit_rate": rate}
+            tiers[f"of these from {label}"] = tier | {"queried_tokens": queried}
     return [
         {
             "Run": result.name,

@@ -78,6 +78,9 @@ MEMORY: dict[str, Hue] = {
 }
 """A GPU's memory, in the order in which it is stacked: beside the KV cache, the KV cache in bytes, and the rest."""
 
+TIERS: tuple[Hue, ...] = (_BLUE, _SKY, _GREEN, _ORANGE, _PURPLE, _GREY)
+"""Of a prefix cache: the GPU, the host, the tiers behind it, and what none of them has."""
+
 TIMELINE: dict[str, Hue] = {
     "queued": REFERENCE,
     "prefill": _BLUE,

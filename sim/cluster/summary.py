@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..metrics.gaps import Gaps
-from ..metrics.kv_offloading import kv_offloading
+from ..metrics.kv_offloading import hit_rate, kv_offloading
 from ..metrics.prefix_cache import hits_and_evictions
 from ..metrics.requests import RequestTimes, preemptions, request_times
 from ..metrics.speculative_decoding import most_drafts, speculative_decoding
@@ -144,7 +144,7 @@ def _hits(found: Iterable[dict[str, Any] | None], names: Iterable[str]) -> dict[
     if not caches:
         return None
     sums = {name: sum(cache[name] for cache in caches) for name in names}
-    return sums | {"hit_rate": sums["hit_tokens"] / sums["queried_tokens"] if sums["queried_tokens"] else 0.0}
+    return sums | {"hit_rate": hit_rate(sums, sums["queried_tokens"])}
 
 
 def _offloaded(run: ClusterRun) -> dict[str, Any] | None:
@@ -163,6 +163,8 @@ def _offloaded(run: ClusterRun) -> dict[str, Any] | None:
         }
         for label, link, replicas in zip(transfers.labels, transfers.behind, behind, strict=True)
     }
+    for each in tiers.values():
+        each["hit_rate"] = hit_rate(each, together["queried_tokens"])
     return together | {"tiers": tiers}
 
 

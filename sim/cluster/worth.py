@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..memory.prefix.chains import PLACE_BITS, Chains, Paths
-from ..metrics.cache_bounds import cache_summary, shares_of_pool
+from ..metrics.cache_bounds import cache_summary, shares_of_pool, worth_of_tiers
 from ..metrics.cache_worth import cache_worth
 from ..output import frames as pd
 from ..runs.cluster_run import ClusterRun
@@ -30,7 +30,8 @@ _BLOCKS = ("asked_blocks", "hit_blocks", "fixed_schedule_hit_blocks", "infinite_
 
 
 def cluster_cache_summary(run: ClusterRun) -> dict[str, Any] | None:
-    """As ``cache_summary``, over all replicas, with ``duplicates``; None if the cached slots of one cannot be divided.
+    """As ``cache_summary``, over all replicas, with ``duplicates``; None if the cached slots of one cannot be divided. Tiers are those of replicas
+    that served requests.
 
     ``closing_blocks`` is the largest of a replica, each on its own schedule.
     """
@@ -51,6 +52,7 @@ def cluster_cache_summary(run: ClusterRun) -> dict[str, Any] | None:
         together |= {name: sum(each[name] for each in bounds) for name in _BLOCKS}
         if all("closing_blocks" in each for each in bounds):
             together["closing_blocks"] = max(each["closing_blocks"] for each in bounds)
+    together |= worth_of_tiers([part for part in run.runs if len(part.workload)])
     copies = {"duplicates": duplicate_slot_ticks(run)}
     together["duplicates"] = {unit: found["duplicates"] for unit, found in shares_of_pool(first, copies, pool).items()}
     return together

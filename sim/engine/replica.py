@@ -90,6 +90,9 @@ def build(
     kind = serving(settings.kind, options, grouped)
     num_blocks, size = _pool_size(settings, kind, server)
     limits = replace(_limits(kind, server, options, num_blocks, size), kv_role=kv_role)
+    states = kind.state_pool(server, options, size)
+    if states is not None:
+        limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, states.most_requests))
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
     offloaded = options.offloaded(server, num_blocks, size)
     if offloaded is not None and fleet is not None:
@@ -107,6 +110,7 @@ def build(
         dialogue=dialogue,
         seed=settings.seed,
         windows=kind.window_pool(server, options, num_blocks, size),
+        states=states,
     )
     memory = _memory(settings, scheduler, pool, server.layout)
     found = checked_cost(step_cost or _cost(settings, server, size, scheduler, memory.placement is None))
@@ -153,6 +157,7 @@ def _server(settings: Settings, caches: bool, grouped: bool) -> Server:
         max_model_len=most,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        caches_prefixes=settings.enable_prefix_caching is not False,
     )
 
 
@@ -196,7 +201,7 @@ def _sources(settings: Settings, kind: type[AnyPolicy], server: Server) -> dict[
     shared = ("block_size", "enable_prefix_caching", "enforce_eager", "max_num_seqs", "max_num_batched_tokens")
     found = dict.fromkeys(shared, kind.defaults_source)
     found |= {"num_gpu_blocks": kind.pool_source, "max_model_len": f"model {settings.model}"}
-    if server.model.mixer:
+    if server.model.mixer and server.layout:
         found |= {"block_size": "raised until a block is as large as a state"}
     if server.model.indexer or server.model.compressed:
         found |= {"block_size": "blocks of the indexer's kernels"}
@@ -265,6 +270,8 @@ def _layout(
     drafter = None if speculative is None else speculative.drafter(shape)
     if shape.mixer:
         _require_states(settings, shape)
+        if not settings.kind.serves_kv_groups:
+            return None
     elif shape.compressed:
         _require_compressed(settings, shape)
     elif grouped or not (settings.kind.serves_kv_groups and settings.policy_options.groups_layers):
@@ -293,7 +300,7 @@ def _require_states(settings: Settings, shape: ModelSpec) -> None:
     if not settings.kind.serves_states:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
         raise SettingError("model", shape.name, remedy)
-    if not settings.policy_options.groups_layers:
+    if settings.kind.serves_kv_groups and not settings.policy_options.groups_layers:
         remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 

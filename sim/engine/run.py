@@ -200,6 +200,7 @@ def run_log_of(ledger: Ledger, memory: Memory, workload: Workload, grouped: bool
         end_ticks=end_ticks,
         groups=memory.groups,
         cached_level=memory.cached_level,
+        second_pool=memory.second_pool,
         drafts=None if memory.speculation is None else memory.speculation.log.columns(),
     )
 

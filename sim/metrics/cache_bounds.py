@@ -20,17 +20,20 @@ Names that are in the same ranges of all events have the same spans. They are co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED
+from ..memory.prefix.host_copies import HostCopies
 from ..runs.run import Run
 from ..spec import gpu, model
 from ..spec.startup.launch import resolved_kv_dtype
 from ..types.once import once
+from ..types.optional import not_none
 from ..types.sums import distinct
 from ..types.ticks import PER_SECOND
 from .belady import Spans, most_kept
@@ -100,16 +103,35 @@ def cache_summary(run: Run) -> dict[str, Any] | None:
     ticks, span = worth.slot_ticks(), run.window.end_ticks - run.window.start_ticks
     pool = run.log.capacity_slots * span
     found: dict[str, Any] = {**shares_of_pool(run, ticks, pool), **_bounds(run, worth, pool)}
-    tiers, tier = tier_slot_ticks(run), run.replica.memory.transfers
-    if tiers is not None and tier is not None:
-        whole = tier.chunk_blocks * run.replica.block_size * span
-        found["host"] = shares_of_pool(run, tiers[0], tier.cache.num_blocks * whole)
-        # Of a tier without end, as if it were as large as it grew.
-        sizes = (link.store.num_blocks or link.store.most_used_blocks for link in tier.behind)
-        behind = zip(tier.labels, tiers[1:], sizes, strict=False)
-        if tier.behind:
-            found["tiers"] = {label: shares_of_pool(run, ticks, size * whole) for label, ticks, size in behind}
-    return found
+    return found | worth_of_tiers([run])
+
+
+def worth_of_tiers(runs: Sequence[Run]) -> dict[str, Any]:
+    """The worth of the host's slots, and of each tier's behind it, over equal replicas; empty without a host, or where one logs no contents."""
+    transfers, divided = runs[0].replica.memory.transfers, [tier_slot_ticks(run) for run in runs]
+    if transfers is None or any(each is None for each in divided):
+        return {}
+    found, slots = {}, transfers.chunk_blocks * runs[0].replica.block_size
+    for place, label in enumerate(("host", *transfers.labels)):
+        if any(len(each or ()) <= place for each in divided):
+            break
+        ticks: Counter[str] = Counter()
+        whole = 0
+        for run, each in zip(runs, divided, strict=True):
+            ticks.update(not_none(each)[place])
+            span = run.window.end_ticks - run.window.start_ticks
+            whole += _tier_blocks(not_none(run.replica.memory.transfers), place) * slots * span
+        found[label] = shares_of_pool(runs[0], dict(ticks), whole)
+    host = {"host": found.pop("host")}
+    return host | ({"tiers": found} if transfers.behind else {})
+
+
+def _tier_blocks(tier: HostCopies, place: int) -> int:
+    """Blocks of the host, or of a tier behind it; one without end is taken to be as large as it grew."""
+    if not place:
+        return tier.cache.num_blocks
+    store = tier.behind[place - 1].store
+    return store.num_blocks or store.most_used_blocks
 
 
 def shares_of_pool(run: Run, slot_ticks: dict[str, int], whole_slot_ticks: int) -> dict[str, dict[str, float]]:

@@ -1,7 +1,8 @@
-"""A ledger for each KV group, if layers with a sliding window share the pool with other layers.
+"""A ledger for each KV group, if layers with a sliding window share the pool with other layers, or have a pool of their own.
 
 A slot of a group is one token in the group's layers. All groups have slots of the same number of bytes, so shares of
-slots are shares of bytes: the shares of all groups and of free slots add up to the pool.
+slots are shares of bytes: the shares of all groups and of free slots add up to the pool. Groups with a pool of their own have
+free and cached slots of their own, too, and slots of different bytes: their shares are of the bytes of both pools.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import numpy as np
 from ..memory.accounting.kv_groups import RING, STATE
 from ..runs.integrals import Accounts, Window
 from ..runs.run import Run
+from ..spec import model
 from ..types.once import once
+from ..types.optional import not_none
 
-#: The buckets of slots that a group holds.
+#: The groups of two pools, in their order.
+_POOLS = ("full_attention", "sliding_attention")
+#: The buckets of slots that a group holds; and that a group with a pool of its own has beside them.
 HELD = ("live", "reserved", "block_tail")
+_POOL = (*HELD, "cached", "free")
 
 
 def kv_groups(run: Run) -> list[dict[str, Any]]:
     """Buckets of each KV group in the settings' window, in percent of the pool; empty without KV groups."""
     layout, span = run.replica.layout, run.window
+    if run.accounts.pools:
+        return _pools(run)
     if layout is None:
         return []
     accounts = _accounts(run)
@@ -44,6 +52,11 @@ def kv_groups(run: Run) -> list[dict[str, Any]]:
 def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.ndarray]:
     """Slots of each bucket of each group in the first step of every row, or of some rows, int64 [rows], as ``name.bucket``."""
     layout = run.replica.layout
+    if run.accounts.pools:
+        rows_of = [
+            (name, accounts.at_rows(part)) for name, (_, accounts) in zip(_POOLS, run.accounts.pools, strict=True)
+        ]
+        return {f"{name}.{bucket}": rows[bucket] for name, rows in rows_of for bucket in _POOL}
     if layout is None:
         return {}
     found: dict[int, dict[str, np.ndarray]] = {}
@@ -57,6 +70,36 @@ def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.n
         for place, (name, group) in enumerate(zip(layout.names, layout.groups, strict=True))
         for bucket in ((STATE,) if group.span.kind in (STATE, RING) else HELD)
     }
+
+
+def _pools(run: Run) -> list[dict[str, Any]]:
+    """The groups of two pools."""
+    span, shape, second = run.window, model(run.settings.model), not_none(run.log.second_pool)
+    found = []
+    for number, (name, (weight, accounts)) in enumerate(zip(_POOLS, run.accounts.pools, strict=True)):
+        groups = [each for each in shape.kv_groups() if bool(each.span.tokens) == bool(number)]
+        own = accounts.window(span.start_ticks, span.end_ticks)
+        shares = {
+            f"mean_over_{over}_pct": {
+                bucket: 100 * weight * slots[bucket] / max(1, sum(whole.values())) for bucket in _POOL
+            }
+            for over, slots, whole in (
+                ("iterations", own.slot_steps, span.slot_steps),
+                ("time", own.slot_ticks, span.slot_ticks),
+            )
+        }
+        found.append(
+            {
+                "name": name,
+                "layers": sum(each.num_layers for each in groups),
+                "padding_layers": 0,
+                "window": max(each.span.tokens for each in groups) or None,
+                "page_bytes": second.slot_bytes[number] * run.log.block_size,
+                **shares,
+                "page_padding_pct": {"mean_over_iterations": 0.0, "mean_over_time": 0.0},
+            }
+        )
+    return found
 
 
 @once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
         "num_blocks": tier.cache.num_blocks,
         "queried_tokens": queried,
         "hit_tokens": hits,
-        "hit_rate": hits / queried if queried else 0.0,
+        "hit_rate": hit_rate({"hit_tokens": hits}, queried),
         "preempted_queried_tokens": total(columns["queried_tokens"]) - queried,
         "preempted_hit_tokens": total(columns["hit_tokens"]) - hits,
         "evicted_blocks": tier.cache.evicted_blocks,
@@ -40,15 +41,21 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
         "max_used_blocks": int(used["used_blocks"].max(initial=0)),
         "mean_used_blocks": dot(used["used_blocks"], until - used["ticks"]) / max(1, run.log.end_ticks),
         **_copies(tier),
-        **({"tiers": _tiers(run, tier, first)} if tier.behind else {}),
+        **({"tiers": _tiers(run, tier, first, queried)} if tier.behind else {}),
     }
 
 
-def _tiers(run: Run, tier: HostCopies, first: np.ndarray) -> dict[str, dict[str, Any]]:
+def hit_rate(found: Mapping[str, Any], queried_tokens: int) -> float:
+    """Share of the tokens that were looked up that a tier had; those of a tier behind the host are among the host's."""
+    return found["hit_tokens"] / queried_tokens if queried_tokens else 0.0
+
+
+def _tiers(run: Run, tier: HostCopies, first: np.ndarray, queried_tokens: int) -> dict[str, dict[str, Any]]:
     """The tiers behind the host, by vLLM's labels.
 
     Args:
         first: The rows of the look-ups that are the first of their requests.
+        queried_tokens: What the host was asked for in these.
     """
     found = {}
     columns = tier.behind_hits.columns()
@@ -68,6 +75,7 @@ def _tiers(run: Run, tier: HostCopies, first: np.ndarray) -> dict[str, dict[str,
             "load_seconds": total(ticks[~writes]) / PER_SECOND,
             "store_seconds": total(ticks[writes]) / PER_SECOND,
         }
+        found[label]["hit_rate"] = hit_rate(found[label], queried_tokens)
     return found
 
 

@@ -208,7 +208,7 @@ def _drafts(run: Run, at: np.ndarray) -> list[_Family]:
 
 def gauges(run: Run, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Requests that run, requests that wait, and the share of the pool in use, at each tick of ``at``; 0 between two leaps."""
-    rows, capacity = run.log.rows, run.log.capacity_slots
+    rows, capacity = run.log.rows, run.log.ledger_slots
     if not len(rows["start_ticks"]):
         nothing = np.zeros(len(at))
         return nothing, nothing, nothing

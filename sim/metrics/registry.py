@@ -149,6 +149,7 @@ METRICS = {
         Metric("preemptions.recompute", "recomputed", better="less", decimals=0),
         Metric("preemptions.swap", "swapped", better="less", decimals=0),
         Metric("refused", "refused", better="less", decimals=0),
+        Metric("kv_offloading.hit_rate", "hits on the host", better="more", decimals=3),
         Metric("speculative_decoding.spec_decode_acceptance_length", "acceptance length", better="more", decimals=2),
         Metric("speculative_decoding.spec_decode_acceptance_rate", "acceptance", "%", "more"),
     )

@@ -13,11 +13,12 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import STATE, PageGroups
+from ..spec.startup.sglang_states import StatePool
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
 from .options import Options
-from .server import Limits, Pool, Server
+from .server import Limits, Pool, Server, WindowPool
 
 #: Kinds of memory and of transaction that a policy reads.
 MemoryT = TypeVar("MemoryT", bound=Memory, contravariant=True)
@@ -69,7 +70,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it supports several KV groups.
         serves_block_sizes: Whether it supports KV groups with different block sizes.
-        serves_states: Whether it supports KV groups with fixed-size states.
+        serves_states: Whether it supports fixed-size states: as KV groups, or without these in a pool of their own (``state_pool``).
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
         default_max_num_batched_tokens: Default of ``max_num_batched_tokens``.
@@ -171,8 +172,13 @@ class Policy(Generic[MemoryT, TransactionT]):
         return limits.max_model_len
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Pool.windows``."""
+        return None
+
+    @classmethod
+    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
+        """See ``Pool.states``. It bounds the requests that run, too."""
         return None
 
     def memory(self, pool: Pool) -> Memory:
@@ -208,6 +214,14 @@ class Policy(Generic[MemoryT, TransactionT]):
         never
         stored."""
         return workload.prompt_tokens + workload.output_tokens - 1
+
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """Free slots below which a request of the mean lengths waits for memory beside so many running ones, [len(running)].
+
+        By default its prompt in whole blocks, and a block. It explains waiting, and decides nothing.
+        """
+        blocks = 1 - -int(workload.prompt_tokens.mean()) // block_size
+        return np.full(len(running), blocks * block_size)
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks of the smallest pool that can serve each request, int64 [n]; a request that needs more is refused.

@@ -651,8 +651,7 @@ class VllmV1Options(VllmServeOptions):
         block_size //= self.decode_context_parallel_size
         chunk_blocks = spec.chunk_blocks(block_size)
         if chunk_blocks > 1 and server.layout is not None:
-            name = "kv_transfer_config.block_size"
-            raise NotSimulated(name, chunk_blocks * block_size, "is not simulated over several KV groups")
+            raise NotSimulated(spec.chunk_field, spec.chunk_value, "is not simulated over several KV groups")
         parts = server.deployment, server.layout, of_drafter * block_size
         chunk_bytes = offloaded_bytes(server.model, ranks, block_size, chunk_blocks, *parts)
         host_bytes = spec.host_bytes * (ranks if spec.of_each_rank else 1)
@@ -685,9 +684,12 @@ class VllmV1Options(VllmServeOptions):
                 "a draft model": self.speculative is not None and self.speculative.method == "draft_model",
                 **of_a_server,
             }
+        if self.offloading is not None and self.offloading.tiers:
+            # No other flag has them.
+            others["kv_transfer_config"] = {"pipeline parallelism": replica.pipeline_parallel_size > 1}
         if self.offloading is not None:
-            others["kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"] = {
-                "pipeline parallelism": bool(self.offloading.tiers) and replica.pipeline_parallel_size > 1,
+            name = "kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"
+            others[name] = others.get(name, {}) | {
                 "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
@@ -818,6 +820,16 @@ class LlamaCppOptions(Options):
     ] = False
 
 
+#: Options of SGLang for models with states; the first two say how the radix cache gets them.
+_OF_STATES = (
+    "mamba_radix_cache_strategy",
+    "mamba_track_interval",
+    "mamba_full_memory_ratio",
+    "max_mamba_cache_size",
+    "mamba_ssm_dtype",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SGLangOptions(Options):
     """Options of SGLang."""
@@ -882,6 +894,36 @@ class SGLangOptions(Options):
         bool, Field(description="Keep every token in all layers, also in those with a sliding window.")
     ] = False
 
+    mamba_radix_cache_strategy: Annotated[
+        Literal["auto", "no_buffer", "extra_buffer"],
+        Field(
+            description='How the radix cache gets states (Mamba, linear attention): "no_buffer" is the one at the end of a prefill or an'
+            ' output, "extra_buffer" is a copy made on the way; "auto" is SGLang\'s rule.'
+        ),
+    ] = "auto"
+    mamba_track_interval: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2**31,
+            description="Tokens of an output from one state that is copied for the radix cache to the next.",
+        ),
+        Tried(64),
+    ] = 256
+    mamba_full_memory_ratio: Annotated[
+        float,
+        Field(gt=0, le=2**31, description="Bytes of the pool of states for each byte of KV cache."),
+        Tried(0.5),
+    ] = 0.9
+    max_mamba_cache_size: Annotated[
+        int | None,
+        Field(ge=1, le=2**31, description="States of their pool; by default from mamba_full_memory_ratio."),
+        Tried(20),
+    ] = None
+    mamba_ssm_dtype: Annotated[
+        Literal["bf16", "fp16", "fp32"] | None,
+        Field(description="Number format of a state's matrices; by default that of the checkpoint, or fp32."),
+    ] = None
     enable_hierarchical_cache: Annotated[
         bool, Field(description="HiCache: copy KV of the radix tree to host memory, and load it from there.")
     ] = False
@@ -946,6 +988,9 @@ class SGLangOptions(Options):
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "windows in a pool of their own (use disable_hybrid_swa_memory)": self.window_of(model(replica.model))
                 is not None,
+                "layers with a state": model(replica.model).mixer is not None,
+                "hicache_size over an indexer (use hicache_ratio)": bool(self.hicache_size)
+                and model(replica.model).indexer is not None,
                 "pipeline parallelism": replica.pipeline_parallel_size > 1,
                 "block ids, which recordings need": replica.ids,
             }
@@ -961,6 +1006,14 @@ class SGLangOptions(Options):
             return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
         if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
             return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
+        if name in _OF_STATES and model(replica.model).mixer is None:
+            return f"{replica.model} has no layers with a state; {LEAVE_OUT}"
+        if name in _OF_STATES[:2] and replica.enable_prefix_caching is False:
+            return f"there is no radix cache without prefix caching; {LEAVE_OUT}"
+        if name == "mamba_track_interval" and self.mamba_radix_cache_strategy == "no_buffer":
+            return f"no states are copied with no_buffer; {LEAVE_OUT}"
+        if name == "mamba_full_memory_ratio" and self.max_mamba_cache_size is not None:
+            return f"max_mamba_cache_size is the number of states; {LEAVE_OUT}"
         if name.startswith("hicache_") and not self.enable_hierarchical_cache:
             return f"nothing is copied to the host; use enable_hierarchical_cache, {LEAVE_OUT}"
         if name == "hicache_ratio" and self.hicache_size:

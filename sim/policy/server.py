@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, page_bytes, paper_num_blocks
+from ..spec.startup.sglang_states import StatePool
 from ..types.errors import SettingError
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
@@ -40,6 +42,20 @@ class Limits:
                 raise SettingError(field, getattr(self, field), "must be at least 1")
 
 
+class WindowPool(NamedTuple):
+    """The pool of layers with a window beside that of the others.
+
+    Attributes:
+        tokens: Tokens of the window.
+        blocks: Blocks of the pool.
+        slot_bytes: Bytes of a slot of the other pool, and of this one.
+    """
+
+    tokens: int
+    blocks: int
+    slot_bytes: tuple[int, int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """The model and the GPUs of a replica, which determine the size of the pool.
@@ -51,6 +67,7 @@ class Server:
         max_model_len: Longest prompt + output in tokens.
         max_num_seqs: The user's limit, or None for the policy's default.
         max_num_batched_tokens: The user's limit, or None for the policy's default.
+        caches_prefixes: Whether freed blocks keep their contents for prompts with the same prefix.
     """
 
     model: ModelSpec
@@ -61,6 +78,7 @@ class Server:
     max_model_len: int
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    caches_prefixes: bool = True
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks of ``block_size`` tokens that fit into the GPUs' memory, computed as in the paper.
@@ -93,7 +111,8 @@ class Pool:
         grouped: Whether sequences of a request share blocks; False copies the tokens that they would share.
         dialogue: For each request, the earlier request that it continues; None without any.
         seed: Seed of random draws.
-        windows: Tokens of the window, and blocks of the pool of layers with it; None where these have no pool of their own.
+        windows: The pool of layers with a window; None where these have none of their own.
+        states: The pool of layers with a state; None where these have no pool of their own.
     """
 
     num_blocks: int
@@ -107,4 +126,5 @@ class Pool:
     grouped: bool = False
     dialogue: Dialogue | None = None
     seed: int = 0
-    windows: tuple[int, int] | None = None
+    windows: WindowPool | None = None
+    states: StatePool | None = None

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from ..memory.accounting.kv_groups import PageGroups
-from ..memory.paged.radix_holdings import Windows
+from ..memory.paged.radix_holdings import States, Windows
 from ..memory.paged.radix_host import HostRadixMemory
 from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
@@ -23,7 +23,10 @@ from ..spec.startup.sglang import (
     num_slots,
     page_size,
     server_defaults,
+    slot_bytes,
+    stage_memories,
 )
+from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
 from ..types.errors import SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -31,8 +34,8 @@ from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
 from .options import Options, SGLangOptions
-from .server import Limits, Pool, Server
-from .sglang_prefill import NewTokenRatio, PrefillBatch
+from .server import Limits, Pool, Server, WindowPool
+from .sglang_prefill import CLIP_MAX_NEW_TOKENS, NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.
 MOST_SORTED = 128
@@ -81,6 +84,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     defaults_source = "default of SGLang 0.5.23"
     pool_source = "computed from the GPU memory as by SGLang 0.5.23"
     caches_prefixes = True
+    serves_states = True
 
     def __init__(self, limits: Limits, options: SGLangOptions | None = None, groups: PageGroups | None = None) -> None:
         super().__init__(limits, options, groups)
@@ -124,17 +128,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if num_blocks is not None:
             return num_blocks, size
         assert isinstance(options, SGLangOptions)
-        launch = Launch(
-            model=server.model,
-            gpu=server.gpu,
-            max_model_len=server.max_model_len,
-            max_num_seqs=server.max_num_seqs or 0,
-            max_num_batched_tokens=chunk,
-            tensor_parallel=server.tensor_parallel,
-            deployment=server.deployment,
-        )
+        launch, states = _launch(server), cls.state_pool(server, options, size)
         share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
-        found = num_slots(launch, options.mem_fraction_static, share)
+        # One more state, of the rows that fill up a graph's batch.
+        of_states = 0 if states is None else (states.slots + 1) * _state_bytes(server, options)
+        found = num_slots(launch, options.mem_fraction_static, share, of_states)
         if found < 1:
             fraction = options.mem_fraction_static or fraction_of(launch)
             remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
@@ -142,7 +140,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return found // size, size
 
     @classmethod
-    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> tuple[int, int] | None:
+    def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Policy``.
 
         Raises:
@@ -159,7 +157,36 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if least > blocks * block_size:
             remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
             raise SettingError("swa_full_tokens_ratio", ratio, remedy)
-        return window, blocks
+        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
+        return WindowPool(window, blocks, bytes_of)
+
+    @classmethod
+    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
+        """See ``Policy``; the states that SGLang computes at its start.
+
+        Raises:
+            SettingError: The weights leave too few for a request, or see ``state_rules``.
+        """
+        assert isinstance(options, SGLangOptions)
+        if server.model.mixer is None:
+            return None
+        strategy, interval = options.mamba_radix_cache_strategy, options.mamba_track_interval
+        keeps, overlaps = server.caches_prefixes, options.schedules_ahead
+        rules = state_rules(server.model, block_size, strategy, interval, keeps=keeps, overlaps=overlaps)
+        slots = options.max_mamba_cache_size or (0 if keeps else server.max_num_seqs or 0)
+        if not slots:
+            memories = stage_memories(_launch(server), options.mem_fraction_static)
+            rest = min(memory.kv_cache_bytes for memory in memories)
+            slots = num_states(rest, _state_bytes(server, options), options.mamba_full_memory_ratio)
+        found = StatePool(slots, rules)
+        if found.most_requests < 1:
+            field = "mamba_full_memory_ratio" if options.max_mamba_cache_size is None else "max_mamba_cache_size"
+            remedy = (
+                f"leaves {max(slots, 0)} states on {server.gpu.name}, and a request of {server.model.name} may need"
+            )
+            remedy += f" {rules.of_request}; give more, or use more or larger GPUs"
+            raise SettingError(field, getattr(options, field), remedy)
+        return found
 
     @classmethod
     def step_limits(
@@ -172,11 +199,13 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if pool.offloaded is not None:
             return self._with_host(pool, pool.offloaded)
         kind = SlotRadixMemory if pool.ids else RadixMemory
-        windows, ahead = None, self.schedules_ahead
+        windows, states, ahead = None, None, self.schedules_ahead
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows, in_flight)
-        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows)
+        if pool.states:
+            states = States(pool.states.slots, *pool.states.rules[:3])
+        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
         self._longest = found.max_output_tokens
         return found
 
@@ -426,6 +455,18 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             return 1
         return memory.phases.steps_within(state.decode_step, memory.room // memory.block_size)
 
+    def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
+        """See ``Policy``; also its output, and of the running ones what is reserved at least of theirs, of which half has been generated."""
+        declared = workload.max_tokens
+        if declared is None:
+            declared = self.limits.max_model_len - workload.prompt_tokens
+        to_come, left = (
+            np.minimum(each, CLIP_MAX_NEW_TOKENS) for each in (declared, declared - workload.output_tokens / 2)
+        )
+        waits_for_all = False if workload.ignore_eos is None else workload.ignore_eos == 1
+        reserved = float((left * np.where(waits_for_all, 1.0, NewTokenRatio.LEAST)).mean())
+        return float((workload.prompt_tokens + to_come).mean()) + block_size + reserved * running
+
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.
         prompts = blocks_of(workload.prompt_tokens, block_size) * block_size
@@ -434,6 +475,23 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
 def _defaults(server: Server) -> ServerDefaults:
     return server_defaults(server.gpu.memory_bytes / (1 << 20), server.tensor_parallel)
+
+
+def _launch(server: Server) -> Launch:
+    return Launch(
+        model=server.model,
+        gpu=server.gpu,
+        max_model_len=server.max_model_len,
+        max_num_seqs=server.max_num_seqs or 0,
+        max_num_batched_tokens=server.max_num_batched_tokens or _defaults(server).chunked_prefill_size,
+        tensor_parallel=server.tensor_parallel,
+        deployment=server.deployment,
+    )
+
+
+def _state_bytes(server: Server, options: SGLangOptions) -> int:
+    ranks, stages = server.tensor_parallel, server.deployment.pipeline_parallel
+    return state_bytes(server.model, ranks, stages, options.mamba_ssm_dtype)
 
 
 def _running(state: State) -> int:

@@ -26,6 +26,8 @@ and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have c
 Where the blocks of groups have several sizes, each class of groups has a ledger of its own, in tokens of these groups
 (``RunLog.of_class``). A slot of the pool is the smallest share of a block that a token has; ``free`` is what all classes leave.
 
+Where layers with a window have a pool of their own (``RunLog.pools``), each pool has a ledger, and slots are added up by their bytes.
+
 Where layers are KV groups, live and held are those of a group that keeps every token, and skipped(j) grows
 as held(j) does. A sliding group has live - skipped and held - skipped, and the pool has what its groups have.
 
@@ -216,6 +218,8 @@ class Accounts:
             (run_log.block_size // each.block_size, Accounts(run_log.of_class(place)))
             for place, each in enumerate(run_log.groups.classes(run_log.block_size) if run_log.groups.sizes else ())
         ]
+        #: Of each of two pools: slots of the ledger that one of its slots is, and its own ledger.
+        self.pools = [*zip(run_log.pool_weights, map(Accounts, run_log.pools() or ()), strict=False)]
 
     def _growth(self) -> dict[str, Moments]:
         """Growth of the columns of rows that grow by blocks, each as ``growth_moments``; most runs need it once."""
@@ -236,6 +240,13 @@ class Accounts:
         run_log, end_ticks = self.log, self.log.end_ticks if end_ticks is None else end_ticks
         if self.classes:
             return self._window_of_classes(start_ticks, end_ticks)
+        if self.pools:
+            parts = [(weight, each.window(start_ticks, end_ticks)) for weight, each in self.pools]
+            steps, ticks = (
+                _added([(weight, getattr(each, name)) for weight, each in parts])
+                for name in ("slot_steps", "slot_ticks")
+            )
+            return replace(parts[0][1], slot_steps=steps, slot_ticks=ticks)
         over_steps: Counter[str] = Counter()
         over_time: Counter[str] = Counter()
         growth = self._growth()
@@ -321,8 +332,10 @@ class Accounts:
         Raises:
             SimulationFault: Names the first row that fails, and the bucket.
         """
-        for _, accounts in self.classes:
+        for _, accounts in (*self.classes, *self.pools):
             accounts.require_conserved()
+        if self.pools:
+            return
         if self.classes:
             for part in slices(len(self.log.row_step), _CHUNK_ROWS):
                 self.at_rows(part)
@@ -383,6 +396,8 @@ class Accounts:
             SimulationFault: A bucket is below 0, so that the others exceed the pool.
         """
         run_log = self.log
+        if self.pools:
+            return _added([(weight, each.at_rows(part)) for weight, each in self.pools])
         if self.classes:
             parts = [(slots, accounts.at_rows(part)) for slots, accounts in self.classes]
             found = self._of_classes(parts, self._cached_at_rows[part], run_log.capacity_slots)
@@ -409,6 +424,15 @@ class Accounts:
         before each of them and after the last."""
         tails = self.log.tails
         return tuple(_changes(tails, at) for at in (tails.start_iteration, tails.release_iteration))
+
+
+def _added(parts: Iterable[tuple[int, Mapping[str, Sums]]]) -> dict[str, Sums]:
+    """The buckets of several pools together, from those of each and their weights."""
+    found: dict[str, Sums] = {}
+    for weight, buckets in parts:
+        for name, own in buckets.items():
+            found[name] = found[name] + weight * own if name in found else weight * own
+    return found
 
 
 def _changes(tails: Tails, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from math import gcd
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..memory.accounting.kv_groups import FULL, PageGroups
-from ..memory.accounting.ledger import CACHE_CHANGE, COMPLETE, DERIVED, FLIGHT, LEAP, METER, Ledger, Table, of_class
+from ..memory.accounting.ledger import (
+    CACHE_CHANGE,
+    COMPLETE,
+    DERIVED,
+    FLIGHT,
+    LEAP,
+    METER,
+    SECOND_METER,
+    Ledger,
+    SecondPool,
+    Table,
+    of_class,
+)
 from ..types.columns import column_by_slices, column_of, columns_of, slices
 from ..types.sequence import NOT_DECODING, SWAPPED_IN
 
@@ -45,6 +58,7 @@ class RunLog:
         drafts: Columns of ``DRAFT``; None where no step verifies drafts. Then every row is a step, and its memory has counted all
             ``block_tail``.
         compiled: As of the ledger.
+        second_pool: See ``Memory``; all other columns are of the first one.
         cached_level: When slots in no table came to keep their contents or their mapping, or ceased to; None where none do.
     """
 
@@ -66,6 +80,7 @@ class RunLog:
     end_ticks: int
     groups: PageGroups = PageGroups()
     cached_level: CacheLog | None = None
+    second_pool: SecondPool | None = None
     drafts: dict[str, np.ndarray] | None = None
     compiled: ModuleType | None = None
 
@@ -100,6 +115,35 @@ class RunLog:
             groups=PageGroups((each.kind,) * each.number, each.window_tokens, ahead=self.groups.ahead),
             cached_level=None,
         )
+
+    def pools(self) -> tuple[RunLog, RunLog] | None:
+        """The log of each of two pools, as if it were the only one; None where there is one."""
+        second = self.second_pool
+        if second is None:
+            return None
+        columns = {name: self.rows[column] for name, column in zip(("live", "held"), SECOND_METER, strict=True)}
+        first = replace(self, second_pool=None)
+        return first, replace(
+            first,
+            rows=self.rows | columns,
+            capacity_slots=second.capacity_slots,
+            cached_level=None if self.cached_level is None else second.cached_level,
+        )
+
+    @property
+    def pool_weights(self) -> tuple[int, int]:
+        """Slots of the ledger of all pools that a slot of each is, so that shares of slots are shares of bytes."""
+        if self.second_pool is None:
+            return 1, 0
+        divisor = gcd(*self.second_pool.slot_bytes)
+        first, second = (size // divisor for size in self.second_pool.slot_bytes)
+        return first, second
+
+    @property
+    def ledger_slots(self) -> int:
+        """Slots of all pools, as the ledger adds them up."""
+        first, second = self.pool_weights
+        return first * self.capacity_slots + (second * self.second_pool.capacity_slots if self.second_pool else 0)
 
     def forget(self) -> None:
         """Drop the columns that are quickly computed again: in a long run they take more room than the log."""

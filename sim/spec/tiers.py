@@ -96,6 +96,7 @@ class OffloadSpec:
         host_bytes: Of all ranks; of each where ``of_each_rank``.
         chunk_tokens: Tokens of a chunk; None is one block.
         blocks_per_chunk: The same in blocks.
+        chunk_key: The key of ``kv_connector_extra_config`` that has the size of a chunk.
         tiers: Behind the host, in the order in which they are asked.
     """
 
@@ -103,6 +104,7 @@ class OffloadSpec:
     of_each_rank: bool = False
     chunk_tokens: int | None = None
     blocks_per_chunk: int = 1
+    chunk_key: str = "block_size"
     tiers: tuple[TierSpec, ...] = ()
 
     def chunk_blocks(self, block_size: int) -> int:
@@ -114,10 +116,18 @@ class OffloadSpec:
         if self.chunk_tokens is None:
             return self.blocks_per_chunk
         if self.chunk_tokens % block_size:
-            raise SettingError(
-                f"{_FIELD}.block_size", self.chunk_tokens, f"must be whole blocks of {block_size} tokens"
-            )
+            raise SettingError(self.chunk_field, self.chunk_tokens, f"must be whole blocks of {block_size} tokens")
         return self.chunk_tokens // block_size
+
+    @property
+    def chunk_field(self) -> str:
+        """What messages call the size of a chunk."""
+        return f"{_FIELD}.{self.chunk_key}"
+
+    @property
+    def chunk_value(self) -> int:
+        """That size as the user gave it: tokens, or blocks."""
+        return self.chunk_tokens or self.blocks_per_chunk
 
 
 def parse_offloading(text: str | None, size_gib: float, backend: str) -> OffloadSpec | None:
@@ -170,6 +180,7 @@ def _of_vllm(extra: Mapping[str, Any], own_bytes: int) -> OffloadSpec:
         own_bytes or _number(extra, "cpu_bytes_to_use"),
         chunk_tokens=_number(extra, "block_size") if "block_size" in extra else None,
         blocks_per_chunk=_number(extra, "blocks_per_chunk") if "blocks_per_chunk" in extra else 1,
+        chunk_key="blocks_per_chunk" if "blocks_per_chunk" in extra else "block_size",
         tiers=tuple(map(_tier, tiers)),
     )
 
@@ -187,7 +198,9 @@ def _of_lmcache(extra: Mapping[str, Any], own_bytes: int) -> OffloadSpec:
         tiers.append({"type": "mooncake"})
     chunk = _number(extra, "lmcache.chunk_size") if "lmcache.chunk_size" in extra else 256
     size = own_bytes or int(_size(extra, "lmcache.max_local_cpu_size", 5.0) * GIB)
-    return OffloadSpec(size, not own_bytes, chunk_tokens=chunk, tiers=tuple(map(_tier, tiers)))
+    return OffloadSpec(
+        size, not own_bytes, chunk_tokens=chunk, chunk_key="lmcache.chunk_size", tiers=tuple(map(_tier, tiers))
+    )
 
 
 def _refuse_unknown(extra: Mapping[str, Any], known: set[str]) -> None:

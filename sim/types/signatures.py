@@ -24,8 +24,8 @@ EXPECTED = {
     "benchmark": "the result of a benchmark client",
     "rate_curve": "a CSV of start_s and request_rate",
     "metrics": "a server's response from /metrics",
-    "startup_log": "a start-up log of vLLM",
-    "serve": "a vllm serve line or a deployment file",
+    "startup_log": "a start-up log of vLLM or SGLang",
+    "serve": "a server's line or a deployment file",
     "model": "a model's config.json",
     "gpu": "the data sheet of a GPU as JSON",
     "tokenizer": "a tokenizer.json",
@@ -200,7 +200,7 @@ SERVERS = (
     ),
     _read(
         "a log of SGLang", lines(r"server_args=ServerArgs\(|max_total_num_tokens=\d|KV Cache is allocated", "`server_args=ServerArgs(` or `max_total_num_tokens=`"),
-        "simulate --policy sglang with its max_total_num_tokens as --num-gpu-blocks-override",
+        "give it as --startup-log beside --serve, or to diagnose as --log", "startup_log",
     ),
     _read("a log of TensorRT-LLM", lines(r"\[TensorRT-LLM\]|\[TRT-LLM\]", "`[TensorRT-LLM]`, `[TRT-LLM]`"), _TRTLLM),
     _read(
@@ -266,7 +266,7 @@ DEPLOYMENTS = (
             lines(rf"{_BEFORE}(python3? +-m +sglang\.launch_server\b|sglang +serve\s)", "`sglang.launch_server`"),
             both(_DOCKER, lines(r"\blmsysorg/sglang", "`lmsysorg/sglang`")),
         ),
-        "give it as --serve to plan, whose answer has the command of simulate",
+        "give it as --serve", "serve",
     ),
     _read(
         "a command line of TensorRT-LLM",

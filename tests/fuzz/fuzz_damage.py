@@ -285,12 +285,15 @@ def damaged_file(rng: Rng, path: Path) -> None:
 
 
 def damaged_folder(rng: Rng, folder: Path) -> None:
-    """Damage a folder: some files in it, or what is there."""
+    """Damage a folder: some files in it, each once, or what is there."""
+    damaged: set[Path] = set()
     for _ in range(rng.choice([1, 1, 1, 2])):
         files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        files = [path for path in files if path not in damaged]
         if not files:
             return
         path = rng.choice(files)
+        damaged.add(path)
         how = rng.random()
         if how < 0.75:
             damaged_file(rng, path)

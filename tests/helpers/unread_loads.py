@@ -69,6 +69,7 @@ class Scene:
 
 _SESSIONS = PromptContent.of_sessions(ROWS % 4)
 _WINDOWS = {"model": "gpt-oss-120b", "gpu": "h200"}
+_STATES = {"model": "nemotron-3-nano-30b-a3b", "gpu": "h100-80gb"}
 #: The first one shows most settings.
 SCENES = (
     Scene("sessions", load(content=_SESSIONS)),
@@ -91,6 +92,9 @@ SCENES = (
         "windows in sessions", load(prompt_tokens=300 + 40 * (ROWS // 4), content=_SESSIONS), loose=True, more=_WINDOWS
     ),
     Scene("windows, none is left", load(), more=_WINDOWS | {"max_model_len": 100}),
+    Scene(
+        "states in sessions", load(prompt_tokens=300 + 40 * (ROWS // 4), content=_SESSIONS), loose=True, more=_STATES
+    ),
     Scene("users", load(users=Users(6, np.full(NUMBER, 10**10)))),
     Scene("large batches", load(), more={"waiting_served_ratio": 9.0}),
     Scene("batches at once", load(), more={"waiting_served_ratio": 0.0}),
@@ -105,7 +109,7 @@ SCENES = (
     Scene("sessions with a host", load(content=_SESSIONS), more={"enable_hierarchical_cache": True}),
     Scene("experts of two engines", load(), more=_WINDOWS | {"cost": None, "data_parallel_size": 2}),
 )
-#: The scene that shows a setting under most policies that read it, where that is not the first one.
+#: The scene that shows a setting under policies that read it, where the first one does not under each of them.
 SHOWN_IN = {
     "prefix_cache_retention_interval": "windows in sessions",
     "max_num_seqs": "nothing declared, in a large pool",
@@ -119,6 +123,11 @@ SHOWN_IN = {
     "disable_hybrid_kv_cache_manager": "windows",
     "swa_full_tokens_ratio": "windows",
     "disable_hybrid_swa_memory": "windows",
+    "mamba_radix_cache_strategy": "states in sessions",
+    "mamba_track_interval": "states in sessions",
+    "mamba_full_memory_ratio": "states in sessions",
+    "max_mamba_cache_size": "states in sessions",
+    "mamba_ssm_dtype": "states in sessions",
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
     "scheduler_reserve_full_isl": "chunks of 70, at once",

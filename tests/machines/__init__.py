@@ -37,6 +37,7 @@ from .radix import RadixMachine
 from .radix_memory import RadixMemoryMachine, SlotRadixMachine
 from .reservations import ReservationMachine
 from .sharing import SharingMachine
+from .state_radix import StateMachine
 from .window_radix import WindowMachine
 
 __all__ = ["MACHINES", "POLICY_MACHINES"]
@@ -47,6 +48,7 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "BlockPool, hashes": HashedPoolMachine,
     "RadixTree": RadixMachine,
     "WindowTree": WindowMachine,
+    "StateTree": StateMachine,
     "HostTree": HostTreeMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,

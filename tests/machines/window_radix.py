@@ -70,10 +70,10 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(tokens=st.integers(0, 8), windows=st.integers(0, 8))
     def evict(self, tokens, windows):
         tree, before = self.tree, strings(self.tree)
-        could, full = tree.window_evictable, tree.evictable_tokens
+        could, full = tree.component_evictable, tree.evictable_tokens
         freed, after = tree.evict(tokens, windows), strings(tree)
         assert freed == sum(edge for edge, _ in before.values()) - sum(edge for edge, _ in after.values())
-        assert freed >= min(tokens, full) and could - tree.window_evictable >= min(windows, could)
+        assert freed >= min(tokens, full) and could - tree.component_evictable >= min(windows, could)
         left = self.walked()
         assert left <= self.windowed
         self.windowed = left
@@ -82,17 +82,17 @@ class WindowMachine(RuleBasedStateMachine):
     def all_is_equal(self):
         tree = self.tree
         assert self.walked() == self.windowed
-        assert tree.window_evictable + tree.window_protected == len(self.windowed)
+        assert tree.component_evictable + tree.component_protected == len(self.windowed)
         ordered, node = [], tree._newest.older
         while node is not tree._oldest:
             ordered.append(id(node))
             node = node.older
-        assert sorted(ordered) == sorted(id(each) for each, _ in self.nodes() if each.windowed)
-        with_locks = [each for each, _ in self.nodes() if each.window_locks]
-        assert all(each.window_locks > 0 for each in with_locks)
-        assert tree.window_protected == sum(each.tokens for each in with_locks if each.windowed)
+        assert sorted(ordered) == sorted(id(each) for each, _ in self.nodes() if each.component)
+        with_locks = [each for each, _ in self.nodes() if each.component_locks]
+        assert all(each.component_locks > 0 for each in with_locks)
+        assert tree.component_protected == sum(each.tokens for each in with_locks if each.component)
         kept = {string for _, _, _, each in self.locked for string in each}
-        assert kept <= self.windowed and tree.window_protected >= len(kept)
+        assert kept <= self.windowed and tree.component_protected >= len(kept)
         held = {string[:end] for _, string, _, _ in self.locked for end in range(1, len(string) + 1)}
         assert tree.protected_tokens == len(held)
 
@@ -101,9 +101,9 @@ class WindowMachine(RuleBasedStateMachine):
         for node, _, name, _ in getattr(self, "locked", []):
             self.tree.unlock(node, name)
         if hasattr(self, "tree"):
-            assert not self.tree.window_protected and not self.tree.protected_tokens
+            assert not self.tree.component_protected and not self.tree.protected_tokens
             self.tree.evict(self.tree.evictable_tokens)
-            assert not self.tree.root.children and not self.tree.window_evictable
+            assert not self.tree.root.children and not self.tree.component_evictable
 
     def is_whole(self, end):
         """Whether a whole window is there before an end, or all of its tokens."""
@@ -121,7 +121,7 @@ class WindowMachine(RuleBasedStateMachine):
         return {
             string[:end]
             for node, string in self.nodes()
-            if node.windowed
+            if node.component
             for end in range(len(string) - node.tokens + 1, len(string) + 1)
         }
 

@@ -56,6 +56,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ),
     "experiments/capacity/pairs.py": ("experiments/capacity/test_pairs.py",),
     "experiments/capacity/tasks.py": (
+        "experiments/capacity/test_tasks.py",
         "experiments/capacity/test_planning.py",
         "experiments/capacity/test_plan_command.py",
     ),

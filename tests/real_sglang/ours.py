@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -15,7 +15,9 @@ from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap, Meter
 from fragmeter.sim.memory.prefix.tiers import Offloaded
 from fragmeter.sim.policy.options import SGLangOptions
+from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
+from fragmeter.sim.spec.startup.sglang_states import StatePool
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.types.state import State
@@ -98,10 +100,13 @@ class StepLog(Observer):
         memory = self._engine.memory
         pages = {"free": memory.free, "evictable": memory.tree.evictable_tokens}
         if memory.windows is not None:
-            pages |= {"window_free": memory.window_free, "window_evictable": memory.tree.window_evictable}
+            pages |= {"beside_free": memory.window_free, "beside_evictable": memory.tree.component_evictable}
         if memory.transfers is not None:
             pages["host_free"] = memory.tree.host_free
-        return {name: number * memory.block_size for name, number in pages.items()}
+        found = {name: number * memory.block_size for name, number in pages.items()}
+        if memory.states is not None:
+            found |= {"beside_free": memory.state_free, "beside_evictable": memory.tree.component_evictable}
+        return found
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
         self._vain = ()
@@ -178,11 +183,20 @@ def settings_of(case: Case, **others: object) -> Settings:
     return settings(**chosen | others)
 
 
+@contextmanager
+def pools_of(case: Case) -> Iterator[None]:
+    """With the case's pools of windows and of states, whatever the model."""
+    windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1)) if case.window else None
+    states = StatePool(case.states, case.state_rules) if case.states else None
+    with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
+        yield
+
+
 def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
-    log, windows = StepLog(), (case.window, case.window_slots // case.page_size) if case.window else None
+    log = StepLog()
     try:
-        with mock.patch.object(SGLang, "window_pool", lambda *args: windows), linked_at(case.page_ticks):
+        with pools_of(case), linked_at(case.page_ticks):
             chosen = settings_of(case, ids=not case.hicache_ratio)
             simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     except SimulationFault as fault:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from fragmeter.sim.spec import ModelSpec
+from fragmeter.sim.spec.model import preset_config
 from fragmeter.sim.spec.startup.sglang import window_of
 
 from . import stubs
@@ -16,7 +17,8 @@ from .cards import CARDS, LINES, POOLS
 
 stubs.install()
 
-from sglang.srt.arg_groups import cuda_graph_hook, memory_hook
+from sglang.srt import configs, runtime_context
+from sglang.srt.arg_groups import cuda_graph_hook, memory_hook, overrides
 from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import is_hybrid_swa_model as is_hybrid_swa_model
@@ -24,6 +26,16 @@ from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.model_executor import cuda_graph_config, pool_configurator
 from sglang.srt.server_args import ServerArgs
 
+#: Models with states, by SGLang's classes of their configuration.
+WITH_STATES = {
+    "qwen3-next-80b-a3b": configs.Qwen3NextConfig,
+    "qwen3.5-27b": configs.Qwen3_5Config,
+    "qwen3.5-35b-a3b": configs.Qwen3_5MoeConfig,
+    "nemotron-h-8b": configs.NemotronHConfig,
+    "nemotron-3-nano-30b-a3b": configs.NemotronHConfig,
+    "granite-4.0-h-small": configs.GraniteMoeHybridConfig,
+    "kimi-linear-48b-a3b": configs.KimiLinearConfig,
+}
 #: A model without anything that has rules of its own.
 _MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
 _MODEL |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
@@ -99,3 +111,63 @@ def window_pool(model: ModelSpec, available: int, ratio: float, page: int) -> tu
     configurator._recompute_cell_size()
     found = configurator.calculate_pool_sizes(available, page)
     return found.full_max_total_num_tokens, found.swa_max_total_num_tokens
+
+
+def bytes_of_state(name: str, ranks: int) -> int:
+    """Bytes of a state on each rank."""
+    config = WITH_STATES[name](**preset_config(name)).get_text_config()
+    parallel = type(runtime_context.get_parallel())
+    with (
+        runtime_context.get_context().override_server_args(tp_size=ranks),
+        mock.patch.object(parallel, "attn_tp_size", ranks, create=True),
+    ):
+        return int(config.mamba2_cache_params.mamba_cache_per_req)
+
+
+def state_pool(bytes_each: int, left: int, **line: object) -> tuple[int, int, int]:
+    """States of the pool where weights leave so many bytes, bytes left for the KV cache, and requests that may run."""
+    params = SimpleNamespace(layers=[0], mamba_cache_per_req=bytes_each)
+    configurator = SimpleNamespace(
+        mambaish_config=SimpleNamespace(mamba2_cache_params=params),
+        pp_size=1,
+        attn_dp_size=1,
+        fused_entry_bytes=lambda name: None,
+        spec_algorithm=SimpleNamespace(is_none=lambda: True),
+        hybrid_gdn_config=None,
+        hybrid_kda_config=None,
+        extra_mamba_cache_bytes_per_req=0,
+        model_config=SimpleNamespace(context_len=2048),
+    )
+    kind = kv_cache_configurator.KVCacheConfigurator
+    configurator._calculate_mamba_ratio = lambda: kind._calculate_mamba_ratio(configurator)
+    with runtime_context.get_context().override_server_args(**line):
+        rest = kind._handle_max_mamba_cache(configurator, left / (1 << 30))
+        states = runtime_context.get_schedule().max_mamba_cache_size
+        return states, int(rest * (1 << 30)), kind.resolve_max_num_reqs(configurator, 1 << 40)
+
+
+def state_rules(architecture: str, chunk: int, page: int, strategy: str, overlaps: bool) -> tuple[int, ...]:
+    """Copies of a request's state, tokens of the grid, tokens between decodes that are copied, and states for each request."""
+    view = SimpleNamespace(
+        disable_radix_cache=False,
+        disable_overlap_schedule=not overlaps,
+        page_size=page,
+        mamba_radix_cache_strategy=strategy,
+        linear_attn_backend="triton",
+    )
+    config = SimpleNamespace(architectures=[architecture], layer_types=["mamba"])
+    config.get_text_config = lambda: config
+    with mock.patch.object(overrides, "model_config_of", lambda view: SimpleNamespace(hf_config=config)):
+        resolved = {"mamba_radix_cache_strategy": strategy} | overrides._mamba_radix_cache_resolution(view)
+    line = {name: resolved[name] for name in ("mamba_radix_cache_strategy",)}
+    line["disable_overlap_schedule"] = resolved.get("disable_overlap_schedule", not overlaps)
+    with runtime_context.get_context().override_server_args(page_size=page, **line) as args:
+        args._mamba_cache_chunk_size = max(chunk, page)
+        copied = runtime_context.get_exec().mamba.enable_mamba_extra_buffer
+        tracked = kv_cache_configurator.get_mamba_tracking_slots(
+            extra_buffer=copied, overlap=not line["disable_overlap_schedule"]
+        )
+        each = kv_cache_configurator.KVCacheConfigurator._calculate_mamba_ratio(None)
+        if not copied:
+            return 0, 1, 1, each
+        return tracked, runtime_context.mamba_checkpoint_grid(page), runtime_context.mamba_track_grid(page), each

@@ -13,7 +13,8 @@ import ast
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from .workloads import LAYERS, Case
 stubs.install()
 
 import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers import schedule_policy
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
@@ -39,7 +41,7 @@ from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_context, get_memory, get_parallel, get_schedule
@@ -109,6 +111,36 @@ def window_allocator(slots: int, window_slots: int, page: int, device: str) -> S
     if page > 1:
         found.full_attn_allocator.use_triton_kernels = found.swa_attn_allocator.use_triton_kernels = False
     return found
+
+
+def state_rows(
+    rows: int, longest: int, states: int, device: str, extra_buffer: bool, overlap: bool
+) -> HybridReqToTokenPool:
+    """Rows of requests of a model with states, of one layer and few bytes."""
+    shape = Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=4, n_groups=1, num_heads=1, head_dim=4, state_size=2, conv_kernel=2
+    )
+    return HybridReqToTokenPool(
+        size=rows,
+        mamba_size=states,
+        mamba_spec_state_size=rows,
+        max_context_len=longest,
+        device=device,
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(shape=shape, layers=[0]),
+        mamba_layer_ids=[0],
+        enable_mamba_extra_buffer=extra_buffer,
+        enable_overlap_schedule=overlap,
+    )
+
+
+@contextmanager
+def published(chunk: int = 0, **fields: Any) -> Iterator[None]:
+    """With these arguments of the server; ``chunk`` is the tokens of a chunk of the kernels of layers with a state."""
+    with get_context().override_server_args(**fields) as args:
+        if chunk:
+            args._mamba_cache_chunk_size = chunk
+        yield
 
 
 class _NoStats:
@@ -191,14 +223,23 @@ class Scheduler:
             self.token_to_kv_pool_allocator = PagedTokenToKVPoolAllocator(case.num_slots, case.page_size, *pool[1:])
             self.token_to_kv_pool_allocator.use_triton_kernels = False
         longest = case.num_slots + case.page_size
-        self.req_to_token_pool = ReqToTokenPool(case.max_num_seqs, longest, device, False)
+        copied = bool(case.state_rules.tracked)
+        if case.states:
+            self.req_to_token_pool: Any = state_rows(case.max_num_seqs, longest, case.states, device, copied, overlaps)
+        else:
+            self.req_to_token_pool = ReqToTokenPool(case.max_num_seqs, longest, device, False)
         params = CacheInitParams(
             disable=not case.prefix_caching,
             req_to_token_pool=self.req_to_token_pool,
             token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
             page_size=case.page_size,
-            tree_components=(ComponentType.FULL, *[ComponentType.SWA][: bool(case.window)]),
+            tree_components=(
+                ComponentType.FULL,
+                *[ComponentType.SWA][: bool(case.window)],
+                *[ComponentType.MAMBA][: bool(case.states)],
+            ),
             sliding_window_size=case.window or None,
+            enable_mamba_extra_buffer=copied,
         )
         self.tree_cache = UnifiedRadixCache(params)
         self.link = self.host = None
@@ -216,7 +257,11 @@ class Scheduler:
         self.chunked_prefill_size = case.max_num_batched_tokens
         self.max_total_num_tokens, self.max_req_len = case.num_slots, case.num_slots - 1
         self.model_config = SimpleNamespace(
-            is_encoder_decoder=False, vocab_size=1 << 40, self_opened_think_start_ids=None, think_end_ids=None
+            is_encoder_decoder=False,
+            vocab_size=1 << 40,
+            self_opened_think_start_ids=None,
+            think_end_ids=None,
+            hf_text_config=SimpleNamespace(mamba_chunk_size=case.state_chunk),
         )
         self.spec_algorithm = SpeculativeAlgorithm.NONE
         self.disaggregation_mode = DisaggregationMode.NULL
@@ -304,8 +349,11 @@ def serve(case: Case) -> Served:
         "disable_radix_cache": not case.prefix_caching,
         "schedule_low_priority_values_first": case.schedule_low_priority_values_first,
         "retraction_policy": case.retraction_policy,
+        "disable_overlap_schedule": not case.overlaps,
+        "mamba_radix_cache_strategy": "extra_buffer" if case.states and case.state_rules.tracked else "no_buffer",
+        "mamba_track_interval": case.track_interval,
     }
-    with get_context().override_server_args(**fields):
+    with published(max(case.state_chunk, case.page_size), **fields):
         return _serve(case)
 
 
@@ -387,17 +435,21 @@ def _step(now: int, batch: ScheduleBatch, lost: list[int], scheduler: Any) -> St
 
 
 def _levels(scheduler: Any) -> dict[str, int]:
-    """Free and evictable slots."""
+    """Free and evictable slots, and windows or states."""
     pool, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
-    if not scheduler.is_hybrid_swa:
-        host = 0 if scheduler.host is None else scheduler.host.available_size()
-        return {"free": pool.available_size(), "evictable": tree.evictable_size(), "host_free": host}
-    return {
-        "free": pool.full_available_size(),
-        "evictable": tree.full_evictable_size(),
-        "window_free": pool.swa_available_size(),
-        "window_evictable": tree.swa_evictable_size(),
-    }
+    if scheduler.is_hybrid_swa:
+        return {
+            "free": pool.full_available_size(),
+            "evictable": tree.full_evictable_size(),
+            "beside_free": pool.swa_available_size(),
+            "beside_evictable": tree.swa_evictable_size(),
+        }
+    host = 0 if scheduler.host is None else scheduler.host.available_size()
+    levels = {"free": pool.available_size(), "evictable": tree.full_evictable_size(), "host_free": host}
+    if tree.supports_mamba():
+        states = scheduler.req_to_token_pool.mamba_allocator
+        levels |= {"beside_free": states.available_size(), "beside_evictable": tree.mamba_evictable_size()}
+    return levels
 
 
 def _finish_step(batch: ScheduleBatch, outputs: list[list[int]], scheduler: Any) -> None:

@@ -21,7 +21,7 @@ class Step(NamedTuple):
         retracted: Requests that were retracted in its schedule, ascending.
         free: Slots that are neither in the tree nor a request's own.
         evictable: Slots of the tree without locks.
-        window_free, window_evictable: The same in the pool of windows; 0 without one.
+        beside_free, beside_evictable: The same in the pool of windows, or of states; 0 without one.
         host_free: Free slots of HiCache's host pool; 0 without one.
     """
 
@@ -31,8 +31,8 @@ class Step(NamedTuple):
     retracted: tuple[int, ...]
     free: int
     evictable: int
-    window_free: int = 0
-    window_evictable: int = 0
+    beside_free: int = 0
+    beside_evictable: int = 0
     host_free: int = 0
 
 

@@ -73,9 +73,10 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make the packages importable, and nothing compiled."""
+    """Make the packages importable, and nothing compiled or pinned."""
     import torch
     import torch._inductor.select_algorithm
 
+    torch.Tensor.pin_memory = lambda tensor, *args, **kwargs: tensor
     torch.compile = lambda function=None, **_: function if function is not None else lambda each: each
     sys.meta_path.insert(0, _Finder())

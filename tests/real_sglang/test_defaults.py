@@ -9,11 +9,13 @@ from unittest import mock
 import pytest
 
 from fragmeter.sim.policy.options import SGLangOptions
+from fragmeter.sim.policy.server import Server
 from fragmeter.sim.policy.sglang import SGLang
-from fragmeter.sim.spec import gpu, model
+from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.startup import sglang
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.spec.startup.sglang import max_running_requests
+from fragmeter.sim.spec.startup.sglang_states import state_bytes, state_rules
 
 from . import cards, flags, resolution
 from .record import recorded_defaults
@@ -49,9 +51,12 @@ def test_pools_of_windows_are_those_of_the_real_configurator(name: str, ratio: f
                 )
                 slots = sglang.num_slots(launch, 1e-12, ratio) // page * page
             windows = SGLang.window_pool(
-                SimpleNamespace(model=shape), SGLangOptions(swa_full_tokens_ratio=ratio), slots // page, page
+                SimpleNamespace(model=shape, deployment=Deployment(), tensor_parallel=1),
+                SGLangOptions(swa_full_tokens_ratio=ratio),
+                slots // page,
+                page,
             )
-            assert (slots, windows[1] * page) == resolution.window_pool(shape, available, ratio, page)
+            assert (slots, windows.blocks * page) == resolution.window_pool(shape, available, ratio, page)
 
 
 def test_the_models_whose_windows_have_a_pool_are_those_of_the_real_server():
@@ -68,3 +73,68 @@ def test_the_models_whose_windows_have_a_pool_are_those_of_the_real_server():
     }
     for architecture, name in kept.items():
         assert (sglang.window_of(model(name)) is not None) == bool(resolution.is_hybrid_swa_model([architecture])), name
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", resolution.WITH_STATES)
+def test_bytes_of_states_are_those_of_the_real_configurations(name: str, ranks: int):
+    assert state_bytes(model(name), ranks, 1, None) == resolution.bytes_of_state(name, ranks)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ({}, {}),
+        ({"mamba_full_memory_ratio": 0.5}, {"mamba_full_memory_ratio": 0.5}),
+        ({"max_mamba_cache_size": 77}, {"max_mamba_cache_size": 77}),
+        ({"disable_overlap_schedule": True}, {"disable_overlap_schedule": True}),
+        ({"max_running_requests": 9}, {}),
+        ({"disable_radix_cache": True}, {}),
+        ({"disable_radix_cache": True, "max_running_requests": 9}, {}),
+    ],
+)
+@pytest.mark.parametrize("left", [16 << 30, (40 << 30) + 123_457_789])
+def test_pools_of_states_are_those_of_the_real_configurator(left: int, line: dict, options: dict):
+    """Given the bytes that weights leave."""
+    shape, fraction = model("qwen3-next-80b-a3b"), 1e-12
+    each, requests = state_bytes(shape, 1, 1, None), line.get("max_running_requests")
+    copied = {"mamba_radix_cache_strategy": "extra_buffer" if "disable_overlap_schedule" not in line else "no_buffer"}
+    states, rest, most = resolution.state_pool(each, left, **{"mamba_full_memory_ratio": 0.9} | copied | line)
+    server = Server(
+        model=shape,
+        gpu=gpu("h100-80gb"),
+        deployment=Deployment(),
+        max_model_len=8192,
+        max_num_seqs=requests,
+        caches_prefixes="disable_radix_cache" not in line,
+    )
+    chosen = SGLangOptions(mem_fraction_static=fraction, **options)
+    with (
+        mock.patch.object(sglang, "_used_at_start", lambda launch: 0),
+        mock.patch.object(sglang, "loaded_bytes", lambda launch: [SimpleNamespace(likely=-left)]),
+    ):
+        found = SGLang.state_pool(server, chosen, 1)
+        slots, _ = SGLang.pool_size(server, chosen, None, 1)
+    assert found.slots == states
+    assert min(found.most_requests, requests or 4096) == most
+    slot = sum(shape.group_slot_bytes(each) for each in shape.kv_groups() if each.span.kind == "full")
+    assert slots == rest // slot
+
+
+_ARCHITECTURES = {
+    "Qwen3NextForCausalLM": "qwen3-next-80b-a3b",
+    "Qwen3_5ForConditionalGeneration": "qwen3.5-27b",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3.5-35b-a3b",
+    "NemotronHForCausalLM": "nemotron-3-nano-30b-a3b",
+    "GraniteMoeHybridForCausalLM": "granite-4.0-h-small",
+    "KimiLinearForCausalLM": "kimi-linear-48b-a3b",
+}
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_strategies_are_those_of_the_real_resolution(architecture: str):
+    shape = model(_ARCHITECTURES[architecture])
+    for page, overlaps in ((1, True), (1, False), (64, True), (64, False)):
+        for strategy in ("auto", "extra_buffer", *["no_buffer"][: page == 1 and not overlaps]):
+            real = resolution.state_rules(architecture, shape.mixer.chunk_tokens, page, strategy, overlaps)
+            assert state_rules(shape, page, strategy, keeps=True, overlaps=overlaps) == real

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from fragmeter.sim import settings
+from fragmeter.sim.engine.replica import build
 from fragmeter.sim.memory.prefix import HostTree, Pages
+from fragmeter.sim.spec import model
+from fragmeter.sim.types.errors import SimulationFault
 
 from . import hicache, server
 from .test_tree import Real, _string, _tokens
@@ -103,6 +108,9 @@ class Ours:
         return tuple(self.page * each for each in found)
 
 
+insert_of = Ours.insert_of
+
+
 def _step(kind: str, draw: random.Random, real: RealHost, ours: Ours, locks: list[Any]) -> tuple[Any, Any]:
     """Both answers to one operation, in tokens."""
     runs, page = _string(draw), real.page
@@ -172,3 +180,48 @@ def test_every_operation_is_that_of_the_real_tree(seed: int, page: int, policy: 
     differs = first_difference(seed, page, policy)
     record_property(f"sglang/tree with a host, {policy}, pages of {page}", [1, _OPERATIONS, int(bool(differs))])
     assert not differs
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("given", [{}, {"hicache_ratio": 0.37}, {"hicache_ratio": 3.3}, {"hicache_size": 7}])
+def test_the_host_pool_is_as_large_as_the_real_one(page: int, given: dict[str, Any]):
+    slots = 10_000 // page * page
+    chosen = settings(
+        policy="sglang", enable_hierarchical_cache=True, num_gpu_blocks_override=slots // page, block_size=page, **given
+    )
+    size = given.get("hicache_size", 0)
+    real = hicache.host_pool(slots, page, given.get("hicache_ratio", 2.0), size, model(chosen.model).slot_bytes("fp16"))
+    assert build(chosen).memory.transfers.cache.num_blocks * page == real.size
+
+
+def _is_noticed(page: int = 1, policy: str = "write_through") -> bool:
+    """Whether one of three seeds differs, or fails."""
+
+    def differs(seed: int) -> bool:
+        try:
+            return bool(first_difference(seed, page, policy, 3000))
+        except (AssertionError, SimulationFault, AttributeError):
+            return True
+
+    return any(map(differs, range(3)))
+
+
+def test_host_leaves_in_the_order_of_insertion_are_noticed(monkeypatch):
+    """A look-up that ends on the host touches its nodes."""
+    touch = HostTree._touch
+    monkeypatch.setattr(HostTree, "_touch", lambda tree, node: touch(tree, node) if node.on_device else None)
+    assert _is_noticed()
+
+
+def test_copies_of_what_the_device_has_that_are_evicted_are_noticed(monkeypatch):
+    """Under ``write_through`` SGLang keeps them."""
+    leaf = HostTree._is_host_leaf
+    monkeypatch.setattr(HostTree, "_is_host_leaf", staticmethod(lambda node: node.on_host and not node.children))
+    assert _is_noticed()
+    monkeypatch.setattr(HostTree, "_is_host_leaf", staticmethod(leaf))
+    assert not _is_noticed()
+
+
+def test_hits_of_what_a_request_has_inserted_before_are_noticed():
+    with mock.patch.object(Ours, "insert_of", lambda ours, key, inserted: insert_of(ours, key, 0)):
+        assert _is_noticed(policy="write_through_selective")

@@ -16,8 +16,10 @@ import pytest
 from fragmeter.sim import Workload
 from fragmeter.sim.memory import HostRadixMemory, RadixMemory
 from fragmeter.sim.memory.paged import radix_host, radix_transaction
+from fragmeter.sim.memory.paged.radix_holdings import States
 from fragmeter.sim.memory.paged.radix_host import HiCache, HostRadixTransaction
-from fragmeter.sim.memory.prefix import HostTree, WindowTree
+from fragmeter.sim.memory.paged.radix_transaction import RadixTransaction
+from fragmeter.sim.memory.prefix import HostTree, StateTree, WindowTree
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.policy.sglang_prefill import PrefillBatch
 from fragmeter.sim.types.errors import SimulationFault
@@ -316,6 +318,58 @@ def test_leaves_longer_than_a_window_are_noticed(monkeypatch):
     assert _is_noticed("windows")
 
 
+def test_a_request_that_goes_on_without_a_copy_of_its_state_is_noticed(monkeypatch):
+    """Of a pool with as many states as SGLang gives it, the copy is rarely the one that lacks one."""
+    monkeypatch.setattr(RadixMemory, "copy_state", lambda memory, node: 0)
+    assert _difference(KINDS["states"](38)) is not None
+
+
+def test_states_on_a_grid_from_the_first_token_are_noticed(monkeypatch):
+    """SGLang's begins with the prefill, also in the middle of a prompt."""
+
+    def of_prefill(states, first, end, branch):
+        return of(states, first - first % (states.tracked and states.grid or 1), end, branch)
+
+    of = States.of_prefill
+    monkeypatch.setattr(States, "of_prefill", of_prefill)
+    assert _is_noticed("states")
+
+
+def test_a_state_that_does_not_join_the_tree_where_prompts_part_is_noticed(monkeypatch):
+    of = States.of_prefill
+    monkeypatch.setattr(States, "of_prefill", lambda states, first, end, branch: of(states, first, end, 0))
+    assert _is_noticed("states")
+
+
+def test_an_output_whose_states_are_not_copied_on_the_way_is_noticed(monkeypatch):
+    monkeypatch.setattr(States, "of_decodes", lambda states, first, end: 0)
+    assert _is_noticed("states")
+
+
+def test_a_path_whose_states_are_all_used_is_noticed(monkeypatch):
+    """As of windows: only the state that a request goes on from is."""
+    monkeypatch.setattr(StateTree, "_refresh", lambda tree, path: WindowTree._refresh(tree, path))
+    monkeypatch.setattr(StateTree, "window", 1 << 20, raising=False)
+    assert _is_noticed("states")
+
+
+def test_a_copy_that_a_refused_request_keeps_is_noticed(monkeypatch):
+    """SGLang looks a request up, and copies its state, before it knows whether there is room."""
+    unlock = RadixTransaction.unlock
+
+    def kept(transaction, sequence):
+        transaction.memory.holdings[sequence].states = 0
+        unlock(transaction, sequence)
+
+    monkeypatch.setattr(RadixTransaction, "unlock", kept)
+    assert _is_noticed("states")
+
+
+def test_a_prefill_without_room_for_copies_of_its_state_is_noticed(monkeypatch):
+    monkeypatch.setattr(RadixMemory, "_take_states_of_prefills", lambda memory, each: None)
+    assert _is_noticed("states")
+
+
 def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):
     """As if its copy had ended at once."""
     monkeypatch.setattr(HiCache, "_copy", lambda copies, index, now, pages, is_store, done: done() or now)
@@ -345,7 +399,7 @@ def test_an_order_that_does_not_count_the_host_is_noticed(monkeypatch):
 
     of_both = HostRadixTransaction.match
     monkeypatch.setattr(HostRadixTransaction, "match", match)
-    assert _is_noticed("hicache")
+    assert _difference(KINDS["hicache"](52)) is not None
 
 
 def test_evicted_nodes_that_leave_the_tree_are_noticed(monkeypatch):

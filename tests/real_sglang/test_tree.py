@@ -7,7 +7,8 @@ from array import array
 
 import pytest
 
-from fragmeter.sim.memory.prefix import Pages, RadixTree, WindowTree
+from fragmeter.sim.memory.prefix import Pages, RadixTree, StateTree, WindowTree
+from fragmeter.sim.memory.prefix.component_tree import ComponentTree
 
 from . import server
 
@@ -149,8 +150,8 @@ class RealWindows(Real):
         )
 
 
-def _sizes(tree: WindowTree) -> tuple[int, ...]:
-    return tree.evictable_tokens, tree.protected_tokens, tree.window_evictable, tree.window_protected
+def _sizes(tree: ComponentTree) -> tuple[int, ...]:
+    return tree.evictable_tokens, tree.protected_tokens, tree.component_evictable, tree.component_protected
 
 
 def _answers(
@@ -175,9 +176,9 @@ def _answers(
             real.tree.unlock(lock)
             ours.unlock(node, bound)
         return 0, 0
-    wanted, before = [draw.choice((0, draw.randint(1, 12 // page))) for _ in range(2)], ours.window_evictable
+    wanted, before = [draw.choice((0, draw.randint(1, 12 // page))) for _ in range(2)], ours.component_evictable
     theirs = real.evict_both(*(page * each for each in wanted))
-    mine = ours.evict(*wanted), before - ours.window_evictable
+    mine = ours.evict(*wanted), before - ours.component_evictable
     return tuple(each // page for each in theirs), mine
 
 
@@ -197,3 +198,85 @@ def test_every_operation_with_windows_is_that_of_the_real_tree(seed: int, page: 
                 break
     record_property(f"sglang/tree of windows, pages of {page}", [1, _OPERATIONS // 2, differing])
     assert not differing, f"{kind}: {theirs}, {sizes}, ours {mine}, {own}"
+
+
+class RealStates(RealWindows):
+    """As ``Real``, with states in a pool of their own."""
+
+    def __init__(self, page: int) -> None:
+        super(RealWindows, self).__init__(page)
+        self.rows = server.state_rows(1, 8, _SLOTS, "cpu", True, True)
+        params = server.CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.pool,
+            page_size=page,
+            tree_components=(server.ComponentType.FULL, server.ComponentType.MAMBA),
+            enable_mamba_extra_buffer=True,
+        )
+        self.tree = server.UnifiedRadixCache(params)
+
+    def insert(self, string: list[int]) -> tuple[int, bool]:
+        """Tokens that were cached before, and whether the state was."""
+        value = self.pool.alloc(len(string) // self.page * self.page)
+        state = self.rows.mamba_allocator.alloc(1)
+        found = self.tree.insert(self._cache.InsertParams(key=self._key(string), value=value, mamba_value=state))
+        if found.mamba_exist:
+            self.rows.mamba_allocator.free(state)
+        return found.prefix_len, found.mamba_exist
+
+    def evict_both(self, tokens: int, states: int) -> tuple[int, int]:
+        """Tokens and states evicted."""
+        found = self.tree.evict(self._cache.EvictParams(num_tokens=tokens, mamba_num=states))
+        return found.num_tokens_evicted, found.mamba_num_evicted
+
+    def sizes(self) -> tuple[int, ...]:
+        tree = self.tree
+        sizes = tree.full_evictable_size(), tree.full_protected_size()
+        return (*(size // self.page for size in sizes), tree.mamba_evictable_size(), tree.mamba_protected_size())
+
+
+def _state_answers(
+    kind: str, draw: random.Random, real: RealStates, ours: StateTree, pages: Pages, locks: list[tuple]
+) -> tuple[object, object]:
+    """Of both trees to one operation, in pages."""
+    runs, page = _string(draw), real.page
+    key, string = pages.of(runs), _tokens(runs)
+    if kind in "ml":
+        found, walked, theirs = real.look_up(string)
+        place = ours.follow(key, ours.start)
+        if kind == "l":
+            locks.append((real.tree.lock(theirs), place.node))
+            ours.lock(place.node)
+        return (found // page, walked // page), (place.tokens, ours.hit if key else 0)
+    if kind == "i":
+        if not key:
+            return 0, 0
+        known, there = real.insert(string)
+        before = sum(_sizes(ours)[2:])
+        return (known // page, there), (ours.insert(key)[1], sum(_sizes(ours)[2:]) == before)
+    if kind == "u":
+        if locks:
+            lock, node = locks.pop(draw.randrange(len(locks)))
+            real.tree.unlock(lock)
+            ours.unlock(node)
+        return 0, 0
+    wanted, before = [draw.choice((0, draw.randint(1, most))) for most in (12 // page, 3)], ours.component_evictable
+    theirs = real.evict_both(page * wanted[0], wanted[1])
+    mine = ours.evict(*wanted), before - ours.component_evictable
+    return (theirs[0] // page, theirs[1]), mine
+
+
+@pytest.mark.parametrize("seed, page", [(seed, page) for page in (1, 4) for seed in range(4)])
+def test_every_operation_with_states_is_that_of_the_real_tree(seed: int, page: int, record_property):
+    draw, ours, pages, differing = random.Random(seed), StateTree(), Pages(page), 0
+    with server.published(8, page_size=page):
+        real, locks = RealStates(page), []
+        for _ in range(_OPERATIONS // 2):
+            kind = draw.choice("mmiiiiluue")
+            theirs, mine = _state_answers(kind, draw, real, ours, pages, locks)
+            differing = int(theirs != mine or real.sizes() != _sizes(ours))
+            if differing:
+                break
+    record_property(f"sglang/tree of states, pages of {page}", [1, _OPERATIONS // 2, differing])
+    assert not differing, f"{kind}: {theirs}, {real.sizes()}, ours {mine}, {_sizes(ours)}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import lcm
 
 import numpy as np
 
 from fragmeter.sim import Workload
+from fragmeter.sim.spec.startup.sglang_states import StateRules
 from fragmeter.sim.workload.content import PromptContent
 
 #: Layers of the model that serves all cases.
@@ -32,6 +34,10 @@ class Case:
         overlaps: Whether a step is decided while the one before it runs, as by SGLang's default.
         window: ``sliding_window_size`` of layers with a window; 0 for a model without any.
         window_slots: Slots of their pool.
+        spare_states: States of their pool beyond what the requests that run need, of a model with layers that keep one; None without any.
+        state_chunk, track_interval: Tokens of a chunk of their kernels, and ``--mamba-track-interval``.
+        extra_buffer: Whether copies of states join the tree in any case; they do with the overlap schedule and with pages.
+        step_ticks: Duration of every step.
         hicache_ratio: As in SGLang; 0 is no host tier.
         hicache_write_policy: As in SGLang.
         page_ticks: Duration of the copy of a page between device and host.
@@ -54,10 +60,29 @@ class Case:
     overlaps: bool = False
     window: int = 0
     window_slots: int = 0
+    spare_states: int | None = None
+    state_chunk: int = 64
+    track_interval: int = 256
+    extra_buffer: bool = True
     hicache_ratio: float = 0
     hicache_write_policy: str = "write_through"
     page_ticks: int = 0
     step_ticks: int = 100
+
+    @property
+    def state_rules(self) -> StateRules:
+        """See ``StateRules``."""
+        if not self.prefix_caching:
+            return StateRules(0, 1, 1, 1)
+        if not (self.extra_buffer or self.overlaps or self.page_size > 1):
+            return StateRules(0, 1, 1, 3)
+        grid, tracked = max(self.state_chunk, self.page_size), 1 + self.overlaps
+        return StateRules(tracked, grid, lcm(grid, self.track_interval), 3 + tracked)
+
+    @property
+    def states(self) -> int:
+        """States of their pool; 0 for a model without any."""
+        return 0 if self.spare_states is None else self.state_rules.of_request * self.max_num_seqs + self.spare_states
 
     def without(self, row: int) -> Case:
         """The case without one of its requests."""
@@ -73,7 +98,14 @@ class Case:
 
 
 def _drawn(
-    name: str, draw: random.Random, prompt: int, output: int, strain: float, shared: float = 0.5, fixed: float = 0
+    name: str,
+    draw: random.Random,
+    prompt: int,
+    output: int,
+    strain: float,
+    shared: float = 0.5,
+    fixed: float = 0,
+    most: int = 24,
 ) -> Case:
     """Requests, and what serves them.
 
@@ -82,8 +114,9 @@ def _drawn(
         strain: At 1 the pool just holds the longest request, at 0 three times all of them.
         shared: Chance that prompts begin alike.
         fixed: Share of requests that ignore the end of text.
+        most: Requests at most.
     """
-    number, now, alike = draw.randint(3, 24), 0, draw.random() < shared
+    number, now, alike = draw.randint(3, most), 0, draw.random() < shared
     arrivals, prompts, outputs, longer, ignores, pieces = [], [], [], [], [], []
     for _ in range(number):
         now += draw.choice((0, 0, 0, 30, 100, 100, 250, 900))
@@ -234,6 +267,36 @@ def _long(seed: int) -> Case:
     )
 
 
+def _crowd(seed: int) -> Case:
+    """Many short requests that begin alike, in a pool that is full of what they left."""
+    draw = random.Random(f"crowd/{seed}")
+    case = _drawn(f"crowd/{seed}", draw, 40, 20, 0.5 + draw.random() / 2, shared=1, most=80)
+    return replace(case, schedule_policy=draw.choice(("fcfs", "lpm")))
+
+
+def _states(seed: int) -> Case:
+    """Layers with a state; few more states than the requests that run need."""
+    draw = random.Random(f"states/{seed}")
+    kind = draw.choice(
+        (_crowd, _crowd, _crowd, _lpm, _chunks, _retraction, _ignore_eos, _uncached, _pages, _priorities, _long, _long)
+    )
+    case = kind(seed)
+    seqs, page = min(case.max_num_seqs, draw.randint(1, 6)), case.page_size
+    return replace(
+        case,
+        name=f"states/{seed}",
+        max_num_seqs=seqs,
+        # Chunks that end beside the grid of states, too.
+        max_num_batched_tokens=draw.choice((case.max_num_batched_tokens, 20, 50))
+        if page == 1
+        else case.max_num_batched_tokens,
+        spare_states=draw.choice((0, 0, 0, 1, 3, 10, 40)),
+        state_chunk=draw.choice((1, 4, 8, 16, 64)),
+        track_interval=max(page, draw.choice((8, 32, 64, 256))),
+        extra_buffer=draw.random() < 0.5,
+    )
+
+
 def _hicache(seed: int) -> Case:
     """A host tier, often smaller than the device, behind a pool that hardly holds the requests; copies from fast to slow.
 
@@ -287,6 +350,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "pages": _pages,
     "priorities": _priorities,
     "windows": _windows,
+    "states": _states,
     "hicache": _hicache,
 }
 

@@ -38,6 +38,7 @@ from fragmeter.reports.page.serving_sections import latencies
 from fragmeter.reports.page.sweep_report import Sweep, write_sweep_report
 from fragmeter.sim import simulate
 from fragmeter.sim.engine.observer import Observer
+from fragmeter.sim.memory.accounting.worths import HOST_WORTHS
 from fragmeter.sim.metrics.objectives import objectives
 from fragmeter.sim.metrics.residencies import residencies_table
 from fragmeter.sim.metrics.result import memory_table, requests_table
@@ -373,6 +374,14 @@ def test_hits_of_an_offloading_run_are_shown_by_tier(tmp_path, replicas):
         host["loaded_blocks"],
         host["stored_blocks"],
     )
+    hits, worth = section.figures
+    (found,) = hits.layout.meta["numbers"]["rows"]
+    looked_up = summary["prefix_cache"]["queried_tokens"]
+    assert found[2:4] == [100 * summary[key]["hit_tokens"] / looked_up for key in ("prefix_cache", "kv_offloading")]
+    assert sum(found[2:]) == pytest.approx(100)
+    (found,) = worth.layout.meta["numbers"]["rows"]
+    assert found[2:-1] == [summary["cache_worth"]["host"]["pool_pct"][name] for name in HOST_WORTHS]
+    assert sum(found[2:]) == pytest.approx(100)
     assert "Prefix cache by tier" in write_report(tmp_path / "both.html", PageInputs(shown)).read_text()
     assert "Prefix cache by tier" not in write_report(tmp_path / "plain.html", PageInputs(shown[1:])).read_text()
 

@@ -60,6 +60,8 @@ def read_guidellm(path: str | PathLike[str], document: Mapping[str, Any]) -> Ben
     benchmarks = document["benchmarks"]
     if not benchmarks:
         raise TraceError(path, None, "benchmarks", 0, "has no requests; give another result")
+    if not isinstance(benchmarks, list):
+        raise TraceError(path, None, "benchmarks", shown(benchmarks), "must be a list; fetch the file again")
     if len(benchmarks) != 1:
         remedy = "must be one benchmark; keep one, as by jq '.benchmarks |= .[2:3]' for the third"
         raise TraceError(path, None, "benchmarks", len(benchmarks), remedy)

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ...types.columns import Records
 from ...types.sequence import Sequence
+
+if TYPE_CHECKING:
+    from .cache_log import CacheLog
 
 #: Columns of a row that the engine fills, all int64.
 LEAP = (
@@ -57,6 +61,23 @@ def of_class(name: str, place: int) -> str:
     return f"{name}.{place}"
 
 
+class SecondPool(NamedTuple):
+    """A pool of some layers beside that of the others. The rows have its ``live`` and ``held`` as those of class 1 (``of_class``), and no row
+    has a second step.
+
+    Attributes:
+        capacity_slots: Its slots.
+        cached_level: Changes of its cached slots.
+        slot_bytes: Bytes of a slot of the first pool, and of this one.
+    """
+
+    capacity_slots: int
+    cached_level: CacheLog
+    slot_bytes: tuple[int, int]
+
+
+#: What a memory with a second pool fills of it.
+SECOND_METER = (of_class("live", 1), of_class("held", 1))
 #: Columns that follow from the others.
 DERIVED = (
     "ticks",  # how long the steps take together

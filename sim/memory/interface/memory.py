@@ -48,7 +48,7 @@ from ...types.state import State
 from ..accounting.cache_log import CacheLog
 from ..accounting.drafts import Speculation
 from ..accounting.kv_groups import PageGroups
-from ..accounting.ledger import Meter
+from ..accounting.ledger import Meter, SecondPool
 from ..accounting.moves import Moves
 from ..prefix.block_tables import BlockTables
 from ..prefix.contents_log import ContentsKept
@@ -213,6 +213,7 @@ class Accounts(Protocol):
         cached_level: Changes over time of the slots that no sequence holds and whose contents, or mapping, are kept
             until reclaimed. The ``cache_log`` if there is one, else None without such slots.
         contents_kept: Intervals in which each content was cached, and the requests for it; None if not logged.
+        second_pool: A pool of some layers beside that of the others; None where all share one.
         transfers: Copies between device and host that run beside steps; None if every copy is part of a step.
         speculation: Drafts that steps verify, and the accepted ones; None without speculative decoding.
         clock: The time in ticks, which the engine sets; for orders of eviction that a policy brings.
@@ -230,6 +231,7 @@ class Accounts(Protocol):
     cache_log: CacheLog | None = None
     cached_level: CacheLog | None = None
     contents_kept: ContentsKept | None = None
+    second_pool: SecondPool | None = None
     transfers: HostCopies | None = None
     speculation: Speculation | None = None
     clock: Callable[[], int] = staticmethod(lambda: 0)

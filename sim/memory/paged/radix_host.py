@@ -15,6 +15,7 @@ Source: SGLang 0.5.23, ``mem_cache/unified_radix_cache.py``, ``managers/cache_co
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ...types.errors import Overdrawn, SettingError
 from ...types.sequence import LayeredLoad, Sequence
@@ -116,11 +117,11 @@ class HiCache(HostCopies):
         return self._submit(loads, now, False) - now
 
     def _submit(self, copied: list[Copied], now: int, is_store: bool) -> int:
-        def acknowledge() -> None:
-            for each in copied:
-                self._tree.unpin(each.node)
+        return self._copy(-1, now, sum(each.tokens for each in copied), is_store, partial(self._acknowledge, copied))
 
-        return self._copy(-1, now, sum(each.tokens for each in copied), is_store, acknowledge)
+    def _acknowledge(self, copied: list[Copied]) -> None:
+        for each in copied:
+            self._tree.unpin(each.node)
 
 
 class _Pages:

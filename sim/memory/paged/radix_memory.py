@@ -25,12 +25,13 @@ from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
-from ..accounting.ledger import METER, Meter
+from ..accounting.ledger import METER, SECOND_METER, Meter, SecondPool
 from ..accounting.moments import after_row, at_row, in_step
 from ..interface.memory import Memory
-from ..prefix import Pages, RadixNode, RadixTree, Rest, WindowTree, all_but_last, first_tokens
+from ..prefix import Pages, RadixNode, RadixTree, Rest, StateTree, WindowTree, all_but_last, first_tokens
+from ..prefix.component_tree import ComponentTree
 from .phases import Phases
-from .radix_holdings import Holding, Known, Windows
+from .radix_holdings import Holding, Known, States, Windows
 from .radix_transaction import RadixTransaction
 
 
@@ -44,6 +45,7 @@ class RadixMemory(Memory):
         keeps: Whether the tree keeps nodes that no sequence locks.
         ahead: Whether the results of a step are processed after the next one was decided (overlap schedule).
         windows: The pool of layers with a window, if it is one of its own. Each leap is then one step.
+        states: The pool of layers with a state, if there are any.
 
     Attributes:
         tree: Computed pages, locked or evictable.
@@ -59,9 +61,9 @@ class RadixMemory(Memory):
         steps_in_vain: Steps that computed nothing but tokens behind an end of text.
     """
 
-    meter = (*METER[:2], "prefill_tail")
-    #: Classes of trees, without and with windows in a pool of their own.
-    trees: tuple[type[RadixTree], type[WindowTree]] = (RadixTree, WindowTree)
+    meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
+    #: Classes of trees: plain, with windows in a pool of their own, with states.
+    trees: tuple[type[RadixTree], type[WindowTree], type[StateTree]] = (RadixTree, WindowTree, StateTree)
     evicted_blocks = steps_in_vain = 0
 
     def __init__(
@@ -72,13 +74,20 @@ class RadixMemory(Memory):
         block_size: int = 1,
         ahead: bool = False,
         windows: Windows | None = None,
+        states: States | None = None,
     ) -> None:
-        self._runs, self.keeps, self.block_size, self.ahead, self.windows = runs, keeps, block_size, ahead, windows
+        self._runs, self.keeps, self.block_size, self.ahead = runs, keeps, block_size, ahead
+        self.windows, self.states = windows, states
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
+        if windows is not None:
+            self.meter = (*self.meter, *SECOND_METER)
+            self.second_pool = SecondPool(windows.pages * block_size, CacheLog(block_size), windows.slot_bytes)
         self.num_blocks = self.free = num_blocks
-        plain, windowed = self.trees
-        self.tree = plain() if windows is None else windowed(self.pages_of(windows.tokens))
+        plain, with_windows, with_states = self.trees
+        self.tree: RadixTree = plain() if states is None else with_states()
+        if windows is not None:
+            self.tree = with_windows(self.pages_of(windows.tokens))
         self._pages, self.phases = Pages(block_size), Phases(block_size)
         self.holdings: dict[Sequence, Holding] = {}
         self.departures = 0
@@ -100,18 +109,50 @@ class RadixMemory(Memory):
     @property
     def window_free(self) -> int:
         """Free pages of the pool of windows."""
-        assert self.windows is not None and isinstance(self.tree, WindowTree)
-        return self.windows.pages - self.windows.own - self.tree.window_evictable - self.tree.window_protected
+        assert self.windows is not None and isinstance(self.tree, ComponentTree)
+        return self.windows.pages - self.windows.own - self.tree.component_evictable - self.tree.component_protected
+
+    @property
+    def state_free(self) -> int:
+        """Free states."""
+        assert self.states is not None and isinstance(self.tree, ComponentTree)
+        return self.states.slots - self.states.own - self.tree.component_evictable - self.tree.component_protected
 
     @property
     def window_room(self) -> int:
         """Slots of the pool of windows that are free or can be evicted."""
-        assert isinstance(self.tree, WindowTree)
-        return (self.window_free + self.tree.window_evictable) * self.block_size
+        assert isinstance(self.tree, ComponentTree)
+        return (self.window_free + self.tree.component_evictable) * self.block_size
 
     def branch(self, pages: int) -> int:
-        """Pages of the last look-up, which found ``pages``, if there were more; else 0."""
-        return self.tree.hit if isinstance(self.tree, WindowTree) and self.tree.hit > pages else 0
+        """Pages of the last look-up, which found ``pages``, if there were more; else 0. With states those on their grid."""
+        walked = self.tree.hit if isinstance(self.tree, ComponentTree) else 0
+        if self.states is not None:
+            walked -= walked % self.pages_of(self.states.grid)
+        return walked if walked > pages else 0
+
+    def copy_state(self, node: RadixNode) -> int:
+        """Copy the state of a node for a sequence that goes on from there, and the number of its states then."""
+        if self.states is None or node is self.tree.root:
+            return 0
+        bound = self.tree.lock(node)
+        self._take_states(1)
+        self.tree.unlock(node, bound)
+        return 1
+
+    def _take_states(self, number: int) -> None:
+        """Take so many states, after others were evicted where too few are free."""
+        assert self.states is not None
+        self.make_free(0, number)
+        self.states.own += number
+        if self.state_free < 0:
+            raise Overdrawn(f"{-self.state_free} more states are taken than there are")
+
+    def give_back_states(self, holding: Holding) -> None:
+        """A sequence's own states are free."""
+        if self.states is not None:
+            self.states.own -= holding.states
+            holding.states = 0
 
     def slide(self, sequence: Sequence, tokens: int) -> None:
         """Give back a sequence's own windows before that of its last ``tokens`` (``free_swa_out_of_window_slots``)."""
@@ -188,6 +229,7 @@ class RadixMemory(Memory):
         self.free += pages - holding.pages
         if self.windows is not None:
             self.windows.own -= pages - holding.first
+        self.give_back_states(holding)
         self.tree.unlock(holding.node, holding.bound)
 
     def _phase(self, sequence: Sequence) -> int:
@@ -204,12 +246,15 @@ class RadixMemory(Memory):
         """See ``Memory``; only of sequences that have finished."""
         self._stop(sequence)
 
-    def make_free(self, pages: int) -> None:
-        """Evict so many that these are free, as far as there are leaves."""
-        lacking = max(0, pages - self.free)
-        of_windows = 0 if self.windows is None else max(0, pages - self.window_free)
-        if lacking or of_windows:
-            freed = self.tree.evict(lacking, of_windows)
+    def make_free(self, pages: int, states: int = 0) -> None:
+        """Evict so many that these are free, as far as there are any to evict."""
+        lacking, components = max(0, pages - self.free), 0
+        if self.windows is not None:
+            components = max(0, pages - self.window_free)
+        elif states:
+            components = max(0, states - self.state_free)
+        if lacking or components:
+            freed = self.tree.evict(lacking, components)
             self.free += freed
             self.evicted_blocks += freed
 
@@ -226,7 +271,8 @@ class RadixMemory(Memory):
         """Grow the running sequences through the steps of a leap, or end a step that only prefills.
 
         Returns:
-            Live and held slots in the first step, and ``block_tail`` of the prefills in progress.
+            Live and held slots in the first step, and ``block_tail`` of the prefills in progress; then live and held slots of windows, where
+            these have a pool of their own.
         """
         levels = self._begin_row(state, steps)
         if steps:
@@ -246,27 +292,42 @@ class RadixMemory(Memory):
             self.steps_in_vain += not steps
         if self._results:
             self.process_results(at_row(row))
-        cached = self.tree.unlocked_tokens
-        self.log.settle(cached, at_row(row))
-        held = self.capacity_slots - (self.free + cached) * self.block_size
-        if self.block_size == 1:
-            return held, held, 0
+        self._settle(at_row(row))
+        held = self.capacity_slots - (self.free + self.tree.unlocked_tokens) * self.block_size
+        live, tail = (held, 0) if self.block_size == 1 else self._filled(state, steps)
+        if self.second_pool is None:
+            return live, held, tail
+        # The pages that are not full are last ones, which both pools have.
+        in_windows = self.second_pool.capacity_slots - self.window_room
+        return live, held, tail, in_windows - (held - live), in_windows
+
+    def _filled(self, state: State, steps: int) -> tuple[int, int]:
+        """Slots with tokens in the first step, and ``block_tail`` of the prefills in progress."""
         live = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum - self.repeated_slots()
         tail = 0
         for sequence, tokens in self._batch:
             if tokens < sequence.start_tokens:
                 live += tokens
                 tail += max(0, self.pages_of(tokens) * self.block_size - sequence.target_tokens)
-        return live, held, tail
+        return live, tail
 
     def _take_for_prefills(self) -> None:
         """The pages of the prefills of a step; with pages of several tokens SGLang asks for one more a sequence."""
         own = [(tokens, self.holdings[sequence].computed) for sequence, tokens in self._batch]
+        if self.states is not None:
+            self._take_states_of_prefills(self.states.tracked + 1)
         if self.windows is not None and not self.keeps:
             self._slide_prefills()
         pages = sum(self.pages_of(tokens) - self.pages_of(computed) for tokens, computed in own)
         spare = len(own) * self.block_size * (self.block_size > 1)
         self._take(pages, self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
+
+    def _take_states_of_prefills(self, each: int) -> None:
+        """Each of the batch has so many states then, of which it may have some already."""
+        holdings = [self.holdings[sequence] for sequence, _ in self._batch]
+        self._take_states(sum(each - holding.states for holding in holdings))
+        for holding in holdings:
+            holding.states = each
 
     def _take_for_decode(self, decode_step: int) -> None:
         """The pages of a step that decodes; those that have finished without its knowing it compute a token, too."""
@@ -294,7 +355,7 @@ class RadixMemory(Memory):
             else:
                 steps = 1
                 self._take(self.phases.counts[decode_step % self.block_size], batch_size)
-                self.log.settle(self.tree.unlocked_tokens, in_step(decode_step))
+                self._settle(in_step(decode_step))
             decode_step += steps
 
     def _steps_without_eviction(self, batch_size: int, decode_step: int, end: int) -> int:
@@ -335,7 +396,7 @@ class RadixMemory(Memory):
         """
         for sequence, tokens in self._results.items():
             if sequence in self._leaving:
-                self._leave(sequence, self._leaving[sequence])
+                self._leave(sequence, self._leaving[sequence], tokens)
             else:
                 self._keep(sequence, tokens)
         self._results.clear()
@@ -345,14 +406,19 @@ class RadixMemory(Memory):
     def _settle(self, moment: int) -> None:
         """What is no longer locked is cached."""
         self.log.settle(self.tree.unlocked_tokens, moment)
+        if self.second_pool is not None:
+            assert isinstance(self.tree, WindowTree)
+            self.second_pool.cached_level.settle(self.tree.component_evictable, moment)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """What a prefill computed joins the tree, and the sequence's lock moves there."""
         holding = self.holdings[sequence]
-        holding.computed = tokens
-        if not self.keeps:
+        cached, holding.computed = self._cached(holding, tokens), tokens
+        if not self.keeps or not cached:
             return
-        cached = self._cached(holding, tokens)
+        if self.states is not None:
+            # In place of the state that joins the tree.
+            self._take_states(1)
         if self.windows is not None:
             self.slide(sequence, cached - 1)
         first, node = holding.first, self._insert(sequence, cached)
@@ -361,6 +427,8 @@ class RadixMemory(Memory):
         bound = self.tree.lock(node)
         self.tree.unlock(holding.node, holding.bound)
         holding.node, holding.bound, holding.pages = node, bound, cached // self.block_size
+        if self.states is not None:
+            self.states.own -= 1
         if self.windows is not None:
             self.windows.own -= holding.first - first
             if holding.branch and cached // self.block_size >= holding.branch:
@@ -368,16 +436,22 @@ class RadixMemory(Memory):
                 self.slide(sequence, tokens - 1)
 
     def _cached(self, holding: Holding, tokens: int) -> int:
-        """Of so many computed tokens those that join the tree: not beyond where its windows were missing, so that they join it there."""
+        """Of so many computed tokens those that join the tree: not beyond where its windows were missing, so that they join it there; with
+        states, up to one that is there."""
         branch = holding.branch * self.block_size
+        if self.states is not None:
+            return self.states.of_prefill(holding.computed, tokens, branch)
         return branch if holding.branch > holding.pages and branch <= tokens else tokens
 
-    def _leave(self, sequence: Sequence, tokens: int) -> None:
-        """What a finished sequence computed joins the tree, and the sequence is gone."""
+    def _leave(self, sequence: Sequence, tokens: int, known: int) -> None:
+        """What a finished sequence computed joins the tree, and the sequence is gone; ``known`` of its tokens were not computed in vain."""
         holding = self.holdings[sequence]
         first, pages = holding.first, self.pages_of(tokens)
-        if self.keeps:
-            cached = self._cached(holding, tokens)
+        if self.states is not None and known > sequence.start_tokens:
+            cached = self.states.of_decodes(sequence.start_tokens, known)
+        else:
+            cached = self._cached(holding, known if self.states is not None else tokens)
+        if self.keeps and cached:
             self._insert(sequence, cached)
             self._part(sequence, tokens)
             holding.pages = cached // self.block_size
@@ -385,6 +459,7 @@ class RadixMemory(Memory):
         self.free += pages - holding.pages
         if self.windows is not None:
             self.windows.own -= pages - first
+        self.give_back_states(holding)
         self._stop(sequence)
         self.tree.unlock(holding.node, holding.bound)
         del self.holdings[sequence]
@@ -405,7 +480,7 @@ class RadixMemory(Memory):
     def _part(self, sequence: Sequence, tokens: int) -> None:
         """An edge ends with the prompt, so that an output can be evicted without it."""
         prompt = sequence.prompt_tokens
-        if self.windows is None and tokens // self.block_size > prompt // self.block_size:
+        if not isinstance(self.tree, ComponentTree) and tokens // self.block_size > prompt // self.block_size:
             self.tree.match(self._pages.of(first_tokens(self._runs_of(sequence), prompt)))
 
     def _slide_prefills(self) -> None:

@@ -14,9 +14,9 @@ from ...types.sequence import Sequence
 from ...types.state import State
 from ...workload.content import Tokens
 from ..accounting.ledger import Meter
-from ..prefix import RadixNode, RadixTree, WindowTree
+from ..prefix import RadixNode, RadixTree, StateTree, WindowTree
 from ..prefix.block_tables import BlockTables
-from .radix_holdings import Windows
+from .radix_holdings import States, Windows
 from .radix_memory import RadixMemory
 
 
@@ -53,6 +53,10 @@ class SlotWindowTree(SlotTree, WindowTree):
     """A ``SlotTree`` with windows, whose slots have no ids."""
 
 
+class SlotStateTree(SlotTree, StateTree):
+    """A ``SlotTree`` with states, whose slots have no ids."""
+
+
 class SlotRadixMemory(RadixMemory):
     """As ``RadixMemory``, with slot ids.
 
@@ -60,7 +64,7 @@ class SlotRadixMemory(RadixMemory):
         tables: Page ids of each sequence's tokens.
     """
 
-    trees = (SlotTree, SlotWindowTree)
+    trees = (SlotTree, SlotWindowTree, SlotStateTree)
     tree: SlotTree
 
     def __init__(
@@ -71,8 +75,9 @@ class SlotRadixMemory(RadixMemory):
         block_size: int = 1,
         ahead: bool = False,
         windows: Windows | None = None,
+        states: States | None = None,
     ) -> None:
-        super().__init__(num_blocks, runs, keeps, block_size, ahead, windows)
+        super().__init__(num_blocks, runs, keeps, block_size, ahead, windows, states)
         self.tables: BlockTables = BlockTables(num_blocks, 0, block_size)
         # Of the leap that is about to run, once it has been looked at: what its row says, and the steps that hand out
         # their pages.
@@ -152,8 +157,8 @@ class SlotRadixMemory(RadixMemory):
         self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[self.holdings[sequence].pages :])
         super().drop(sequence, decode_step)
 
-    def make_free(self, pages: int) -> None:
-        super().make_free(pages)
+    def make_free(self, pages: int, states: int = 0) -> None:
+        super().make_free(pages, states)
         self._reclaim()
 
     def _settle(self, moment: int) -> None:
@@ -166,10 +171,10 @@ class SlotRadixMemory(RadixMemory):
             self.tables.pool.free_blocks(self.tree.evicted)
             self.tree.evicted = []
 
-    def _leave(self, sequence: Sequence, tokens: int) -> None:
+    def _leave(self, sequence: Sequence, tokens: int, known: int) -> None:
         """See ``RadixMemory``; of the table the tree has the first pages."""
         holding = self.holdings[sequence]
-        super()._leave(sequence, tokens)
+        super()._leave(sequence, tokens, known)
         self.tables.pool.free_blocks(self.tables.tables.pop(sequence)[holding.pages :])
 
     def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:

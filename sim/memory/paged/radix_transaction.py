@@ -126,7 +126,8 @@ class RadixTransaction:
         known = self.memory.known_of(sequence)
         known.found = found = self.memory.tree.follow(known.before_last, known.found)
         tokens = found.tokens * self.memory.block_size
-        self._found = Holding(found.node, found.tokens, tokens, branch=self.memory.branch(found.tokens))
+        branch, states = self.memory.branch(found.tokens), self.memory.copy_state(found.node)
+        self._found = Holding(found.node, found.tokens, tokens, branch=branch, states=states)
         return tokens
 
     @property
@@ -155,6 +156,7 @@ class RadixTransaction:
     def unlock(self, sequence: Sequence) -> None:
         """Undo ``lock``."""
         holding = self.memory.holdings.pop(sequence)
+        self.memory.give_back_states(holding)
         self.memory.tree.unlock(holding.node, holding.bound)
 
     def retract(self, sequence: Sequence, left: int) -> None:

@@ -7,6 +7,7 @@ from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
 from .host_radix import HostTree
 from .radix import Pages, Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
 from .residency import BlockResidency, CoreResidency
+from .state_radix import StateTree
 from .window_radix import WindowTree
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RadixNode",
     "RadixTree",
     "Rest",
+    "StateTree",
     "WindowTree",
     "all_but_last",
     "first_tokens",

@@ -52,10 +52,10 @@ class RadixNode:
         locks: Locks of strings that end here, and one for each child that is locked.
         touch: Serial number of the last touch here, or of an evicted node below.
         children: Children by the first token of their edges.
-        windowed: Whether the windows of its tokens are there; this and what follows, up to its neighbours, is of ``WindowTree``.
-        window_locks: Locks of these windows, of missing ones too.
-        bound: Names the segments of locks that end here; 0 without any.
-        newer, older: Its neighbours by when windows were used, while it has any.
+        component: Whether its component is there; this and what follows, up to its neighbours, is of ``ComponentTree``.
+        component_locks: Locks of it, also while it is missing.
+        bound: Names the segments of locks of windows that end here; 0 without any.
+        newer, older: Its neighbours by when components were used, while it has one.
         on_device, on_host: Where its KV is; this and what follows is of ``HostTree``.
         copies: Copies in flight that end here, and one for each child with any.
         hits: Requests that inserted it.
@@ -68,8 +68,8 @@ class RadixNode:
     locks: int = 0
     touch: int = 0
     children: dict[Token, RadixNode] = field(default_factory=dict)
-    windowed: bool = False
-    window_locks: int = 0
+    component: bool = False
+    component_locks: int = 0
     bound: int = 0
     newer: RadixNode | None = None
     older: RadixNode | None = None
@@ -239,7 +239,7 @@ class RadixTree:
             self._leaves.offer(node)
             node = self._parent_of(node)
 
-    def evict(self, tokens: int, windows: int = 0) -> int:
+    def evict(self, tokens: int, components: int = 0) -> int:
         """Evict leaves until ``tokens`` are freed or no leaf without locks is left. Returns the number of freed tokens.
 
         Whole leaves are evicted, so more than ``tokens`` may be freed.

@@ -10,6 +10,8 @@
 A slot has a token of the layers that keep all, and ``swa_full_tokens_ratio`` of one of the layers with a window where these have a pool
 of their own (``model_executor/pool_configurator.py``).
 
+``sglang_states`` has the pool of models with states, whose bytes the KV cache lacks.
+
 Not computed: further room for multimodal models, data-parallel attention, DeepEP and drafts; and a pool of windows for the requests
 alone (``SWARequestCapPoolConfigurator``: no radix cache, and ``--max-running-requests`` given).
 """
@@ -20,7 +22,9 @@ from typing import NamedTuple
 
 from ..deployment import stages
 from ..gpu import GIB, GpuSpec
-from ..shape import ModelSpec, refuse_states
+from ..shape import ModelSpec
+from .capacity import StageMemory
+from .estimate import exactly
 from .launch import Launch
 from .loading import loaded_bytes
 from .non_torch import used_at_start
@@ -43,6 +47,8 @@ _LEAST_MIB, _LARGE_MIB = 10 * 1024, 60 * 1024
 #: the token itself, which SGLang leaves out. Gemma 2 and 3, Mistral and others keep every token in all layers.
 _LESS = {"gpt_oss": 1, "gemma4": 1, "mimo_v2_flash": 0, "step3p5": 0, "step3p7": 0, "llama4": 0}
 _WINDOWED = ("sliding", "chunked")
+#: Models for which it takes FlashInfer's attention there (``arg_groups/model_overrides``).
+_FLASHINFER = frozenset({"granitemoehybrid", "lfm2"})
 #: GiB in use beside the weights, by SGLang's logs: of one rank 78.47 of 79.19 are free before the weights on an H100 (0.5.19, and another start of
 #: 2026); with NVLink 77.43 of 79.19 on eight H100; without, four RTX 4090 have 23.08 of 23.52 before and 16.00 after weights of 6.87, four L4
 #: 21.63 of 22.03 and 6.09 after 15.26. vLLM's ranks have less with NVLink and more without.
@@ -107,7 +113,7 @@ def window_of(model: ModelSpec) -> int | None:
 
 def page_size(gpu: GpuSpec, model: ModelSpec) -> int:
     """Tokens of a page, by the default attention backend: TensorRT-LLM's on compute capability 10 has pages of 64."""
-    return 64 if gpu.major == 10 and model.latent is None else 1
+    return 64 if gpu.major == 10 and model.latent is None and model.model_type not in _FLASHINFER else 1
 
 
 def prefill_graph_sizes(most: int) -> list[int]:
@@ -144,29 +150,71 @@ def _used_at_start(launch: Launch) -> int:
     return round(GIB * (several if launch.num_gpus > 1 else _USED_ONE))
 
 
-def num_slots(launch: Launch, fraction: float | None = None, window_share: float = 1) -> int:
+def stage_memories(
+    launch: Launch, fraction: float | None = None, window_share: float = 1, of_states: int = 0
+) -> list[StageMemory]:
+    """Memory of the GPUs of every pipeline stage; a block is a page. What SGLang keeps for activations and CUDA graphs counts as activations.
+
+    Args:
+        launch, fraction, window_share, of_states: As for ``num_slots``.
+    """
+    model, deployment = launch.model, launch.deployment
+    share = fraction_of(launch) if fraction is None else fraction
+    total, used = launch.gpu.memory_bytes, _used_at_start(launch)
+    budget = int((total - used) * share)
+    parts = stages(model.num_layers, deployment.pipeline_parallel)
+    found = []
+    for layers, weights in zip(parts, loaded_bytes(launch), strict=True):
+        left = budget - weights.likely - of_states
+        found.append(
+            StageMemory(
+                gpu_name=launch.gpu.name,
+                total_bytes=total,
+                requested_bytes=budget,
+                weights=weights,
+                activations=exactly(total - used - budget),
+                non_torch=exactly(used),
+                cuda_graphs=exactly(0),
+                kv_cache=exactly(left),
+                kv_cache_bytes=left,
+                block_bytes=round(launch.block_size * _slot_bytes(launch, layers, window_share)),
+            )
+        )
+    return found
+
+
+def slot_bytes(model: ModelSpec, kv_dtype: str, tensor_parallel: int, layers: range | None = None) -> tuple[int, int]:
+    """Bytes on a GPU of a slot of the layers that keep every token, and of those with a window; of some layers, or all."""
+    groups = model.kv_groups() if layers is None else model.kv_groups(layers)
+    full, windowed = (
+        sum(
+            model.group_slot_bytes(each, kv_dtype, tensor_parallel)
+            for each in groups
+            if each.span.kind != "state" and (each.span.kind in _WINDOWED) == has_window
+        )
+        for has_window in (False, True)
+    )
+    return full, windowed
+
+
+def _slot_bytes(launch: Launch, layers: range, window_share: float) -> float:
+    """Bytes of a slot of some layers on a GPU."""
+    full, windowed = slot_bytes(launch.model, launch.deployment.kv_dtype, launch.tensor_parallel, layers)
+    return full + window_share * windowed
+
+
+def num_slots(launch: Launch, fraction: float | None = None, window_share: float = 1, of_states: int = 0) -> int:
     """Slots of the KV cache; of pipeline stages, of the one with the fewest. 0 or less where the weights leave none.
 
     Args:
         launch: ``max_num_batched_tokens`` is the chunk; ``max_num_seqs`` is 0 where the line says nothing.
         fraction: ``--mem-fraction-static``; None is SGLang's default.
         window_share: Slots of layers with a window for each of the others, where these have a pool of their own.
-
-    Raises:
-        SettingError: The model has layers with a state of fixed size.
+        of_states: Bytes of the pool of states on each GPU.
     """
-    model, deployment = launch.model, launch.deployment
-    refuse_states(model, "the slots of policy sglang have no room for its states")
-    share = fraction_of(launch) if fraction is None else fraction
-    budget = int((launch.gpu.memory_bytes - _used_at_start(launch)) * share)
-    found = []
-    parts = stages(model.num_layers, deployment.pipeline_parallel)
-    for layers, weights in zip(parts, loaded_bytes(launch), strict=True):
-        groups = model.kv_groups(layers)
-        slot_bytes = sum(
-            model.group_slot_bytes(each, deployment.kv_dtype, launch.tensor_parallel)
-            * (window_share if each.span.kind in _WINDOWED else 1)
-            for each in groups
-        )
-        found.append(int((budget - weights.likely) // slot_bytes))
-    return min(found)
+    parts = stages(launch.model.num_layers, launch.deployment.pipeline_parallel)
+    memories = stage_memories(launch, fraction, window_share, of_states)
+    return min(
+        int(memory.kv_cache_bytes // _slot_bytes(launch, layers, window_share))
+        for layers, memory in zip(parts, memories, strict=True)
+    )

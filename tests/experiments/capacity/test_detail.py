@@ -105,11 +105,9 @@ def test_the_memory_of_cached_blocks_in_vain_has_a_price():
     """Of an H100 whose KV cache is the share of its memory that the start says; 60 % of its slots are in vain."""
     pct = {"hit_later": 10.0, "too_late": 20.0, "never": 40.0, "undecided": 5.0}
     found = {"pool_pct": pct}
-    launch = started(parse_serve("vllm serve llama-3.1-8b"), "h100-80gb", None).launch
-    answer = SimpleNamespace(
-        at_rate=SimpleNamespace(cache_worth=found), candidate=SimpleNamespace(started=SimpleNamespace(launch=launch))
-    )
-    (stage,) = stage_memories(launch)
+    server = started(parse_serve("vllm serve llama-3.1-8b"), "h100-80gb", None)
+    answer = SimpleNamespace(at_rate=SimpleNamespace(cache_worth=found), candidate=SimpleNamespace(started=server))
+    (stage,) = stage_memories(server.launch)
     price = 10 * stage.kv_cache_bytes / stage.total_bytes * 0.6
     (text,) = cache_text(answer, SimpleNamespace(per_hour=10.0), "USD")
     assert (

@@ -15,8 +15,9 @@ from fragmeter.experiments.capacity.manifest import FILES, loadable, manifest
 from fragmeter.experiments.capacity.pairs import paired
 from fragmeter.experiments.capacity.text import pair_lines
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
+from fragmeter.experiments.sglang_server.start import read_line
 from fragmeter.experiments.vllm_serve.deployments import deployed
-from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve, read_serve
+from fragmeter.experiments.vllm_serve.line import ServeLine, parse_serve
 from fragmeter.sim.spec.model import model, model_names, repository
 from fragmeter.sim.types.errors import SettingError
 
@@ -41,7 +42,7 @@ def test_a_manifest_is_read_as_the_recommended_fleet(form, tmp_path, capsys):
     replicas = plan["candidates"][0]["bill"]["replicas"]
     found = deployed(path.read_text())
     assert (found.gpus, int(found.replicas or 1)) == (2, replicas) and replicas > 1
-    line = read_serve(str(path))
+    line = read_line(str(path))
     assert line.model == "Qwen/Qwen3-32B" and line.flags["tensor-parallel-size"] == "2"
     assert line.flags["gpu-memory-utilization"] == "0.85"
     given = plan["candidates"][0]["settings"]

@@ -409,7 +409,7 @@ def test_the_fleet_of_a_candidate_does_not_depend_on_the_others():
     beside, _ = both.answers([[a100], [h200]], prices(None), lambda *_: None)
     assert beside == alone and alone.replicas > 1
     # The loads do differ: one for all candidates would change the runs.
-    sizes = [both.load_of(not_none(each.settings)).num_prompts(alone.replicas) for each in (a100, h200)]
+    sizes = [both.jobs.load_of(not_none(each.settings)).num_prompts(alone.replicas) for each in (a100, h200)]
     assert sizes[0] < sizes[1]
 
 

@@ -26,6 +26,7 @@ from fragmeter.experiments.vllm_serve.line import ServeLine
 from fragmeter.sim import settings
 from fragmeter.sim.cluster import Cluster
 from fragmeter.sim.metrics.objectives import Objectives
+from fragmeter.sim.policy import Limits, Policy
 from fragmeter.sim.types.errors import SettingError
 from made_up_service import RateOnly
 from trials import ended
@@ -96,7 +97,8 @@ def run_of(rows: list[tuple[int, int, int, int]], block_size: int = 16, slots: i
     """A run of these rows: ticks, waiting, running, and slots held; prompts of 20 tokens, and four places."""
     columns = dict(zip(("ticks", "waiting", "batch_size", "held"), np.array(rows).T, strict=True))
     log = SimpleNamespace(rows=columns, end_ticks=100, block_size=block_size, capacity_slots=slots)
-    replica = SimpleNamespace(policy=SimpleNamespace(limits=SimpleNamespace(max_num_seqs=4)), num_blocks=10)
+    policy = Policy(Limits(max_model_len=100, max_num_seqs=4, max_num_batched_tokens=100))
+    replica = SimpleNamespace(policy=policy, num_blocks=10)
     return SimpleNamespace(log=log, replica=replica, workload=SimpleNamespace(prompt_tokens=np.array([10, 30])))
 
 

@@ -186,6 +186,19 @@ class TestTraces:
         assert printed(capsys, "traces", "convert", source, target).split() == [f"{target}:", "2", "requests"]
         assert read(target).prompt_tokens.tolist() == [7, 9]
 
+    @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".jsonl"])
+    def test_what_a_csv_cannot_hold_is_said(self, ending, tmp_path, capsys):
+        source, load, target = tmp_path / "mooncake.jsonl", tmp_path / "load.json", tmp_path / f"drawn{ending}"
+        rows = (
+            {"timestamp": 1000 * row, "input_length": 600, "output_length": 5, "hash_ids": [row % 3, 7]}
+            for row in range(100)
+        )
+        source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        said = "Left out, as a CSV has no lists: hash_ids, block_tokens"
+        assert (said in printed(capsys, "traces", "convert", source, target)) == (ending != ".jsonl")
+        printed(capsys, "traces", "synth", source, "--out", load)
+        assert (said in printed(capsys, "traces", "sample", load, target)) == (ending != ".jsonl")
+
 
 class CudaError(RuntimeError):
     """As CuPy's CUDARuntimeError: the status is an attribute."""

@@ -73,6 +73,10 @@ WITH = {
     "beam_survival": ["--n", "2", "--use-beam-search"],
     "swap_space": ["--preemption-mode", "swap"],
 }
+STATES = ["--model", "nemotron-3-nano-30b-a3b", "--gpu", "h100-80gb"]
+OF_STATES = ("mamba_track_interval", "mamba_full_memory_ratio", "max_mamba_cache_size", "mamba_ssm_dtype")
+WITH |= dict.fromkeys(OF_STATES, STATES)
+WITH["mamba_radix_cache_strategy"] = [*STATES, "--disable-overlap-schedule"]
 #: Those that ask for priorities of requests, and for another that orders by them.
 BY_PRIORITY = (
     "enable_priority_scheduling", "schedule_low_priority_values_first", "disable_priority_preemption",

@@ -198,16 +198,50 @@ class TestLog:
 [2026-11-29 03:12:30 TP0] Decode batch, #running-req: 41, #token: 81234, token usage: 0.99, gen throughput (token/s): 900.0, #queue-req: 63
 """
 
-    def test_sglangs_is_measured_and_not_simulated(self, tmp_path, capsys):
+    def test_sglangs_is_measured(self, tmp_path, capsys):
         (tmp_path / "sglang.log").write_text(self.SGLANG)
         found = served_load(server_log.readings_of("log", self.SGLANG))
         assert (found.server, found.preemptions, found.kv_usage[1]) == ("SGLang", 3.0, 0.99)
         assert found.hit_rate == pytest.approx(0.2)
         shown = screen(capsys, "--log", tmp_path / "sglang.log")
-        assert "3 retractions" in shown and "the server is SGLang" in shown
+        assert "3 retractions" in shown and "Not simulated: give the GPU" in shown
         assert "are of SGLang, not of the vLLM server" in refusal(
             capsys, "--log", tmp_path / "sglang.log", "--serve", LINE
         )
+
+    SGLANG_START = """\
+[2026-11-29 03:11:00] server_args=ServerArgs(model_path='Qwen/Qwen3-8B', dtype='auto', kv_cache_dtype='auto', mem_fraction_static=0.55, \
+max_running_requests=None, chunked_prefill_size=8192, page_size=1, tp_size=2, dp_size=1, attention_backend='fa3', disable_cuda_graph=False, \
+schedule_policy='lpm', schedule_conservativeness=1.0, speculative_algorithm=None, disaggregation_mode='null', enable_mixed_chunk=True)
+[2026-11-29 03:11:40 TP0] max_total_num_tokens=60000, chunked_prefill_size=8192, max_running_requests=2048, context_len=40960
+"""
+
+    def test_the_start_of_sglangs_settles_line_and_pool(self, tmp_path, capsys):
+        (tmp_path / "sglang.log").write_text(self.SGLANG_START + self.SGLANG)
+        out = tmp_path / "found.json"
+        small = ("--gpu", "h100-80gb", "--num-prompts", 100, "--seeds", 1, "--jobs", 1, "--json", out)
+        shown = screen(capsys, "--log", tmp_path / "sglang.log", "--input-len", 500, "--output-len", 50, *small)
+        found = json.loads(out.read_text())
+        assert found["kv_cache"] == {"num_gpu_blocks": 60_000, "tokens": 60_000, "origin": "log"}
+        chosen = {name: found["settings"][name] for name in ("policy", "tensor_parallel_size", "schedule_policy")}
+        assert chosen == {"policy": "sglang", "tensor_parallel_size": 2, "schedule_policy": "lpm"}
+        assert not found["assumed"] and "Without --enable-mixed-chunk, not counted" in shown
+        # Of the changes each is a flag of SGLang's.
+        assert all("--chunked-prefill-size" in each["flags"] or "--m" in each["flags"] for each in found["changes"])
+        assert "--max-num" not in shown
+        # Without its start the log does not say what is served; the user's line does, and its pool is computed.
+        (tmp_path / "sglang.log").write_text(self.SGLANG)
+        assert "nothing says which model" in refusal(capsys, "--log", tmp_path / "sglang.log", *small)
+        line = "python3 -m sglang.launch_server --model-path qwen3-8b"
+        screen(
+            capsys, "--log", tmp_path / "sglang.log", "--serve", line, "--input-len", 500, "--output-len", 50, *small
+        )
+        assert json.loads(out.read_text())["kv_cache"]["origin"] == "computed"
+
+    def test_tokens_of_sglangs_decode_lines_are_counted(self):
+        """A decode line has the tokens/s since the decode line before it."""
+        found = served_load(server_log.readings_of("log", self.SGLANG))
+        assert found.output_rate == pytest.approx(900.0 * 20 / 30)
 
     @pytest.mark.slow
     def test_a_start_in_front_settles_line_and_pool(self, tmp_path, capsys):

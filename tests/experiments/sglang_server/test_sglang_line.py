@@ -8,7 +8,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.sglang_server.line import read_sglang
-from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.errors import SettingError, UserError
 
 START = "python3 -m sglang.launch_server --model-path qwen3-8b"
 
@@ -18,17 +18,19 @@ def test_flags_are_settings():
         f"CUDA_VISIBLE_DEVICES=0,1 {START} --tp 2 --chunked-prefill-size=4k --page-size 64 --disable-radix-cache"
         " --kv-cache-dtype fp8_e4m3 --quantization w8a8_int8 --enable-priority-scheduling --host 0.0.0.0 | tee log"
     )
-    assert line.settings == {
-        "model": "qwen3-8b",
-        "tensor_parallel_size": 2,
-        "max_num_batched_tokens": 4000,
-        "block_size": 64,
-        "enable_prefix_caching": False,
-        "kv_cache_dtype": "fp8",
+    assert line.model == "qwen3-8b"
+    assert line.flags == {
+        "tensor-parallel-size": "2",
+        "max-num-batched-tokens": "4000",
+        "block-size": "64",
+        "enable-prefix-caching": False,
+        "kv-cache-dtype": "fp8",
         "quantization": "int8",
-        "enable_priority_scheduling": True,
+        "enable-priority-scheduling": True,
     }
-    assert line.ignored == ["--host"] and not line.refused
+    assert line.ignored == ["--host"]
+    # Read again, its words are the same flags.
+    assert read_sglang(f"{START} {line.words()}").flags == line.flags
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,8 @@ def test_flags_are_settings():
     ],
 )
 def test_ways_to_start_it(text):
-    assert read_sglang(text).settings == {"model": "qwen3-8b", "tensor_parallel_size": 2}
+    line = read_sglang(text)
+    assert (line.model, line.flags) == ("qwen3-8b", {"tensor-parallel-size": "2"})
 
 
 @pytest.mark.parametrize("text", ["vllm serve qwen3-8b", "llama-server -m x.gguf", "python -m sglang.bench_serving"])
@@ -51,16 +54,33 @@ def test_other_programs(text):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        ("--gpu-memory-utilization 0.9", "unrecognized arguments: --gpu-memory-utilization 0.9"),
-        ("--schedule lpm", "unrecognized arguments: lpm"),
+        (
+            "--gpu-memory-utilization 0.9",
+            "--gpu-memory-utilization: SGLang 0.5.23, the release that was read, does not have it",
+        ),
+        (
+            "--max-running-request 5 --sloo",
+            "--sloo: SGLang 0.5.23, the release that was read, does not have it; leave it out",
+        ),
+        ("--max-runing-requests 5", "does not have it; did you mean --max-running-requests?"),
+        ("--schedule lpm", "--schedule: may be --schedule-conservativeness, "),
+        ("lpm", "serve = 'lpm': is neither a flag nor the value of one"),
     ],
 )
-def test_errors_of_its_parser(flags, error):
-    refused = read_sglang(f"{START} {flags}").refused
-    assert refused[-1] == error
-    assert len(refused) == 1 or refused[0].startswith(
-        "ambiguous option: --schedule could match --schedule-conservativeness, "
-    )
+def test_what_its_parser_does_not_take_is_refused(flags, error, capsys):
+    """As a flag that no release of vLLM has: a mistake of the line, which no answer is made of."""
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", f"{START} {flags}"]) == MISTAKE
+    assert error in " ".join(capsys.readouterr().err.split())
+    vllm = "vllm serve qwen3-8b --of-no-release 5"
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", vllm]) == MISTAKE
+
+
+def test_a_flag_of_another_release_is_named():
+    image = "docker run lmsysorg/sglang:v0.5.{} python3 -m sglang.launch_server --model qwen3-8b --of-tomorrow 5 --tp 2"
+    line = read_sglang(image.format(24))
+    assert line.uncounted_names == ["--of-tomorrow"] and line.flags == {"tensor-parallel-size": "2"}
+    with pytest.raises(UserError, match="does not have it"):
+        read_sglang(image.format(23))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +90,10 @@ def test_errors_of_its_parser(flags, error):
         (
             "--chunked-prefill-size -1",
             "--chunked-prefill-size = '-1': must be a whole number from 1 on to be simulated",
+        ),
+        (
+            "--mamba-radix-cache-strategy extra_buffer_lazy",
+            "--mamba-radix-cache-strategy = 'extra_buffer_lazy': is not simulated; one of ",
         ),
         ("--quantization gguf", "--quantization = 'gguf': is not simulated; one of "),
     ],
@@ -90,7 +114,7 @@ def test_the_answer(capsys, tmp_path):
     assert found["simulate"] == "fragmeter simulate --policy sglang --model qwen3-8b --gpu gb300"
     assert found["not_simulated"] == ["--schedule-conservativeness (another share of outputs)"]
     text = " ".join(capsys.readouterr().out.split())
-    assert "Without --schedule-conservativeness, not counted, it has slots: qwen3-8b on 1 x " in text
+    assert "Without --schedule-conservativeness, not counted, it starts: qwen3-8b on 1 x " in text
 
 
 def test_pools_of_windows_are_counted(tmp_path, capsys):
@@ -104,6 +128,34 @@ def test_pools_of_windows_are_counted(tmp_path, capsys):
     assert apart["slots"] == pytest.approx(together["slots"] * 2 / 1.8, abs=2) and "window_slots" not in together
     assert apart["window_slots"] == int(apart["slots"] * 0.8)
     assert "swa_max_total_num_tokens" in capsys.readouterr().out
+
+
+def test_pools_of_states_are_counted(tmp_path):
+    """0.9 bytes of states for each of the KV cache: 4 ranks of Qwen3-Next hold 684 states, a fifth of them requests."""
+    line = "python -m sglang.launch_server --model-path Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4"
+    found = []
+    for flags in (
+        "",
+        " --max-mamba-cache-size 100 --mamba-ssm-dtype bfloat16 --mamba-radix-cache-strategy extra_buffer",
+    ):
+        path = tmp_path / "out.json"
+        assert status(["plan", "--gpu", "h100-80gb", "--serve", line + flags, "--json", str(path)]) == DONE
+        found.append(json.loads(path.read_text()))
+    plain, few = found
+    assert plain["max_running_requests"] == plain["states"] // 5 and few["max_running_requests"] == 20
+    assert few["states"] == 100 and few["slots"] > plain["slots"]
+    assert few["simulate"].endswith(
+        "--mamba-radix-cache-strategy extra_buffer --mamba-ssm-dtype bf16 --max-mamba-cache-size 100"
+    )
+
+
+def test_weights_that_leave_no_slots_are_an_answer(tmp_path, capsys):
+    """As a line of vLLM that does not start: the answer, with the status of an answer."""
+    out = tmp_path / "answer.json"
+    assert status(["plan", "--gpu", "l4", "--serve", START, "--json", str(out)]) == DONE
+    found = json.loads(out.read_text())
+    assert (found["outcome"], found["starts"]) == ("does not start", False) and "slots" not in found
+    assert "qwen3-8b leaves no slots on l4" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_host_of_hicache_is_counted(tmp_path, capsys):
@@ -132,8 +184,14 @@ def test_fewer_slots_than_the_memory_has(tmp_path):
     ("flags", "error"),
     [
         (["--gpu", "h100-80gb,h200"], "the line of SGLang is read for one kind of GPU"),
-        (["--gpu", "h100-80gb", "--vllm", "0.16"], "--vllm is not read beside a line of SGLang"),
-        (["--gpu", "h100-80gb", "--goodput", "ttft:500"], "a load or objectives is not read beside a line of SGLang"),
+        (["--gpu", "h100-80gb", "--vllm", "0.16"], "vllm = '0.16': is of vLLM, and the line starts SGLang"),
+        (["--gpu", "h100-80gb", "--mean-tokens", "900"], "--mean-tokens is not read beside a line of SGLang"),
+        (["--gpu", "h100-80gb", "--startup-log", "GPU KV cache size: 9 tokens"], "has no max_total_num_tokens"),
+        (["--gpu", "h100-80gb", "--goodput", "ttft:500", "--watermark", "0.1"], "watermark = '0.1': is of vLLM"),
+        (
+            ["--gpu", "h100-80gb", "--goodput", "ttft:500", "--deploy", "compose", "--out", "x"],
+            "writes manifests of vLLM",
+        ),
     ],
 )
 def test_what_is_not_answered(flags, error, capsys):

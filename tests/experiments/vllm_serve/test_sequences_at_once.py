@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from fragmeter.experiments.vllm_serve.line import read_serve
+from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
 from fragmeter.sim import Workload, simulate
 from fragmeter.sim.config.settings import Settings
@@ -36,7 +36,7 @@ RATES = '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_meth
 
 def pool(line: str, card: str, tokens: int, number: int, spare: float = 0.5) -> tuple[Settings, int]:
     """Settings with a pool for so many sequences and a share of another one, and the number that the plan says."""
-    answer = started(read_serve(line), card)
+    answer = started(parse_serve(line), card)
     launch = answer.launch
     kept = launch.decode_blocks(tokens) - launch.boundary_blocks(tokens)
     blocks = max(1 + number * kept + int(spare * kept), launch.sequence_blocks(launch.max_model_len) + 2)

@@ -578,13 +578,32 @@ def test_a_simulation_is_named_exactly_where_it_runs(flags, runs, capsys):
     assert reasons == [each.removeprefix("Not simulated: ") for each in refused]
 
 
-def test_the_size_of_native_kv_offloading_is_a_setting_and_another_backend_is_not_simulated():
+def test_offloading_is_a_setting_as_far_as_it_is_simulated():
     line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 --kv-offloading-size 40"
     native = started(parse_serve(line), "h100-80gb")
     assert native.settings().value("kv_offloading_size") == 40 and not native.line.not_simulated
     other = started(parse_serve(f"{line} --kv-offloading-backend lmcache"), "h100-80gb")
-    assert other.settings().value("kv_offloading_size") == 0
-    assert other.line.not_simulated == ["--kv-offloading-backend lmcache (a KV cache that is kept elsewhere)"]
+    assert other.settings().value("kv_offloading_backend") == "lmcache" and not other.line.not_simulated
+    config = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 40 << 30},
+    }
+    plain = line.removesuffix(" --kv-offloading-size 40")
+    own = started(parse_serve(f"{plain} --kv-transfer-config {quote(json.dumps(config))}"), "h100-80gb")
+    hosts = [each.settings().policy_options.offloading.host_bytes for each in (native, own)]
+    assert hosts == [40 << 30] * 2 and not own.line.not_simulated
+    # LMCache's chunks are not simulated over several KV groups, and no host is behind a connector to other servers.
+    chunks = "vllm serve openai/gpt-oss-20b --kv-transfer-config.kv_connector {} --kv-transfer-config.kv_role kv_both"
+    for connector in ("LMCacheConnectorV1", "NixlConnector"):
+        found = started(parse_serve(chunks.format(connector)), "h100-80gb")
+        assert found.line.not_simulated == ["--kv-transfer-config (a KV cache that is moved or kept elsewhere)"]
+        assert (
+            found.line.uncounted_names == ["--kv-transfer-config"]
+            and found.settings().value("kv_transfer_config") is None
+        )
+    with pytest.raises(SettingError, match="kv_offloading_size = 1e-05: holds no block"):
+        build(started(parse_serve(line.replace("size 40", "size 0.00001")), "h100-80gb").settings())
 
 
 @pytest.mark.parametrize(

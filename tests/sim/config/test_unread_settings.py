@@ -86,7 +86,7 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
 
     Args:
         everywhere: Whether to try all scenes in which it is said not to be read, and to compare all tables; else the
-            one that shows the setting best, and those in which it is known not to be read.
+            first one, the one that shows the setting best, and those in which it is known not to be read.
     """
     cases = [
         (place, value, why(policy, scene, field, value))
@@ -102,7 +102,8 @@ def hold(policy: str, field: str, everywhere: bool) -> None:
         name = SCENES[place].name
         known = bool(read) and field in UNREAD_IN.get(name, ())
         assert reason is not None or not known or by_itself(policy, field), f"{field} under {policy}: {name}"
-        if reason is not None and (everywhere or known or name == SHOWN_IN.get(field, SCENES[0].name)):
+        shows = name in (SCENES[0].name, SHOWN_IN.get(field))
+        if reason is not None and (everywhere or known or shows):
             changed = changes(policy, place, field, value, everywhere)
             assert not changed, f"{field} under {policy} is said not to be read ({reason}): {name}"
 

@@ -213,7 +213,7 @@ class TestProfilesOfHybrids:
         assert prefill / PER_US > alone.prefill_us(512, np.array([512 * 256.0]))[0]
 
 
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "vllm-v1"])
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy not in ("vllm-v1", "sglang")])
 def test_other_policies_refuse_such_a_model(policy):
     chosen = settings(policy=policy, model="kimi-linear-48b-a3b", gpu="h200")
     with pytest.raises(SettingError) as error:

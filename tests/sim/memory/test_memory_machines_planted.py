@@ -37,8 +37,9 @@ from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
-from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, HostTree, RadixTree, WindowTree
+from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, HostTree, RadixTree, StateTree, WindowTree
 from fragmeter.sim.memory.prefix.block_tables import BlockTables
+from fragmeter.sim.memory.prefix.component_tree import ComponentTree
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
 
@@ -85,6 +86,14 @@ def unlinks_the_first_of_a_run(queue: FreeKVCacheBlockQueue, blocks: list[int]) 
 
 def keeps_the_pieces_of_siblings(memory: ContiguousMemory, group, decode_step: int) -> None:
     memory._beams.pop(group, None)
+
+
+def leaves_the_state_at_the_cut(tree: StateTree, node, tokens: int):
+    upper = ComponentTree._split(tree, node, tokens)
+    if node.component and not node.component_locks:
+        tree._bury(node)
+        tree._publish(upper)
+    return upper
 
 
 def splits_without_the_locks(tree: RadixTree, *split_at):
@@ -256,6 +265,7 @@ PLANTED = [
     ("BlockPool, hashes", FreeKVCacheBlockQueue, "remove_n", unlinks_the_first_of_a_run),
     ("RadixTree", RadixTree, "_split", splits_without_the_locks),
     ("WindowTree", WindowTree, "_split", RadixTree._split),
+    ("StateTree", StateTree, "_split", leaves_the_state_at_the_cut),
     ("BuddyArena", BuddyArena, "free", does_not_merge),
     ("FirstFitArena", FirstFitArena, "choose", takes_the_last_run),
     ("BestFitArena", BestFitArena, "choose", FirstFitArena.choose),

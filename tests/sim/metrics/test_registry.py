@@ -22,7 +22,7 @@ from fragmeter.sim.metrics.requests import request_times
 from paths import ROOT
 
 #: Metrics that only some runs have.
-SOME = {"request_goodput"} | {path for path in METRICS if path.startswith("speculative_decoding.")}
+SOME = {"request_goodput"} | {path for path in METRICS if path.startswith(("speculative_decoding.", "kv_offloading."))}
 
 
 def served():

@@ -19,6 +19,7 @@ from fragmeter.sim.config.cluster import Cluster
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.engine.run import simulate
 from fragmeter.sim.memory.prefix.tiers import Store
+from fragmeter.sim.metrics.cache_bounds import cache_summary
 from fragmeter.sim.metrics.kv_offloading import kv_offloading
 from fragmeter.sim.spec.gpu import GIB
 from fragmeter.sim.spec.tiers import OffloadSpec, TierSpec, parse_offloading
@@ -116,6 +117,14 @@ def test_replicas_find_what_others_wrote_to_a_tier_that_they_share():
         assert len(stores) == 2 - shared
         own = [kv_offloading(part)["tiers"]["1:fs"]["hit_tokens"] for part in run.runs]
         assert found[shared]["hit_tokens"] == sum(own)
+        together = cluster_summary(run, divided=True)
+        assert found[shared]["hit_rate"] == sum(own) / together["kv_offloading"]["queried_tokens"]
+        # The replicas' hosts are equally large, and each is divided; a tier that is shared is left out.
+        worth, parts = together["cache_worth"], [cache_summary(part) for part in run.runs]
+        for name, share in worth["host"]["slot_seconds"].items():
+            assert share == pytest.approx(sum(part["host"]["slot_seconds"][name] for part in parts))
+        assert 0 < sum(worth["host"]["pool_pct"].values()) <= 100
+        assert [*worth["tiers"]] == ([] if shared else ["1:fs"])
     # Turns of a session alternate between the replicas.
     assert found[True]["hit_tokens"] > found[False]["hit_tokens"] > 0
     assert found[True]["stored_blocks"] < found[False]["stored_blocks"]

@@ -74,7 +74,9 @@ def outcome(policy: str, *asked: str) -> str:
     kinds = memory.groups.kinds
     if "windows" in asked and SLIDING not in kinds:
         return "every token is kept"
-    assert ("states" not in asked or STATE in kinds) and ("prefix caching" not in asked or memory.cache_log)
+    # SGLang's states are in no KV group.
+    held = STATE in kinds or getattr(memory, "states", None) is not None
+    assert ("states" not in asked or held) and ("prefix caching" not in asked or memory.cache_log)
     if "parents" in asked and memory.cache_log is None and run.replica.policy.name not in KEEPING:
         return "computed anew"
     if "samples" in asked and not serves_groups(POLICIES[policy]):

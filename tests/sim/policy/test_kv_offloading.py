@@ -279,7 +279,7 @@ class _Feed(Observer):
             _follow(tier.cache, name, lambda answer, *given, to=getattr(replay, name): to(*given))
         _follow(tier.cache, "start_store", lambda answer, request, blocks: replay.start_store(request, blocks, answer))
         _follow(memory.cache.pool, "cache_full_blocks", lambda answer, *given: replay.publish(*given))
-        _follow(memory.cache.pool, "get_new_blocks", lambda answer, count: replay.take(answer))
+        _follow(memory.cache.pool, "get_new_blocks", lambda answer, *given: replay.take(answer))
         _follow(memory.cache, "look_up", self._look_up_gpu)
         _follow(memory, "end_load", self._end_load)
         if self._hides:

@@ -6,7 +6,9 @@ import pytest
 
 from fragmeter.sim import settings
 from fragmeter.sim.engine.replica import build
+from fragmeter.sim.spec import model
 from fragmeter.sim.spec.startup.sglang import max_running_requests, prefill_graph_sizes, server_defaults
+from fragmeter.sim.spec.startup.sglang_states import num_states, state_bytes
 from fragmeter.sim.types.errors import SettingError
 
 H100 = {"gpu": "h100-80gb"}
@@ -57,6 +59,44 @@ def test_a_pool_with_too_few_windows_is_refused():
                 policy="sglang", model="gpt-oss-20b", num_gpu_blocks_override=2000, swa_full_tokens_ratio=0.1, **H100
             )
         )
+
+
+def test_published_starts_divide_the_memory_between_states_and_kv_cache():
+    """Nemotron 3 Nano on four GB10 in October 2026, 0.5.21, KV cache in FP8: 2,211 states beside 19,644,177 slots. Qwen3.8 27B, of Qwen3.5's
+    shape, on one in September 2026: 360 states and the one that pads batches have 0.99 + 50.77 GiB."""
+    nano = model("nemotron-3-nano-30b-a3b")
+    state = state_bytes(nano, 4, 1, None)
+    slot = sum(nano.group_slot_bytes(group, "fp8", 4) for group in nano.kv_groups() if group.span.kind == "full")
+    assert (state, slot) == (12_270_592, 6 * 256)
+    assert num_states(2212 * state + 19_644_177 * slot, state, 0.9) == 2211
+    assert 361 * state_bytes(model("qwen3.5-27b"), 1, 1, None) / (1 << 30) == pytest.approx(0.99 + 50.77, abs=0.01)
+
+
+def test_pools_of_states_by_hand():
+    """A state of Qwen3-Next on one of four ranks: 36 layers of 8 heads of 128 x 128 in fp32, and 3 inputs of 2,048 channels in bf16."""
+    replica = build(settings(policy="sglang", model="qwen3-next-80b-a3b", tensor_parallel_size=4, **H100))
+    memory = replica.memory
+    state, slot = 36 * (8 * 128 * 128 * 4 + 3 * 2048 * 2), 12 * 2 * 256 * 2
+    assert memory.states.slots * state / (memory.capacity_slots * slot) == pytest.approx(0.9, abs=0.005)
+    assert (memory.states.tracked, memory.states.grid, memory.states.interval) == (2, 64, 256)
+    assert replica.policy.limits.max_num_seqs == memory.states.slots // 5
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"model": "jamba-1.5-mini"}, "model = 'jamba-1.5-mini': has layers with a fixed-size state, which policy sglang simulates for granite"),
+        ({"mamba_radix_cache_strategy": "no_buffer"}, "keeps states without the overlap schedule; give disable_overlap_schedule, too"),
+        ({"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True, "block_size": 16}, "block_size = 16: must be 1 with"),
+        ({"block_size": 48, "max_num_batched_tokens": 4800}, "must divide the 128 tokens of a kernel's chunk, or be a multiple"),
+        ({"mamba_track_interval": 100, "block_size": 16, "max_num_batched_tokens": 8192}, "must be a multiple of block_size = 16"),
+        ({"max_mamba_cache_size": 4}, "max_mamba_cache_size = 4: leaves 4 states on h100-80gb, and a request of nemotron-3-nano-30b-a3b may need 5"),
+    ],
+)  # fmt: skip
+def test_states_that_are_not_served(given, text):
+    with pytest.raises(SettingError) as raised:
+        build(settings(**{"policy": "sglang", "model": "nemotron-3-nano-30b-a3b"} | H100 | given))
+    assert text in str(raised.value)
 
 
 def test_the_share_of_an_h100_by_hand():
