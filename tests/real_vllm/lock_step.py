@@ -10,10 +10,13 @@ from dataclasses import replace
 from types import MethodType, SimpleNamespace
 from unittest import mock
 
+import numpy as np
 from vllm.v1.engine.core import DPEngineCoreProc
 
+from fragmeter.sim import Settings
 from fragmeter.sim.cluster import cluster, simulate_cluster
 from fragmeter.sim.cluster.lock_step import LockStepEngine
+from fragmeter.sim.cluster.routed import RoutedEngine
 from tools.live.step_log import Served, StepLog
 
 from . import ours, server
@@ -103,24 +106,29 @@ def serve(case: Case, engines: int, asynchronous: bool) -> list[Served]:
 
 def serve_ours(case: Case, engines: int, asynchronous: bool) -> list[Served]:
     """What our engines do with it."""
-    logs: list[StepLog] = []
-    init = LockStepEngine.__init__
+    chosen = ours.settings_of(case, asynchronous, ids=True, model=_WITH_EXPERTS, gpu="h200", data_parallel_size=engines)
+    return [served for served, _ in observed(LockStepEngine, chosen, case, engines, "round-robin")]
 
-    def observed(engine: LockStepEngine, *given: object) -> None:
+
+def observed(
+    kind: type[RoutedEngine], chosen: Settings, case: Case, engines: int, router: str
+) -> list[tuple[Served, np.ndarray]]:
+    """What each of our engines, of a class, does with the requests of a case step by step, and the rows that it is sent."""
+    logs: list[StepLog] = []
+    init = kind.__init__
+
+    def begin(engine: RoutedEngine, *given: object) -> None:
         init(engine, *given)
         log = StepLog()
         log._engine, engine._observers = engine, (log,)
         engine.leap = False
         logs.append(log)
 
-    chosen = ours.settings_of(
-        case, asynchronous, ids=True, leap=False, model=_WITH_EXPERTS, gpu="h200", data_parallel_size=engines
-    )
-    with mock.patch.object(LockStepEngine, "__init__", observed):
+    with mock.patch.object(kind, "__init__", begin):
         run = simulate_cluster(
-            chosen,
+            replace(chosen, leap=False),
             case.workload,
-            cluster(num_replicas=engines, router="round-robin"),
+            cluster(num_replicas=engines, router=router),
             ours.ConstantCost(case.step_ticks),
         )
-    return [log.served(part) for log, part in zip(logs, run.runs, strict=True)]
+    return [(log.served(part), rows) for log, part, rows in zip(logs, run.runs, run.rows, strict=True)]

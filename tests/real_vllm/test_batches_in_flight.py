@@ -6,16 +6,20 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from fragmeter.sim.cluster.routed import RoutedEngine
+from fragmeter.sim.cluster.sent import part_of
 from fragmeter.sim.engine.batch_queue import BatchQueue
 from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.speculative import Progress
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import NotSimulated, SimulationFault
+from fragmeter.sim.workload.content import PromptContent
 from tools.live.step_log import Difference, Served, first_difference
 
-from . import offloading, ours, server, speculation
+from . import lock_step, offloading, ours, server, speculation
 from .batches import staged
 from .drafts import METHODS, drafting, drawn
 from .workloads import KINDS, OPTIONS, Case, number_of_workloads, story
@@ -157,6 +161,33 @@ def test_every_batch_with_drafts_and_offloading_is_that_of_the_scheduler_with_th
 def test_every_batch_by_priority_is_that_of_the_real_scheduler(seeds, kind, stages, asynchronous, record_property):
     cases = map(OPTIONS["priorities"], _cases(kind, seeds))
     _compare(f"{kind} priorities", cases, stages, asynchronous, record_property)
+
+
+@pytest.mark.slow
+@_modes
+@_stages
+@_firsts(6)
+@pytest.mark.parametrize("kind", ["mixed", "tight", "windows", "states"])
+def test_every_batch_of_data_parallel_engines_is_that_of_the_real_scheduler(
+    kind, seeds, stages, asynchronous, record_property
+):
+    """Two engines of a dense model behind ``vllm-dp``, each with its own stages; requests share nothing."""
+    steps, differing = 0, {}
+    for case in _cases(kind, seeds):
+        none = np.zeros(len(case.workload) + 1, dtype=np.int64)
+        case = replace(case, workload=replace(case.workload, content=PromptContent(none, none[:0], none[:0])))
+        case = staged(case, stages, asynchronous)
+        chosen = ours.settings_of(case, asynchronous, ids=True)
+        for number, (own, rows) in enumerate(lock_step.observed(RoutedEngine, chosen, case, 2, "vllm-dp")):
+            content = PromptContent(none[: len(rows) + 1], none[:0], none[:0])
+            part = replace(part_of(case.workload, rows), content=content)
+            real = server.serve(replace(case, workload=part, ends=tuple(case.ends[row] for row in rows)), asynchronous)
+            steps += len(real.steps)
+            if difference := first_difference(real, own):
+                differing[f"{case.name}, engine {number}"] = difference
+    label = f"data parallel {kind} {'async' if asynchronous else 'sync'} {stages} stages"
+    record_property(f"compared/{label}", [len(seeds), steps, len(differing)])
+    assert steps and not differing, "\n".join(f"{name}: {str(found)[:400]}" for name, found in differing.items())
 
 
 def test_a_request_that_comes_while_batches_compute_in_vain_waits_for_the_oldest_only(record_property):
