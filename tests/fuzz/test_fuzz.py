@@ -43,7 +43,7 @@ def test_a_fault_is_found(tmp_path, monkeypatch):
         (tmp_path / next(tmp_path.glob("log-*")) / "mine.txt").unlink()
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fragmeter.experiments.cli.plan.read_log", broken)
+    monkeypatch.setattr("fragmeter.experiments.cli.plan.read_start_log", broken)
     [found] = fuzz("log", 1, tmp_path)
     assert found.complaints == ["exit status 1", "mine.txt is gone"]
 
