@@ -6,7 +6,7 @@
 
 1. A request that inserts a string *hits* each node of it that it has not inserted before. At ``threshold`` hits a node without a host copy
    is written, after its ancestors without one; a node that does not fit on the host ends this.
-2. A written node takes host pages at once, and is locked until its copy has ended.
+2. A written node takes host pages at once, and is locked with its ancestors until its copy has ended.
 3. The device evicts unlocked nodes without children on the device, least recently touched first: one with a host copy stays in the tree,
    on the host alone; another one is gone.
 4. The host evicts, when a node to be written does not fit, host-only nodes without children, in the same order. Copies of nodes that the
