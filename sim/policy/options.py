@@ -908,7 +908,7 @@ class SGLangOptions(Options):
             le=2**31,
             description="Tokens of an output from one state that is copied for the radix cache to the next.",
         ),
-        Tried(64),
+        Tried(128),
     ] = 256
     mamba_full_memory_ratio: Annotated[
         float,
@@ -961,7 +961,7 @@ class SGLangOptions(Options):
         """See ``Options``; those of HiCache (``HostKVCache`` of SGLang 0.5.23, ``mem_cache/pool_host/base.py``).
 
         Raises:
-            SettingError: They are too many.
+            NotSimulated: They are too many.
         """
         if not self.enable_hierarchical_cache:
             return None
@@ -973,7 +973,8 @@ class SGLangOptions(Options):
         pages = slots // block_size + 1
         if pages > MOST_HOST_BLOCKS:
             name = "hicache_size" if self.hicache_size else "hicache_ratio"
-            raise SettingError(name, getattr(self, name), f"comes to {pages:,} pages on the host; lower it")
+            reason = f"comes to {pages:,} pages on the host, more than {MOST_HOST_BLOCKS:,}"
+            raise NotSimulated(name, getattr(self, name), reason, "lower it")
         rate = int(server.gpu.pcie_bytes_per_s * LINK_SHARE)
         link = TierSpec("host", None, rate, rate, 0)
         return Offloaded(pages, slot_bytes * block_size, link=link, layers=len(shape.attention_layers))

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from ...types.errors import NotSimulated, SettingError
 from ..deployment import stages
 from ..shape import ModelSpec
+from ..states import Mamba2
 
 #: ``--mamba-radix-cache-strategy``; ``extra_buffer_lazy`` is not simulated.
 Strategy = Literal["auto", "no_buffer", "extra_buffer"]
@@ -59,6 +60,11 @@ class StatePool(NamedTuple):
         return self.slots // self.rules.of_request
 
 
+def turns_overlap_off(model: ModelSpec, strategy: Strategy) -> bool:
+    """Whether SGLang turns the overlap schedule off beside a radix cache: for states that it cannot copy, where the strategy is its choice."""
+    return strategy == "auto" and model.model_type in _NOT_COPIED
+
+
 def state_rules(
     model: ModelSpec, page: int, strategy: Strategy = "auto", track_interval: int = 256, *, keeps: bool, overlaps: bool
 ) -> StateRules:
@@ -96,6 +102,10 @@ def state_rules(
     chunk = model.mixer.chunk_tokens
     if max(chunk, page) % min(chunk, page):
         raise SettingError("block_size", page, f"must divide the {chunk} tokens of a kernel's chunk, or be a multiple")
+    if isinstance(model.mixer, Mamba2) and track_interval < chunk:
+        # ``Mamba2AttnBackend``.
+        remedy = f"must be at least the {chunk} tokens of a kernel's chunk"
+        raise SettingError("mamba_track_interval", track_interval, remedy)
     if track_interval % page:
         raise SettingError("mamba_track_interval", track_interval, f"must be a multiple of block_size = {page}")
     tracked, grid = 1 + overlaps, max(chunk, page)
