@@ -96,8 +96,8 @@ def server_of(line: ServeLine, gpu: str, model: str | None, log: StartupLog | No
     """
     server = Server(started(line, gpu, model, log), cost)
     if (text := server.refused()) is not None:
-        remedy = "fragmeter plan --serve lists changes with which it starts, and --startup-log replaces the estimate"
-        raise UserError(f"serve: it does not start: {text} {remedy}")
+        remedy = "fragmeter plan --serve says more, and --startup-log replaces the estimate"
+        raise UserError(f"serve: it does not start: {text.rstrip('.')}; {remedy}")
     if server.started.replicas > 1:
         raise SettingError("--data-parallel-size", server.started.replicas, "one engine is diagnosed; leave it out")
     server.started.require_simulated()

@@ -513,6 +513,7 @@ class TestEvidence:
     [
         (["--serve", LINE], "gpu = None: is missing"),
         (["--serve", f"{LINE} --gpu-memory-utilization 0.1", "--gpu", "h100-80gb"], "serve: it does not start"),
+        (["--serve", "sglang serve qwen3-next-80b-a3b", "--gpu", "h100-80gb"], "or use more or larger GPUs; fragmeter plan --serve says more"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--num-prompts", "10"], "num_prompts = '10': must be at least 50"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--bench", "load.csv", "--trace", "load.csv"], "trace = 'load.csv'"),
         (["--serve", LINE, "--gpu", "h100-80gb", "--trace", "load.csv"], "trace = 'load.csv': has no arrivals"),
