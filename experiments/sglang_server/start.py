@@ -174,10 +174,6 @@ class SGLangStarted(Started):
         seqs = int(line.flags.get("max-num-seqs", 0))
         return fraction_of(replace(self.launch, max_num_seqs=seqs)) if given is None else float(given)
 
-    def with_max_num_seqs(self, number: int) -> Started:
-        """See ``Started``."""
-        return self.changed({"max-num-seqs": str(number)})
-
     def require_simulated(self) -> None:
         """See ``Started``; what is not simulated is refused as the line is read."""
 
