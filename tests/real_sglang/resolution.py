@@ -146,8 +146,11 @@ def state_pool(bytes_each: int, left: int, **line: object) -> tuple[int, int, in
         return states, int(rest * (1 << 30)), kind.resolve_max_num_reqs(configurator, 1 << 40)
 
 
-def state_rules(architecture: str, chunk: int, page: int, strategy: str, overlaps: bool) -> tuple[int, ...]:
-    """Copies of a request's state, tokens of the grid, tokens between decodes that are copied, and states for each request."""
+def state_rules(
+    architecture: str, chunk: int, page: int, strategy: str, overlaps: bool
+) -> tuple[tuple[int, int, int, int], bool]:
+    """Copies of a request's state, tokens of the grid, tokens between decodes that are copied, and states for each request; and whether SGLang
+    disables the overlap schedule by itself."""
     view = SimpleNamespace(
         disable_radix_cache=False,
         disable_overlap_schedule=not overlaps,
@@ -161,6 +164,7 @@ def state_rules(architecture: str, chunk: int, page: int, strategy: str, overlap
         resolved = {"mamba_radix_cache_strategy": strategy} | overrides._mamba_radix_cache_resolution(view)
     line = {name: resolved[name] for name in ("mamba_radix_cache_strategy",)}
     line["disable_overlap_schedule"] = resolved.get("disable_overlap_schedule", not overlaps)
+    switched_off = overlaps and line["disable_overlap_schedule"]
     with runtime_context.get_context().override_server_args(page_size=page, **line) as args:
         args._mamba_cache_chunk_size = max(chunk, page)
         copied = runtime_context.get_exec().mamba.enable_mamba_extra_buffer
@@ -169,5 +173,6 @@ def state_rules(architecture: str, chunk: int, page: int, strategy: str, overlap
         )
         each = kv_cache_configurator.KVCacheConfigurator._calculate_mamba_ratio(None)
         if not copied:
-            return 0, 1, 1, each
-        return tracked, runtime_context.mamba_checkpoint_grid(page), runtime_context.mamba_track_grid(page), each
+            return (0, 1, 1, each), switched_off
+        grid = runtime_context.mamba_checkpoint_grid(page)
+        return (tracked, grid, runtime_context.mamba_track_grid(page), each), switched_off

@@ -60,7 +60,7 @@ def test_cached_windows_are_those_of_the_tree_without_locks(size, monkeypatch):
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
-            pages += node.tokens * (node.windowed and not node.window_locks)
+            pages += node.tokens * (node.component and not node.component_locks)
         walked.append(pages * size)
         return found
 
