@@ -33,7 +33,7 @@ from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..spec.startup.sglang import window_of
-from ..spec.startup.sglang_states import copies_states, switches_overlap_off
+from ..spec.startup.sglang_states import copies_states, turns_overlap_off
 from ..spec.tiers import OffloadSpec, TierSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import NotSimulated, SettingError
@@ -913,7 +913,7 @@ class SGLangOptions(Options):
             le=2**31,
             description="Tokens of an output from one state that is copied for the radix cache to the next.",
         ),
-        Tried(64),
+        Tried(128),
     ] = 256
     mamba_full_memory_ratio: Annotated[
         float,
@@ -960,7 +960,7 @@ class SGLangOptions(Options):
 
     def for_server(self, server: Server) -> Self:
         """See ``Options``; without the overlap schedule where SGLang disables it (``_mamba_radix_cache_resolution`` of 0.5.23)."""
-        if switches_overlap_off(server.model, self.mamba_radix_cache_strategy, keeps=server.caches_prefixes):
+        if server.caches_prefixes and turns_overlap_off(server.model, self.mamba_radix_cache_strategy):
             return replace(self, disable_overlap_schedule=True)
         return self
 
@@ -972,7 +972,7 @@ class SGLangOptions(Options):
         """See ``Options``; those of HiCache (``HostKVCache`` of SGLang 0.5.23, ``mem_cache/pool_host/base.py``).
 
         Raises:
-            SettingError: They are too many.
+            NotSimulated: They are too many.
         """
         if not self.enable_hierarchical_cache:
             return None
@@ -984,7 +984,8 @@ class SGLangOptions(Options):
         pages = slots // block_size + 1
         if pages > MOST_HOST_BLOCKS:
             name = "hicache_size" if self.hicache_size else "hicache_ratio"
-            raise SettingError(name, getattr(self, name), f"comes to {pages:,} pages on the host; lower it")
+            reason = f"comes to {pages:,} pages on the host, more than {MOST_HOST_BLOCKS:,}"
+            raise NotSimulated(name, getattr(self, name), reason, "lower it")
         rate = int(server.gpu.pcie_bytes_per_s * LINK_SHARE)
         link = TierSpec("host", None, rate, rate, 0)
         return Offloaded(pages, slot_bytes * block_size, link=link, layers=len(shape.attention_layers))

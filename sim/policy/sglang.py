@@ -27,7 +27,7 @@ from ..spec.startup.sglang import (
     stage_memories,
 )
 from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run
@@ -134,9 +134,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         of_states = 0 if states is None else (states.slots + 1) * _state_bytes(server, options)
         found = num_slots(launch, options.mem_fraction_static, share, of_states)
         if found < 1:
-            fraction = options.mem_fraction_static or fraction_of(launch)
-            remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
-            raise SettingError("mem_fraction_static", fraction, remedy)
+            raise _no_slots(server, options)
         return found // size, size
 
     @classmethod
@@ -144,8 +142,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         """See ``Policy``.
 
         Raises:
-            SettingError: A request alone may need more windows. SGLang starts with fewer, down to one window and a page
-                (``validate_swa_pool_size``), and aborts such a request or never admits it, which is not simulated.
+            NotSimulated: A request alone may need more windows. SGLang starts with fewer, down to one window and a page
+                (``validate_swa_pool_size``), and aborts such a request or never admits it.
         """
         assert isinstance(options, SGLangOptions)
         window, ratio = options.window_of(server.model), options.swa_full_tokens_ratio
@@ -155,8 +153,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         # The window of its prefix, which it locks; its own; that of another node on the way; and what it has left since.
         least = 3 * window + 2 * EVICTION_INTERVAL + 4 * block_size
         if least > blocks * block_size:
-            remedy = f"leaves {blocks * block_size} slots for windows, and a request may need {least}; give more, or a larger pool"
-            raise SettingError("swa_full_tokens_ratio", ratio, remedy)
+            reason = f"leaves {blocks * block_size} slots for windows, and a request may need {least}"
+            raise NotSimulated("swa_full_tokens_ratio", ratio, reason, "give more, or a larger pool")
         bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
         return WindowPool(window, blocks, bytes_of)
 
@@ -165,7 +163,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         """See ``Policy``; the states that SGLang computes at its start.
 
         Raises:
-            SettingError: The weights leave too few for a request, or see ``state_rules``.
+            SettingError: The weights leave no memory, or too few states for a request; or see ``state_rules``.
         """
         assert isinstance(options, SGLangOptions)
         if server.model.mixer is None:
@@ -177,6 +175,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if not slots:
             memories = stage_memories(_launch(server), options.mem_fraction_static)
             rest = min(memory.kv_cache_bytes for memory in memories)
+            if rest <= 0:
+                raise _no_slots(server, options)
             slots = num_states(rest, _state_bytes(server, options), options.mamba_full_memory_ratio)
         ranks = server.tensor_parallel
         of_slot, _ = slot_bytes(server.model, server.deployment.kv_dtype, ranks)
@@ -491,6 +491,12 @@ def _launch(server: Server) -> Launch:
         tensor_parallel=server.tensor_parallel,
         deployment=server.deployment,
     )
+
+
+def _no_slots(server: Server, options: SGLangOptions) -> SettingError:
+    fraction = options.mem_fraction_static or fraction_of(_launch(server))
+    remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
+    return SettingError("mem_fraction_static", fraction, remedy)
 
 
 def _state_bytes(server: Server, options: SGLangOptions) -> int:

@@ -146,11 +146,8 @@ def state_pool(bytes_each: int, left: int, **line: object) -> tuple[int, int, in
         return states, int(rest * (1 << 30)), kind.resolve_max_num_reqs(configurator, 1 << 40)
 
 
-def state_rules(
-    architecture: str, chunk: int, page: int, strategy: str, overlaps: bool
-) -> tuple[tuple[int, int, int, int], bool]:
-    """Copies of a request's state, tokens of the grid, tokens between decodes that are copied, and states for each request; and whether SGLang
-    disables the overlap schedule by itself."""
+def _resolved_states(architecture: str, page: int, strategy: str, overlaps: bool) -> tuple[str, bool]:
+    """The strategy, and whether there is the overlap schedule."""
     view = SimpleNamespace(
         disable_radix_cache=False,
         disable_overlap_schedule=not overlaps,
@@ -161,18 +158,25 @@ def state_rules(
     config = SimpleNamespace(architectures=[architecture], layer_types=["mamba"])
     config.get_text_config = lambda: config
     with mock.patch.object(overrides, "model_config_of", lambda view: SimpleNamespace(hf_config=config)):
-        resolved = {"mamba_radix_cache_strategy": strategy} | overrides._mamba_radix_cache_resolution(view)
-    line = {name: resolved[name] for name in ("mamba_radix_cache_strategy",)}
-    line["disable_overlap_schedule"] = resolved.get("disable_overlap_schedule", not overlaps)
-    switched_off = overlaps and line["disable_overlap_schedule"]
+        resolved = overrides._mamba_radix_cache_resolution(view)
+    found = resolved.get("mamba_radix_cache_strategy", strategy)
+    return found, not resolved.get("disable_overlap_schedule", not overlaps)
+
+
+def overlaps(architecture: str) -> bool:
+    """Whether there is the overlap schedule where the line says nothing of it."""
+    return _resolved_states(architecture, 1, "auto", True)[1]
+
+
+def state_rules(architecture: str, chunk: int, page: int, strategy: str, overlaps: bool) -> tuple[int, ...]:
+    """Copies of a request's state, tokens of the grid, tokens between decodes that are copied, and states for each request."""
+    strategy, overlaps = _resolved_states(architecture, page, strategy, overlaps)
+    line = {"mamba_radix_cache_strategy": strategy, "disable_overlap_schedule": not overlaps}
     with runtime_context.get_context().override_server_args(page_size=page, **line) as args:
         args._mamba_cache_chunk_size = max(chunk, page)
         copied = runtime_context.get_exec().mamba.enable_mamba_extra_buffer
-        tracked = kv_cache_configurator.get_mamba_tracking_slots(
-            extra_buffer=copied, overlap=not line["disable_overlap_schedule"]
-        )
+        tracked = kv_cache_configurator.get_mamba_tracking_slots(extra_buffer=copied, overlap=overlaps)
         each = kv_cache_configurator.KVCacheConfigurator._calculate_mamba_ratio(None)
         if not copied:
-            return (0, 1, 1, each), switched_off
-        grid = runtime_context.mamba_checkpoint_grid(page)
-        return (tracked, grid, runtime_context.mamba_track_grid(page), each), switched_off
+            return 0, 1, 1, each
+        return tracked, runtime_context.mamba_checkpoint_grid(page), runtime_context.mamba_track_grid(page), each

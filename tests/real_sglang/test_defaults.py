@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,7 +15,7 @@ from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.startup import sglang
 from fragmeter.sim.spec.startup.launch import Launch
 from fragmeter.sim.spec.startup.sglang import max_running_requests
-from fragmeter.sim.spec.startup.sglang_states import copies_states, state_bytes, state_rules, switches_overlap_off
+from fragmeter.sim.spec.startup.sglang_states import state_bytes, state_rules, turns_overlap_off
 
 from . import cards, flags, resolution
 from .record import recorded_defaults
@@ -123,22 +122,28 @@ def test_pools_of_states_are_those_of_the_real_configurator(left: int, line: dic
 
 
 _ARCHITECTURES = {
+    "Lfm2ForCausalLM": "LiquidAI/LFM2-1.2B",
     "Qwen3NextForCausalLM": "qwen3-next-80b-a3b",
     "Qwen3_5ForConditionalGeneration": "qwen3.5-27b",
     "Qwen3_5MoeForConditionalGeneration": "qwen3.5-35b-a3b",
     "NemotronHForCausalLM": "nemotron-3-nano-30b-a3b",
     "GraniteMoeHybridForCausalLM": "granite-4.0-h-small",
     "KimiLinearForCausalLM": "kimi-linear-48b-a3b",
-    "Lfm2ForCausalLM": "lfm2-1.2b",
 }
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_the_overlap_schedule_is_off_where_the_real_resolution_turns_it_off(architecture: str):
+    """It does where states cannot be copied, and the line leaves the strategy to it."""
+    shape = model(_ARCHITECTURES[architecture])
+    assert turns_overlap_off(shape, "auto") is not resolution.overlaps(architecture)
+    assert not turns_overlap_off(shape, "no_buffer")
+
+
+@pytest.mark.parametrize("architecture", [name for name in _ARCHITECTURES if name != "Lfm2ForCausalLM"])
 def test_strategies_are_those_of_the_real_resolution(architecture: str):
     shape = model(_ARCHITECTURES[architecture])
-    copied = copies_states(shape)
-    for page, overlaps in product((1, 64) if copied else (1,), (True, False)):
-        for strategy in ("auto", *["extra_buffer"][:copied], *["no_buffer"][: page == 1 and not overlaps]):
+    for page, overlaps in ((1, True), (1, False), (64, True), (64, False)):
+        for strategy in ("auto", "extra_buffer", *["no_buffer"][: page == 1 and not overlaps]):
             real = resolution.state_rules(architecture, shape.mixer.chunk_tokens, page, strategy, overlaps)
-            ours = state_rules(shape, page, strategy, keeps=True, overlaps=overlaps)
-            assert (ours, overlaps and switches_overlap_off(shape, strategy, keeps=True)) == real
+            assert state_rules(shape, page, strategy, keeps=True, overlaps=overlaps) == real

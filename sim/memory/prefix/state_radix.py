@@ -56,12 +56,14 @@ class StateTree(ComponentTree):
             self._link(path[0], self._newest)
 
     def lock(self, node: RadixNode) -> int:
+        """See ``RadixTree``."""
         super().lock(node)
         if node is not self.root:
             self._lock_component(node)
         return 0
 
     def unlock(self, node: RadixNode, bound: int = 0) -> None:
+        """See ``RadixTree``."""
         if node is not self.root:
             self._unlock_component(node)
         super().unlock(node)

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from ...types.errors import NotSimulated, SettingError
 from ..deployment import stages
 from ..shape import ModelSpec
+from ..states import Mamba2
 
 #: ``--mamba-radix-cache-strategy``; ``extra_buffer_lazy`` is not simulated.
 Strategy = Literal["auto", "no_buffer", "extra_buffer"]
@@ -65,13 +66,9 @@ def copies_states(model: ModelSpec) -> bool:
     return model.model_type in _COPIED
 
 
-def switches_overlap_off(model: ModelSpec, strategy: Strategy, *, keeps: bool) -> bool:
-    """Whether SGLang disables the overlap schedule by itself: for models without ``extra_buffer``, unless the line names a strategy.
-
-    Args:
-        keeps: Whether there is a radix cache.
-    """
-    return keeps and strategy == "auto" and model.mixer is not None and not copies_states(model)
+def turns_overlap_off(model: ModelSpec, strategy: Strategy) -> bool:
+    """Whether SGLang turns the overlap schedule off beside a radix cache: for states that it cannot copy, where the strategy is its choice."""
+    return strategy == "auto" and model.model_type in _NOT_COPIED
 
 
 def state_rules(
@@ -111,6 +108,10 @@ def state_rules(
     chunk = model.mixer.chunk_tokens
     if max(chunk, page) % min(chunk, page):
         raise SettingError("block_size", page, f"must divide the {chunk} tokens of a kernel's chunk, or be a multiple")
+    if isinstance(model.mixer, Mamba2) and track_interval < chunk:
+        # ``Mamba2AttnBackend``.
+        remedy = f"must be at least the {chunk} tokens of a kernel's chunk"
+        raise SettingError("mamba_track_interval", track_interval, remedy)
     if track_interval % page:
         raise SettingError("mamba_track_interval", track_interval, f"must be a multiple of block_size = {page}")
     tracked, grid = 1 + overlaps, max(chunk, page)

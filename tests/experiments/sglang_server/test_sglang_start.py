@@ -17,7 +17,7 @@ from fragmeter.sim import settings, simulate
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.spec import gpu
 from fragmeter.sim.spec.startup.sglang import num_slots
-from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.errors import NotSimulated, SettingError
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.workload import Workload
 
@@ -76,6 +76,36 @@ def test_candidates_have_the_flags_of_the_axes():
     pools = [build(each.settings).memory.capacity_slots for each in (other, own)]
     assert (other.settings.policy, own.settings.policy) == ("vllm-v1", "sglang")
     assert pools[0] == pytest.approx(pools[1], abs=32)
+
+
+def test_states_that_cannot_be_copied_turn_the_overlap_schedule_off():
+    """As SGLang does unless the line names the strategy, or there is no radix cache."""
+    states = "sglang serve LiquidAI/LFM2-1.2B --max-mamba-cache-size 400"
+    plain, named, uncached = (
+        started(parse_line(f"{states} {flags}"), "h100-80gb")
+        for flags in ("", "--mamba-radix-cache-strategy no_buffer", "--disable-radix-cache")
+    )
+    assert plain.refused is uncached.refused is None
+    assert [each.replica.policy.schedules_ahead for each in (plain, uncached)] == [False, True]
+    assert "give disable_overlap_schedule, too" in named.refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (
+            "openai/gpt-oss-20b --swa-full-tokens-ratio 0.0001",
+            "slots for windows, and a request may need 641; give more",
+        ),
+        (
+            "qwen3-8b --enable-hierarchical-cache --hicache-ratio 1000",
+            "pages on the host, more than 67,108,864; lower it",
+        ),
+    ],
+)
+def test_limits_of_the_simulation_are_no_reason_why_a_server_does_not_start(flags, text):
+    with pytest.raises(NotSimulated, match=text):
+        started(parse_line(f"sglang serve {flags}"), "h100-80gb")
 
 
 @pytest.mark.parametrize("axis", ["gpu_memory_utilization", "data_parallel_size", "watermark", "kv_offloading_size"])

@@ -107,7 +107,9 @@ def test_lfm2_has_no_overlap_schedule_by_itself():
         ({"mamba_radix_cache_strategy": "no_buffer"}, "keeps states without the overlap schedule; give disable_overlap_schedule, too"),
         ({"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True, "block_size": 16}, "block_size = 16: must be 1 with"),
         ({"block_size": 48, "max_num_batched_tokens": 4800}, "must divide the 128 tokens of a kernel's chunk, or be a multiple"),
-        ({"mamba_track_interval": 100, "block_size": 16, "max_num_batched_tokens": 8192}, "must be a multiple of block_size = 16"),
+        ({"mamba_track_interval": 200, "block_size": 16, "max_num_batched_tokens": 8192}, "must be a multiple of block_size = 16"),
+        ({"mamba_track_interval": 64}, "mamba_track_interval = 64: must be at least the 128 tokens of a kernel's chunk"),
+        ({"model": "qwen3-next-80b-a3b"}, "mem_fraction_static = 0.829: qwen3-next-80b-a3b leaves no slots on h100-80gb; give more, or use more or larger"),
         ({"max_mamba_cache_size": 4}, "max_mamba_cache_size = 4: leaves 4 states on h100-80gb, and a request of nemotron-3-nano-30b-a3b may need 5"),
     ],
 )  # fmt: skip
