@@ -247,7 +247,7 @@ def _group_buckets(content: Sequence[Mapping[str, Any]]) -> list[str]:
     shares = [group["mean_over_iterations_pct"] for group in content]
     if "free" in shares[0]:
         # Pools of their own: what they have, as all buckets would not fit on a line.
-        return [bucket for bucket in shares[0] if any(each[bucket] for each in shares)]
+        return [bucket for bucket in shares[0] | shares[-1] if any(each.get(bucket) for each in shares)]
     return ["live", "reserved", "block_tail", *(["state"] if any("state" in each for each in shares) else [])]
 
 

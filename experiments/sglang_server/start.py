@@ -23,7 +23,7 @@ from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import Capacity, StageMemory
 from ...sim.spec.startup.launch import Launch
 from ...sim.spec.startup.sglang import fraction_of, stage_memories
-from ...sim.spec.startup.sglang_states import state_bytes, turns_overlap_off
+from ...sim.spec.startup.sglang_states import state_bytes
 from ...sim.types.errors import NotSimulated, SettingError, UserError
 from ...sim.types.optional import not_none
 from ..vllm_serve import start as vllm
@@ -202,13 +202,7 @@ def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
         if name not in known:
             remedy = "is of vLLM, and the line starts SGLang; leave it out, and give SGLang's own flag in the line"
             raise SettingError(name, value, remedy)
-    chosen = settings(policy=SGLang.name, gpu=card, **given | {"model": model_name})
-    options = chosen.policy_options
-    assert isinstance(options, SGLangOptions)
-    keeps, strategy = chosen.enable_prefix_caching is not False, options.mamba_radix_cache_strategy
-    if keeps and turns_overlap_off(model(chosen.model), strategy):
-        chosen = settings(**chosen.given() | {"disable_overlap_schedule": True})
-    return only_read(chosen)
+    return only_read(settings(policy=SGLang.name, gpu=card, **given | {"model": model_name}))
 
 
 def _on(line: SGLangLine, chosen: Settings, log: StartupLog | None = None, more_bytes: int = 0) -> SGLangStarted:

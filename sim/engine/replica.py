@@ -84,11 +84,12 @@ def build(
         SettingError: The model or GPU is unknown; the model has states that the policy does not serve, leaves no room
             for a pool, or is shorter than ``max_model_len``; or the cost model does not cover it.
     """
-    options, caches = settings.policy_options, _caches_prefixes(settings, workload)
+    caches = _caches_prefixes(settings, workload)
     server = _server(settings, caches, grouped)
+    options = settings.policy_options.for_server(server)
     _refuse_beside(settings, grouped, server.layout)
     kind = serving(settings.kind, options, grouped)
-    num_blocks, size = _pool_size(settings, kind, server)
+    num_blocks, size = _pool_size(settings, kind, server, options)
     limits = replace(_limits(kind, server, options, num_blocks, size), kv_role=kv_role)
     states = kind.state_pool(server, options, size)
     if states is not None:
@@ -170,11 +171,11 @@ def _refuse_beside(settings: Settings, grouped: bool, layout: HybridLayout | Non
                 raise NotSimulated(option, settings.value(option), reason, "leave out one of them")
 
 
-def _pool_size(settings: Settings, kind: type[AnyPolicy], server: Server) -> tuple[int, int]:
+def _pool_size(settings: Settings, kind: type[AnyPolicy], server: Server, options: Options) -> tuple[int, int]:
     """Blocks of the pool, and tokens of a block."""
     config = server.layout.config if server.layout else None
     size = config.block_size if config else checked_block_size(server.model, settings.block_size)
-    found = kind.pool_size(server, settings.policy_options, settings.num_gpu_blocks_override, size)
+    found = kind.pool_size(server, options, settings.num_gpu_blocks_override, size)
     num_blocks, size = whole_numbers(kind, "pool_size", found)
     if config and server.layout and server.layout.has_block_sizes:
         size = config.scheduler_block_size

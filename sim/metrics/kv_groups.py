@@ -1,4 +1,4 @@
-"""A ledger for each KV group, if layers with a sliding window share the pool with other layers, or have a pool of their own.
+"""A ledger for each KV group, if layers with a sliding window or a state share the pool with other layers, or have a pool of their own.
 
 A slot of a group is one token in the group's layers. All groups have slots of the same number of bytes, so shares of
 slots are shares of bytes: the shares of all groups and of free slots add up to the pool. Groups with a pool of their own have
@@ -19,11 +19,9 @@ from ..spec import model
 from ..types.once import once
 from ..types.optional import not_none
 
-#: The groups of two pools, in their order.
-_POOLS = ("full_attention", "sliding_attention")
 #: The buckets of slots that a group holds; and that a group with a pool of its own has beside them.
 HELD = ("live", "reserved", "block_tail")
-_POOL = (*HELD, "cached", "free")
+_BESIDE = ("cached", "free")
 
 
 def kv_groups(run: Run) -> list[dict[str, Any]]:
@@ -53,10 +51,8 @@ def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.n
     """Slots of each bucket of each group in the first step of every row, or of some rows, int64 [rows], as ``name.bucket``."""
     layout = run.replica.layout
     if run.accounts.pools:
-        rows_of = [
-            (name, accounts.at_rows(part)) for name, (_, accounts) in zip(_POOLS, run.accounts.pools, strict=True)
-        ]
-        return {f"{name}.{bucket}": rows[bucket] for name, rows in rows_of for bucket in _POOL}
+        rows_of = [(name, held, accounts.at_rows(part)) for name, held, _, accounts in _named_pools(run)]
+        return {f"{name}.{bucket}": rows[bucket] for name, held, rows in rows_of for bucket in (*held, *_BESIDE)}
     if layout is None:
         return {}
     found: dict[int, dict[str, np.ndarray]] = {}
@@ -72,16 +68,24 @@ def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.n
     }
 
 
+def _named_pools(run: Run) -> list[tuple[str, tuple[str, ...], int, Accounts]]:
+    """Of each of two pools: the name of its group, the buckets of slots that it holds, and its entry of ``Accounts.pools``."""
+    states = not_none(run.log.second_pool).kind == STATE
+    named = [("full_attention", HELD), (STATE, (STATE,)) if states else ("sliding_attention", HELD)]
+    return [(*each, *pool) for each, pool in zip(named, run.accounts.pools, strict=True)]
+
+
 def _pools(run: Run) -> list[dict[str, Any]]:
     """The groups of two pools."""
     span, shape, second = run.window, model(run.settings.model), not_none(run.log.second_pool)
     found = []
-    for number, (name, (weight, accounts)) in enumerate(zip(_POOLS, run.accounts.pools, strict=True)):
-        groups = [each for each in shape.kv_groups() if bool(each.span.tokens) == bool(number)]
+    for number, (name, held, weight, accounts) in enumerate(_named_pools(run)):
+        # A state and a window are no full span.
+        groups = [each for each in shape.kv_groups() if (each.span.kind != "full") == bool(number)]
         own = accounts.window(span.start_ticks, span.end_ticks)
         shares = {
             f"mean_over_{over}_pct": {
-                bucket: 100 * weight * slots[bucket] / max(1, sum(whole.values())) for bucket in _POOL
+                bucket: 100 * weight * slots[bucket] / max(1, sum(whole.values())) for bucket in (*held, *_BESIDE)
             }
             for over, slots, whole in (
                 ("iterations", own.slot_steps, span.slot_steps),
@@ -93,8 +97,8 @@ def _pools(run: Run) -> list[dict[str, Any]]:
                 "name": name,
                 "layers": sum(each.num_layers for each in groups),
                 "padding_layers": 0,
-                "window": max(each.span.tokens for each in groups) or None,
-                "page_bytes": second.slot_bytes[number] * run.log.block_size,
+                "window": max((each.span.tokens for each in groups), default=0) or None,
+                "page_bytes": second.slot_bytes[number] * accounts.log.block_size,
                 **shares,
                 "page_padding_pct": {"mean_over_iterations": 0.0, "mean_over_time": 0.0},
             }

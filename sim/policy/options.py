@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from typing import Annotated, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, ClassVar, Literal, Protocol, Self, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -33,6 +33,7 @@ from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.speculative import SpeculativeConfig, parse_speculative
 from ..spec.startup.sglang import window_of
+from ..spec.startup.sglang_states import copies_states, turns_overlap_off
 from ..spec.tiers import OffloadSpec, TierSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import NotSimulated, SettingError
@@ -131,6 +132,10 @@ class Options:
     def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
         """The same in chunks, beside a pool of so many blocks. See ``host_blocks``."""
         return None
+
+    def for_server(self, server: Server) -> Self:
+        """The options as they are served: some systems change them for a model."""
+        return self
 
     @property
     def schedules_ahead(self) -> bool:
@@ -953,6 +958,12 @@ class SGLangOptions(Options):
         ),
     ] = "write_through"
 
+    def for_server(self, server: Server) -> Self:
+        """See ``Options``; without the overlap schedule where SGLang disables it (``_mamba_radix_cache_resolution`` of 0.5.23)."""
+        if server.caches_prefixes and turns_overlap_off(server.model, self.mamba_radix_cache_strategy):
+            return replace(self, disable_overlap_schedule=True)
+        return self
+
     @property
     def schedules_ahead(self) -> bool:
         return not self.disable_overlap_schedule
@@ -1011,7 +1022,9 @@ class SGLangOptions(Options):
             return f"{replica.model} has no layers with a state; {LEAVE_OUT}"
         if name in _OF_STATES[:2] and replica.enable_prefix_caching is False:
             return f"there is no radix cache without prefix caching; {LEAVE_OUT}"
-        if name == "mamba_track_interval" and self.mamba_radix_cache_strategy == "no_buffer":
+        if name == "mamba_track_interval" and (
+            self.mamba_radix_cache_strategy == "no_buffer" or not copies_states(model(replica.model))
+        ):
             return f"no states are copied with no_buffer; {LEAVE_OUT}"
         if name == "mamba_full_memory_ratio" and self.max_mamba_cache_size is not None:
             return f"max_mamba_cache_size is the number of states; {LEAVE_OUT}"

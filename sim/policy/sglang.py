@@ -178,7 +178,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             if rest <= 0:
                 raise _no_slots(server, options)
             slots = num_states(rest, _state_bytes(server, options), options.mamba_full_memory_ratio)
-        found = StatePool(slots, rules)
+        ranks = server.tensor_parallel
+        of_slot, _ = slot_bytes(server.model, server.deployment.kv_dtype, ranks)
+        # Both of all layers.
+        of_state = state_bytes(server.model, ranks, 1, options.mamba_ssm_dtype)
+        found = StatePool(slots, rules, (of_slot, of_state))
         if found.most_requests < 1:
             field = "mamba_full_memory_ratio" if options.max_mamba_cache_size is None else "max_mamba_cache_size"
             remedy = (
@@ -204,7 +208,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows, in_flight)
         if pool.states:
-            states = States(pool.states.slots, *pool.states.rules[:3])
+            states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes)
         found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
         self._longest = found.max_output_tokens
         return found

@@ -26,7 +26,7 @@ and the sums of live(j), held(j), live(j)*d(j), held(j)*d(j) over the row have c
 Where the blocks of groups have several sizes, each class of groups has a ledger of its own, in tokens of these groups
 (``RunLog.of_class``). A slot of the pool is the smallest share of a block that a token has; ``free`` is what all classes leave.
 
-Where layers with a window have a pool of their own (``RunLog.pools``), each pool has a ledger, and slots are added up by their bytes.
+Where layers with a window or a state have a pool of their own (``RunLog.pools``), each pool has a ledger, and slots are added up by their bytes.
 
 Where layers are KV groups, live and held are those of a group that keeps every token, and skipped(j) grows
 as held(j) does. A sliding group has live - skipped and held - skipped, and the pool has what its groups have.

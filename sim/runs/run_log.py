@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..memory.accounting.kv_groups import FULL, PageGroups
+from ..memory.accounting.kv_groups import FULL, SLIDING, STATE, PageGroups
 from ..memory.accounting.ledger import (
     CACHE_CHANGE,
     COMPLETE,
@@ -121,14 +121,16 @@ class RunLog:
         second = self.second_pool
         if second is None:
             return None
-        columns = {name: self.rows[column] for name, column in zip(("live", "held"), SECOND_METER, strict=True)}
         first = replace(self, second_pool=None)
-        return first, replace(
+        other = replace(
             first,
-            rows=self.rows | columns,
             capacity_slots=second.capacity_slots,
             cached_level=None if self.cached_level is None else second.cached_level,
         )
+        if second.kind == STATE:
+            return first, replace(other, block_size=1, groups=PageGroups((STATE,)))
+        columns = zip(("live", "held"), SECOND_METER[SLIDING], strict=True)
+        return first, replace(other, rows=self.rows | {name: self.rows[column] for name, column in columns})
 
     @property
     def pool_weights(self) -> tuple[int, int]:

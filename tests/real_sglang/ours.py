@@ -187,7 +187,7 @@ def settings_of(case: Case, **others: object) -> Settings:
 def pools_of(case: Case) -> Iterator[None]:
     """With the case's pools of windows and of states, whatever the model."""
     windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1)) if case.window else None
-    states = StatePool(case.states, case.state_rules) if case.states else None
+    states = StatePool(case.states, case.state_rules, (1, 1)) if case.states else None
     with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
         yield
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...types.columns import Records
 from ...types.sequence import Sequence
+from .kv_groups import SLIDING, STATE
 
 if TYPE_CHECKING:
     from .cache_log import CacheLog
@@ -62,22 +63,23 @@ def of_class(name: str, place: int) -> str:
 
 
 class SecondPool(NamedTuple):
-    """A pool of some layers beside that of the others. The rows have its ``live`` and ``held`` as those of class 1 (``of_class``), and no row
-    has a second step.
+    """A pool of some layers beside that of the others. What is held of it does not change within a row.
 
     Attributes:
+        kind: What it has: windows (``SLIDING``), or states (``STATE``), one a slot.
         capacity_slots: Its slots.
         cached_level: Changes of its cached slots.
         slot_bytes: Bytes of a slot of the first pool, and of this one.
     """
 
+    kind: str
     capacity_slots: int
     cached_level: CacheLog
     slot_bytes: tuple[int, int]
 
 
-#: What a memory with a second pool fills of it.
-SECOND_METER = (of_class("live", 1), of_class("held", 1))
+#: What a memory with a second pool fills of it, by its kind: of windows as of KV groups of class 1.
+SECOND_METER = {SLIDING: (of_class("live", 1), of_class("held", 1)), STATE: ("states",)}
 #: Columns that follow from the others.
 DERIVED = (
     "ticks",  # how long the steps take together

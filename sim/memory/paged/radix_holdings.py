@@ -89,6 +89,7 @@ class States:
             (``--mamba-radix-cache-strategy extra_buffer``). With 0 the one that it computes with does, or a copy made then (``no_buffer``).
         grid: Tokens of a prefill from one that can be copied to the next.
         interval: Tokens of a sequence that decodes from one that is copied to the next.
+        slot_bytes: Bytes of a slot of the other pool, and of a state.
         own: States of it that sequences have beside the tree.
     """
 
@@ -96,6 +97,7 @@ class States:
     tracked: int
     grid: int
     interval: int
+    slot_bytes: tuple[int, int]
     own: int = 0
 
     def of_prefill(self, first: int, end: int, branch: int) -> int:

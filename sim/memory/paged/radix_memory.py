@@ -25,6 +25,7 @@ from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
+from ..accounting.kv_groups import SLIDING, STATE
 from ..accounting.ledger import METER, SECOND_METER, Meter, SecondPool
 from ..accounting.moments import after_row, at_row, in_step
 from ..interface.memory import Memory
@@ -81,8 +82,12 @@ class RadixMemory(Memory):
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
         if windows is not None:
-            self.meter = (*self.meter, *SECOND_METER)
-            self.second_pool = SecondPool(windows.pages * block_size, CacheLog(block_size), windows.slot_bytes)
+            own = CacheLog(block_size)
+            self.second_pool = SecondPool(SLIDING, windows.pages * block_size, own, windows.slot_bytes)
+        if states is not None:
+            self.second_pool = SecondPool(STATE, states.slots, CacheLog(1), states.slot_bytes)
+        if self.second_pool is not None:
+            self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
         self.num_blocks = self.free = num_blocks
         plain, with_windows, with_states = self.trees
         self.tree: RadixTree = plain() if states is None else with_states()
@@ -271,8 +276,8 @@ class RadixMemory(Memory):
         """Grow the running sequences through the steps of a leap, or end a step that only prefills.
 
         Returns:
-            Live and held slots in the first step, and ``block_tail`` of the prefills in progress; then live and held slots of windows, where
-            these have a pool of their own.
+            Live and held slots in the first step, and ``block_tail`` of the prefills in progress; then of a second pool live and held slots of
+            windows, or held states.
         """
         levels = self._begin_row(state, steps)
         if steps:
@@ -295,11 +300,14 @@ class RadixMemory(Memory):
         self._settle(at_row(row))
         held = self.capacity_slots - (self.free + self.tree.unlocked_tokens) * self.block_size
         live, tail = (held, 0) if self.block_size == 1 else self._filled(state, steps)
-        if self.second_pool is None:
-            return live, held, tail
-        # The pages that are not full are last ones, which both pools have.
-        in_windows = self.second_pool.capacity_slots - self.window_room
-        return live, held, tail, in_windows - (held - live), in_windows
+        if self.windows is not None:
+            # The pages that are not full are last ones, which both pools have.
+            in_windows = self.windows.pages * self.block_size - self.window_room
+            return live, held, tail, in_windows - (held - live), in_windows
+        if self.states is not None:
+            assert isinstance(self.tree, ComponentTree)
+            return live, held, tail, self.states.own + self.tree.component_protected
+        return live, held, tail
 
     def _filled(self, state: State, steps: int) -> tuple[int, int]:
         """Slots with tokens in the first step, and ``block_tail`` of the prefills in progress."""
@@ -407,7 +415,7 @@ class RadixMemory(Memory):
         """What is no longer locked is cached."""
         self.log.settle(self.tree.unlocked_tokens, moment)
         if self.second_pool is not None:
-            assert isinstance(self.tree, WindowTree)
+            assert isinstance(self.tree, ComponentTree)
             self.second_pool.cached_level.settle(self.tree.component_evictable, moment)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:

@@ -49,15 +49,21 @@ class StateRules(NamedTuple):
 
 
 class StatePool(NamedTuple):
-    """States of the pool, and their rules."""
+    """States of the pool, their rules, and the bytes of a slot of the KV cache and of a state."""
 
     slots: int
     rules: StateRules
+    slot_bytes: tuple[int, int]
 
     @property
     def most_requests(self) -> int:
         """Requests that may run."""
         return self.slots // self.rules.of_request
+
+
+def copies_states(model: ModelSpec) -> bool:
+    """Whether SGLang supports ``extra_buffer`` for a model."""
+    return model.model_type in _COPIED
 
 
 def turns_overlap_off(model: ModelSpec, strategy: Strategy) -> bool:
@@ -87,7 +93,7 @@ def state_rules(
     assert model.mixer is not None
     if not keeps:
         return StateRules(0, 1, 1, 1)
-    copied = model.model_type in _COPIED
+    copied = copies_states(model)
     if strategy == "extra_buffer" and not copied:
         raise SettingError(
             "mamba_radix_cache_strategy", strategy, f"SGLang does not support it for {model.name}; leave it out"
@@ -95,7 +101,7 @@ def state_rules(
     if strategy == "no_buffer" or not copied or (strategy == "auto" and not overlaps and page == 1):
         if page > 1:
             raise SettingError("block_size", page, "must be 1 with mamba_radix_cache_strategy = 'no_buffer'")
-        if overlaps:
+        if overlaps and strategy == "no_buffer":
             remedy = "keeps states without the overlap schedule; give disable_overlap_schedule, too"
             raise SettingError("mamba_radix_cache_strategy", strategy, remedy)
         return StateRules(0, 1, 1, _OF_REQUEST)

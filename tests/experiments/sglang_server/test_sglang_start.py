@@ -86,7 +86,7 @@ def test_states_that_cannot_be_copied_turn_the_overlap_schedule_off():
         for flags in ("", "--mamba-radix-cache-strategy no_buffer", "--disable-radix-cache")
     )
     assert plain.refused is uncached.refused is None
-    assert [each.chosen.value("disable_overlap_schedule") for each in (plain, uncached)] == [True, False]
+    assert [each.replica.policy.schedules_ahead for each in (plain, uncached)] == [False, True]
     assert "give disable_overlap_schedule, too" in named.refused
 
 

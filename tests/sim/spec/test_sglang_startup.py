@@ -82,9 +82,27 @@ def test_pools_of_states_by_hand():
     assert replica.policy.limits.max_num_seqs == memory.states.slots // 5
 
 
+def test_lfm2_has_no_overlap_schedule_by_itself():
+    """As with ``disable_overlap_schedule``; without a radix cache it has one."""
+    for given, ahead in (
+        ({}, False),
+        ({"disable_overlap_schedule": True}, False),
+        ({"enable_prefix_caching": False}, True),
+    ):
+        replica = build(settings(policy="sglang", model="lfm2-1.2b", **H100 | given))
+        assert (replica.policy.schedules_ahead, replica.memory.ahead, replica.memory.states.tracked) == (
+            ahead,
+            ahead,
+            0,
+        )
+        assert replica.policy.options.disable_overlap_schedule is not ahead
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
+        ({"model": "lfm2-1.2b", "mamba_radix_cache_strategy": "no_buffer"}, "keeps states without the overlap schedule; give disable_overlap_schedule"),
+        ({"model": "lfm2-1.2b", "mamba_radix_cache_strategy": "extra_buffer"}, "SGLang does not support it for LiquidAI/LFM2-1.2B; leave it out"),
         ({"model": "jamba-1.5-mini"}, "model = 'jamba-1.5-mini': has layers with a fixed-size state, which policy sglang simulates for granite"),
         ({"mamba_radix_cache_strategy": "no_buffer"}, "keeps states without the overlap schedule; give disable_overlap_schedule, too"),
         ({"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True, "block_size": 16}, "block_size = 16: must be 1 with"),
