@@ -959,10 +959,13 @@ class SGLangOptions(Options):
     ] = "write_through"
 
     def for_server(self, server: Server) -> Self:
-        """See ``Options``; without the overlap schedule where SGLang disables it (``_mamba_radix_cache_resolution`` of 0.5.23)."""
-        if server.caches_prefixes and turns_overlap_off(server.model, self.mamba_radix_cache_strategy):
-            return replace(self, disable_overlap_schedule=True)
-        return self
+        """See ``Options``; without the overlap schedule where SGLang disables it.
+
+        Source: ``_pipeline_parallel_overlap_disable`` and ``_mamba_radix_cache_resolution`` of SGLang 0.5.23, ``arg_groups/overrides.py``.
+        """
+        by_stages = server.deployment.pipeline_parallel > 1
+        by_states = server.caches_prefixes and turns_overlap_off(server.model, self.mamba_radix_cache_strategy)
+        return replace(self, disable_overlap_schedule=True) if by_stages or by_states else self
 
     @property
     def schedules_ahead(self) -> bool:

@@ -207,6 +207,12 @@ def test_a_queue_above_128_is_not_sorted():
     assert first_two(128 + 1) == [0, 1]
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_pipeline_stages_have_no_overlap_schedule(stages):
+    replica = build(settings(policy="sglang", model="llama-3.1-8b", gpu="h100-80gb", pipeline_parallel_size=stages))
+    assert replica.policy.schedules_ahead is (stages == 1)
+
+
 class TestMistakes:
     def test_chunks_that_are_not_whole_pages(self):
         with pytest.raises(SettingError, match="max_num_batched_tokens = 100: sglang's chunks are whole pages"):
