@@ -275,7 +275,8 @@ class KvGroupOptions(Options):
             return super().why_unread(name, replica, workload)
         shape = model(replica.model)
         longest = replica.max_model_len or shape.max_model_len
-        if not shape.compressed and hybrid_layout(shape, longest) is None:
+        # Models with states refuse it by themselves.
+        if shape.mixer is None and not shape.compressed and hybrid_layout(shape, longest) is None:
             return f"{shape.name} has no window shorter than {longest} tokens that is kept apart; leave it out"
         if self.shares_blocks(workload):
             return "where sequences share blocks every layer keeps every token; leave it out"
