@@ -22,6 +22,8 @@ def test_vllm_takes_the_connector_and_the_role_of_each_side(role):
 
 
 def test_the_variables_of_the_handshake_are_those_that_vllm_reads(monkeypatch):
+    # An engine that another test started keeps the values of then.
+    envs.disable_envs_cache()
     assert not {f"{_HANDSHAKE}_HOST", f"{_HANDSHAKE}_PORT"} & os.environ.keys()
     assert envs.VLLM_NIXL_SIDE_CHANNEL_PORT == _HANDSHAKE_PORT
     monkeypatch.setenv(f"{_HANDSHAKE}_PORT", "5607")
