@@ -325,7 +325,6 @@ PLANTED = [
     ("RadixMemory", RadixMemory, "_insert", frees_all_that_it_inserts),
     ("SlotRadixMemory", SlotRadixMemory, "_insert", keeps_its_own_slots),
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
-    ("HostTree", HostTree, "_touch", RadixTree._touch),
     ("HostTree", HostTree, "_remove", RadixTree._remove),
     ("HostTree", HostTree, "_split", RadixTree._split),
     ("HostRadixMemory", HostRadixMemory, "_insert", RadixMemory._insert),
