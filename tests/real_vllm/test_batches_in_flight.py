@@ -227,7 +227,7 @@ def test_a_story_of_two_stages():
 
 def test_vllm_computes_drafts_in_place_of_the_token_in_flight_without_asynchronous_scheduling():
     """Why ours refuses them: the second batch has the two drafts alone, while the token before them is in flight."""
-    case = staged(drafting(story(), "ngram", 2, [0.0, 0.0]), 2, False)
+    case = replace(drafting(story(), "ngram", 2, [0.0, 0.0]), parallel={"pipeline_parallel_size": 2})
     served, _ = speculation.serve(case)
     assert [(step.now, step.scheduled) for step in served.steps][:2] == [(0, ((0, 5),)), (50, ((0, 2),))]
     with pytest.raises(NotSimulated, match="pipeline parallelism without asynchronous scheduling"):
