@@ -15,8 +15,8 @@ from ...sim.config.settings import Settings, settings
 from ...sim.config.unread import only_read
 from ...sim.engine.replica import build, deployment_of
 from ...sim.memory import RadixMemory
-from ...sim.policy.options import SGLangOptions
 from ...sim.policy.sglang import SGLang
+from ...sim.policy.sglang_options import SGLangOptions
 from ...sim.runs.replica import Replica
 from ...sim.spec import GpuSpec, gpu, model
 from ...sim.spec.gpu import GIB

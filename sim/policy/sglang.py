@@ -33,8 +33,9 @@ from ..types.state import State
 from ..workload.content import Run
 from ..workload.workload import Workload
 from .base import Policy, Source, blocks_of
-from .options import Options, SGLangOptions
+from .options import Options
 from .server import Limits, Pool, Server, WindowPool
+from .sglang_options import SGLangOptions
 from .sglang_prefill import CLIP_MAX_NEW_TOKENS, NewTokenRatio, PrefillBatch
 
 #: Above so many that wait, SGLang sorts no more; and so many prefixes are touched where it does not sort.

@@ -14,9 +14,9 @@ from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap, Meter
 from fragmeter.sim.memory.prefix.tiers import Offloaded
-from fragmeter.sim.policy.options import SGLangOptions
 from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
+from fragmeter.sim.policy.sglang_options import SGLangOptions
 from fragmeter.sim.spec.startup.sglang_states import StatePool
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan

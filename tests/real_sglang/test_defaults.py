@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
-from fragmeter.sim.policy.options import SGLangOptions
 from fragmeter.sim.policy.server import Server
 from fragmeter.sim.policy.sglang import SGLang
+from fragmeter.sim.policy.sglang_options import SGLangOptions
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.startup import sglang
 from fragmeter.sim.spec.startup.launch import Launch

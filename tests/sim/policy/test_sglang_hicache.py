@@ -11,7 +11,7 @@ from fragmeter.sim import Workload, settings, simulate
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.metrics.result import requests_table
 from fragmeter.sim.metrics.summary import summary
-from fragmeter.sim.policy.options import SGLangOptions
+from fragmeter.sim.policy.sglang_options import SGLangOptions
 from fragmeter.sim.spec.tiers import TierSpec
 from fragmeter.sim.types.errors import NotSimulated, SettingError
 from fragmeter.sim.types.sequence import LayeredLoad
