@@ -270,7 +270,6 @@ def started(
     vllm = _release(line)
     line, shape = with_positions(line, shape_of(line, model_name), vllm)
     shape = with_formats(line, shape, vllm)
-    caches, state_chunk_tokens = caching(line, shape, vllm, line.switch("enable-prefix-caching", _caches(shape, vllm)))
     speculative, uncounted = _drafter(line, shape)
     card, *others = _cards(line, gpu_name)
     left_out = [*_not_simulated(line, speculative, uncounted)]
@@ -283,12 +282,34 @@ def started(
         not_simulated=[*line.not_simulated, *left_out, *limits, *older, *vendors],
         uncounted=[*drafts, *line.uncounted, *limits],
     )
+    launch = _launch(line, shape, (card, *others), vllm, speculative, model_name)
+    if log is not None and undivided(launch) is None:
+        launch = corrected(launch, log)
+    launch = _with_length(launch)
+    if (split := split_group(launch)) is not None:
+        line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
+    return _with_offloading(
+        Started(line, launch, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
+    )
+
+
+def _launch(
+    line: ServeLine,
+    shape: ModelSpec,
+    cards: tuple[GpuSpec, ...],
+    vllm: Release,
+    speculative: SpeculativeConfig | None,
+    model_name: str | None,
+) -> Launch:
+    """The launch that the words of a line ask for, with the release's defaults."""
+    card, *others = cards
+    caches, state_chunk_tokens = caching(line, shape, vllm, line.switch("enable-prefix-caching", _caches(shape, vllm)))
     length = line.text("max-model-len", "")
     fits_length = length in ("auto", "-1")
     longest = shape.max_model_len if fits_length else line.whole("max-model-len", shape.max_model_len)
     tokens, seqs = _batch(line, shape, card, vllm, longest)
     _require_divided(line, shape)
-    launch = Launch(
+    return Launch(
         model=shape,
         gpu=card,
         max_model_len=longest,
@@ -321,14 +342,6 @@ def started(
         quantization_method=line.text("quantization", "") or None,
         fits_length=fits_length,
         allows_long=line.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1",
-    )
-    if log is not None and undivided(launch) is None:
-        launch = corrected(launch, log)
-    launch = _with_length(launch)
-    if (split := split_group(launch)) is not None:
-        line = replace(line, not_simulated=[*line.not_simulated, _SPLIT_GROUPS.format(*split)])
-    return _with_offloading(
-        Started(line, launch, line.whole("data-parallel-size", 1), uncounted, log.failure if log else None)
     )
 
 
@@ -514,7 +527,7 @@ def _partition(line: ServeLine) -> tuple[int, ...] | None:
 
 
 def _kv_setting(launch: Launch) -> str:
-    """``--kv-cache-dtype`` of the simulator that gives the launch's format."""
+    """The value of fragmeter's ``--kv-cache-dtype`` that stands for the number format of the launch's KV cache."""
     kv_dtype = launch.deployment.kv_dtype
     # Steps in float32 and those with scales are not simulated (``Started.require_simulated``).
     if kv_dtype in ("fp32", resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16")):
