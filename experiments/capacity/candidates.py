@@ -94,7 +94,7 @@ class Choices:
     prefill_replicas: list[str] | None = None
 
     def axes(self) -> dict[str, list[str]]:
-        """The values of each open flag, by name."""
+        """The listed values of each flag that a plan tries, by its name; flags without a list are left out."""
         choices = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: values_of(name, texts) for name, texts in choices.items() if texts}
 

@@ -278,7 +278,10 @@ def _not_one_group(launch: Launch) -> str | None:
 
 
 def _too_little_to_profile(launch: Launch) -> str | None:
-    """Out of memory in the profiled step, which precedes the KV cache whatever its size is; not where a log has that size."""
+    """Out of memory in the step that vLLM profiles before it allocates the KV cache.
+
+    A start-up log with a size of the KV cache shows that this step fitted.
+    """
     if KV_CACHE in dict(launch.corrections):
         return None
     found = profile(launch)

@@ -81,7 +81,7 @@ def _fp8_for_nvfp4(launch: Launch) -> Candidates:
 
 
 def _own_dtype(launch: Launch) -> Candidates:
-    """The dtype that vLLM takes by itself, unless that is float32."""
+    """``--dtype auto`` in place of a given dtype, unless vLLM then takes float32."""
     if launch.dtype != "auto" and not is_in_float32(launch.model, launch.gpus or (launch.gpu,), "auto"):
         # A KV cache in fp32 is that of the dtype: no flag names it.
         own = launch.deployment.kv_dtype

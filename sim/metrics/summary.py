@@ -78,7 +78,7 @@ def prompts_alone(run: Run) -> int:
 
 
 def serving(workload: Workload, times: RequestTimes, gaps: Gaps, end_ticks: int) -> dict[str, Any]:
-    """Throughput, latencies and preemptions, by the keys of ``vllm bench serve``."""
+    """Throughput, latencies and preemptions of a run, under the names in the JSON result of ``vllm bench serve``."""
     return {
         **_throughput(workload, times, end_ticks),
         **_distribution("ttft", times.ttft_ms),

@@ -577,7 +577,7 @@ class _Cadence:
         self._until_turn: int | None = None
 
     def _executed(self, state: State) -> int:
-        """Steps that have computed tokens."""
+        """Number of steps so far that computed tokens, with decodes or without."""
         return state.decode_step + self._uncounted
 
     def begin(self, state: State, together: int | None) -> None:

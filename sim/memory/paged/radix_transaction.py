@@ -154,7 +154,7 @@ class RadixTransaction:
         self.memory.log.look_up(sequence.index, sequence.start_tokens, found)
 
     def unlock(self, sequence: Sequence) -> None:
-        """Undo ``lock``."""
+        """Unlock the prefix of a sequence that is not admitted after all, and free the copy of its state."""
         holding = self.memory.holdings.pop(sequence)
         self.memory.give_back_states(holding)
         self.memory.tree.unlock(holding.node, holding.bound)

@@ -72,11 +72,13 @@ class HostLookUps(HostCopies):
         return None if waits else found
 
     def window(self, request: int, blocks: Values[Placed], needed: int, first: int) -> int | None:
-        """End of the last run of blocks that are here, as for a window or a state, or length of a run that begins with ``blocks``.
+        """End of the last run of ``needed`` blocks that are here, as a window or a state needs them.
+
+        A shorter run counts where it begins with the first of ``blocks``.
 
         Args:
-            needed: Length of a run.
-            first: Length of one that ends with ``blocks``.
+            needed: Blocks of a run.
+            first: Blocks of a run that ends with the last of ``blocks``.
 
         Returns:
             None if a block of the run is still written, or it is not known yet whether one is here.
