@@ -223,6 +223,10 @@ class Policy(Generic[MemoryT, TransactionT]):
         blocks = 1 - -int(workload.prompt_tokens.mean()) // block_size
         return np.full(len(running), blocks * block_size)
 
+    def windows_to_admit(self, workload: Workload, block_size: int) -> int:
+        """As ``slots_to_admit``, in a pool of windows of their own; 0 where they have none."""
+        return 0
+
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks of the smallest pool that can serve each request, int64 [n]; a request that needs more is refused.
 
