@@ -32,7 +32,7 @@ from ..vllm_serve.checks import Outcome, Refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, read_pasted
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import OwnPool, Started
-from .line import SGLangLine, read_sglang, settings_of_flags
+from .line import SGLangLine, read_sglang, setting_value, settings_of_flags
 
 #: Lowers the slots of the memory; all other flags are settings.
 _MOST_SLOTS, _FRACTION = "max-total-tokens", "mem-fraction-static"
@@ -263,7 +263,8 @@ def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
         SettingError: A value is invalid, or a flag is none of SGLang's that is simulated.
     """
     known = settings_of_flags()
-    given = {name.replace("-", "_"): value for name, value in line.flags.items() if name != _MOST_SLOTS}
+    named = {name.replace("-", "_"): value for name, value in line.flags.items() if name != _MOST_SLOTS}
+    given = {name: setting_value(name, value) for name, value in named.items()}
     for name, value in given.items():
         if name not in known:
             remedy = "is of vLLM, and the line starts SGLang; leave it out, and give SGLang's own flag in the line"

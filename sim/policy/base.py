@@ -13,6 +13,7 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import STATE, PageGroups
+from ..spec import ModelSpec
 from ..spec.startup.sglang_states import StatePool
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -170,6 +171,11 @@ class Policy(Generic[MemoryT, TransactionT]):
     def in_flight_tokens(limits: Limits, options: Options) -> int:
         """Most tokens of one sequence that the steps in flight compute: a whole prompt, unless prefills are chunked."""
         return limits.max_model_len
+
+    @classmethod
+    def serves_states_of(cls, shape: ModelSpec) -> bool:
+        """Whether it serves a model with states."""
+        return cls.serves_states
 
     @classmethod
     def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:

@@ -15,6 +15,7 @@ from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
 from ..memory.prefix.tiers import Offloaded
+from ..spec import ModelSpec
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
     ServerDefaults,
@@ -26,7 +27,7 @@ from ..spec.startup.sglang import (
     slot_bytes,
     stage_memories,
 )
-from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
+from ..spec.startup.sglang_states import StatePool, num_states, serves_states, state_bytes, state_rules
 from ..types.errors import NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -139,6 +140,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if found < 1:
             raise _no_slots(server, options)
         return found // size, size
+
+    @classmethod
+    def serves_states_of(cls, shape: ModelSpec) -> bool:
+        """See ``Policy``."""
+        return serves_states(shape)
 
     @classmethod
     def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
