@@ -18,7 +18,7 @@ from tools.live.step_log import first_difference
 
 from . import arrived
 from .batches import staged
-from .drafts import COMPRESSED, HYBRIDS, METHODS, drawn
+from .drafts import HYBRIDS, METHODS, PACKED, drawn
 from .server import Stuck
 from .test_checkpoints import RETAINING, retaining
 from .workloads import KINDS, OPTIONS, Case, in_vain, number_of_workloads, short_of_blocks
@@ -58,7 +58,7 @@ def _differences(cases: list[Case], asynchronous: bool = False) -> tuple[dict[st
         ("mixed", None),
         ("mixed", "draft_model"),
         ("compressed", None),
-        *COMPRESSED,
+        *PACKED,
         *((kind, method) for kind in HYBRIDS for method in (None, *METHODS)),
     ],
 )

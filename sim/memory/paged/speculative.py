@@ -436,8 +436,7 @@ class SpeculativeMemory(PagedMemory):
                 blocks = len(own[state_group]) - own[state_group].count(NULL_BLOCK)
                 sums["skipped_states"] += slots - blocks * size
         if self.fixed:
-            # Of a state also those of its drafts.
-            sums["states"] = size * len(self._held_tables()) * (1 if groups.states_by_block else 1 + groups.drafts)
+            sums["states"] = size * len(self._held_tables())
         if self.cache is not None and groups.sizes:
             for place, each in enumerate(self.classes):
                 sums[of_class("shared", place)] = self.cache.shared[place] * each.block_size
