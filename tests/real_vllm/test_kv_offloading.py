@@ -14,6 +14,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from fragmeter.sim.memory.accounting.kv_groups import PageGroups
 from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.offload import OffloadedMemory
+from fragmeter.sim.memory.paged.paged import PagedMemory
 from fragmeter.sim.memory.prefix.host_cache import HostCache
 from fragmeter.sim.types.errors import SimulationFault
 from tools.live.step_log import first_difference
@@ -252,7 +253,7 @@ def test_states_that_are_not_offered_are_noticed(monkeypatch):
 
 def test_windows_that_keep_their_blocks_until_a_sequence_leaves_are_noticed(monkeypatch):
     """A finished sequence gives back what its windows have passed, before its other blocks."""
-    monkeypatch.setattr(OffloadedMemory, "_pass_at_end", lambda *given: None)
+    monkeypatch.setattr(PagedMemory, "_pass_at_end", lambda *given: None)
     assert _differing("windows_cached", range(6)) > 1
 
 
