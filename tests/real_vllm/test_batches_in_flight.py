@@ -16,6 +16,7 @@ from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.speculative import Progress
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import NotSimulated, SimulationFault
+from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.content import PromptContent
 from tools.live.step_log import Difference, Served, first_difference
 
@@ -285,9 +286,11 @@ def test_windows_and_states_that_do_not_wait_for_batches_in_flight_are_noticed(m
 
 def test_blocks_that_come_free_before_their_fence_are_noticed(monkeypatch):
     """With a connector the blocks of a sequence that was computed in vain wait for all batches that are scheduled by then."""
-    monkeypatch.setattr(
-        HostTierMemory,
-        "_defer",
-        lambda memory, sequence: memory.group_tables.give_back_all(memory.group_tables.detach(sequence)),
-    )
+    defer = HostTierMemory._defer
+
+    def at_once(memory: HostTierMemory, sequence: Sequence) -> None:
+        defer(memory, sequence)
+        memory._process(memory.fences.scheduled)
+
+    monkeypatch.setattr(HostTierMemory, "_defer", at_once)
     assert _differing(_cases("prefixes", range(8)), 2, True, offloads=True)[1]
