@@ -22,7 +22,7 @@ from ...sim.spec import GpuSpec, gpu, model
 from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import Capacity, StageMemory
 from ...sim.spec.startup.launch import Launch
-from ...sim.spec.startup.sglang import fraction_of, stage_memories
+from ...sim.spec.startup.sglang import fraction_of, page_size, stage_memories
 from ...sim.spec.startup.sglang_states import state_bytes
 from ...sim.types.errors import NotSimulated, SettingError, UserError
 from ...sim.types.optional import not_none
@@ -31,9 +31,9 @@ from ..vllm_serve.checks import Outcome, Refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import Started
-from .line import SGLangLine, read_sglang, settings_of_flags
+from .line import LINE_ALONE, SGLangLine, read_sglang, settings_of_flags
 
-#: Lowers the slots of the memory; all other flags are settings.
+#: Lowers the slots of the memory; and what is read of it.
 _MOST_SLOTS, _FRACTION = "max-total-tokens", "mem-fraction-static"
 #: GiB of a GPU that are left at least where ``--mem-fraction-static`` is raised: "5-8 GB is generally a good setting" (SGLang,
 #: advanced_features/hyperparameter_tuning.md).
@@ -197,7 +197,9 @@ def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
         SettingError: A value is invalid, or a flag is none of SGLang's that is simulated.
     """
     known = settings_of_flags()
-    given = {name.replace("-", "_"): value for name, value in line.flags.items() if name != _MOST_SLOTS}
+    given = {name.replace("-", "_"): value for name, value in line.flags.items() if name not in LINE_ALONE}
+    if (backend := line.flags.get("attention-kernels")) is not None:
+        given.setdefault("block_size", str(page_size(gpu(card), model(model_name), str(backend))))
     for name, value in given.items():
         if name not in known:
             remedy = "is of vLLM, and the line starts SGLang; leave it out, and give SGLang's own flag in the line"
@@ -213,6 +215,7 @@ def _on(line: SGLangLine, chosen: Settings, log: StartupLog | None = None, more_
         more_bytes: See ``SGLangStarted``; of no effect beside it.
     """
     shape, card, seqs = model(chosen.model), gpu(chosen.gpu), chosen.max_num_seqs
+    replicas = line.whole("dp-size", 1)
     launch = Launch(
         model=shape,
         gpu=card,
@@ -243,7 +246,7 @@ def _on(line: SGLangLine, chosen: Settings, log: StartupLog | None = None, more_
     except NotSimulated:
         raise
     except SettingError as error:
-        return SGLangStarted(line, launch, 1, chosen=chosen, refused=str(error))
+        return SGLangStarted(line, launch, replicas, chosen=chosen, refused=str(error))
     launch = replace(
         launch,
         max_model_len=replica.max_model_len,
@@ -252,7 +255,7 @@ def _on(line: SGLangLine, chosen: Settings, log: StartupLog | None = None, more_
     )
     memories = [replace(each, kv_cache_bytes=each.kv_cache_bytes + more_bytes) for each in memories]
     return SGLangStarted(
-        line, launch, 1, chosen=chosen, replica=replica, memories=tuple(memories), more_bytes=more_bytes
+        line, launch, replicas, chosen=chosen, replica=replica, memories=tuple(memories), more_bytes=more_bytes
     )
 
 
