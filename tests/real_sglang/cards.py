@@ -62,7 +62,7 @@ STATE_MODELS = ["qwen3-next-80b-a3b", "qwen3.5-27b", "nemotron-3-nano-30b-a3b", 
 #: Backends of a line, and models of which it may say them.
 BACKENDS = (
     ["triton", "fa3", "fa4", "flashinfer", "trtllm_mha", "hpc_ops"],
-    ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-27b"],
+    ["llama-3.1-8b", "gemma-3-27b", "minimax-m3"],
 )
 LATENT_BACKENDS = ["triton", "fa3", "flashinfer", "flashmla", "trtllm_mla", "cutedsl_mla"], ["deepseek-v3"]
 #: Slots, tokens of the longest sequence, and ``--max-running-requests``.

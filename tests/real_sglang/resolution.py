@@ -58,12 +58,12 @@ _ARCHITECTURES = {
 #: Facts of a card by its compute capability.
 _FACTS = {
     8: {},
-    9: {"is_hopper_with_cuda_12_3": True},
+    9: {"is_sm90": True, "is_hopper_with_cuda_12_3": True},
     10: {"is_sm100": True, "is_blackwell": True},
     12: {"is_sm120": True, "is_blackwell": True},
 }
 _NONE = dict.fromkeys(
-    ("is_hip", "is_npu", "is_xpu", "is_sm100", "is_sm120", "is_blackwell", "is_hopper_with_cuda_12_3"), False
+    ("is_hip", "is_npu", "is_xpu", "is_sm90", "is_sm100", "is_sm120", "is_blackwell", "is_hopper_with_cuda_12_3"), False
 )
 _NAMES = {"tensor_parallel": "tp_size", "pipeline_parallel": "pp_size"}
 

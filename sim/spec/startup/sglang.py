@@ -60,8 +60,9 @@ _TRITON = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qw
 _PAGES = dict.fromkeys(
     ("trtllm_mha", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "flashmla", "hpc_ops", "dsa", "nsa"), 64
 )
-#: The same of FlashAttention 4 on compute capability 10, without latent vectors.
+#: The same of FlashAttention 4 on compute capability 10, without latent vectors; and of MiniMax M3 by compute capability and backend.
 _FA4_PAGE = 128
+_MINIMAX = frozenset({(9, None), (9, "fa3"), (10, "trtllm_mha")})
 #: Models that are served without their encoder (``mm_disabled_models`` of ``configs/model_config.py``), by ``model_type``.
 _TEXT_ALONE = frozenset({"gemma3", "llama4", "step3_vl"})
 #: Multimodal models whose prefills have CUDA graphs (``multimodal_breakable_cuda_graph_supported_model_archs``).
@@ -178,6 +179,8 @@ def page_size(gpu: GpuSpec, model: ModelSpec, backend: str | None = None, *, for
         backend = _ON_BLACKWELL.get(model.model_type or "", others)
         if model.model_type in _TRITON and not for_states:
             backend = "triton"
+    if model.model_type in _UNREAD and (gpu.major, backend) in _MINIMAX:
+        return _FA4_PAGE
     if backend == "fa4" and gpu.major == 10 and model.latent is None:
         return _FA4_PAGE
     return _PAGES.get(backend or "", 1)
