@@ -190,6 +190,12 @@ class SGLangStarted(Started):
         return only_read(settings(**self.chosen.as_dict() | resolved))
 
 
+def _for_states(line: SGLangLine) -> bool:
+    """See ``page_size``."""
+    flags = line.flags
+    return flags.get("enable-prefix-caching") is False or flags.get("mamba-radix-cache-strategy") == "extra_buffer"
+
+
 def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
     """The flags of a line as settings.
 
@@ -198,8 +204,10 @@ def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
     """
     known = settings_of_flags()
     given = {name.replace("-", "_"): value for name, value in line.flags.items() if name not in LINE_ALONE}
-    if (backend := line.flags.get("attention-kernels")) is not None:
-        given.setdefault("block_size", str(page_size(gpu(card), model(model_name), str(backend))))
+    backend, page = line.flags.get("attention-kernels"), line.whole("block-size")
+    if backend is not None or page is not None:
+        kernels = None if backend is None else str(backend)
+        given["block_size"] = str(page_size(gpu(card), model(model_name), kernels, page, for_states=_for_states(line)))
     for name, value in given.items():
         if name not in known:
             remedy = "is of vLLM, and the line starts SGLang; leave it out, and give SGLang's own flag in the line"

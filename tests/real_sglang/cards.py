@@ -65,6 +65,16 @@ BACKENDS = (
     ["llama-3.1-8b", "gemma-3-27b", "minimax-m3"],
 )
 LATENT_BACKENDS = ["triton", "fa3", "flashinfer", "flashmla", "trtllm_mla", "cutedsl_mla"], ["deepseek-v3"]
+#: Models of which a line says the page.
+PAGED = [
+    "llama-3.1-8b",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "qwen3.5-27b",
+    "mimo-v2-flash",
+    "minimax-m3",
+    "kimi-linear-48b-a3b",
+]
 #: Slots, tokens of the longest sequence, and ``--max-running-requests``.
 POOLS = [
     (slots, length, given)

@@ -60,6 +60,15 @@ def test_pages_of_attention_backends_are_those_of_the_whole_resolution(backends:
         assert page_size(gpu(card), model(name), backend) == real, (name, card, backend)
 
 
+@pytest.mark.parametrize("given", [1, 16, 32, 64])
+@pytest.mark.parametrize("name", cards.PAGED)
+def test_pages_of_lines_are_those_of_the_whole_resolution(name: str, given: int):
+    """SGLang replaces those that the kernels do not have."""
+    for card in ("h100-80gb", "b200"):
+        real = resolution.of_model(name, card, page_size=given, chunked_prefill_size=8192)[0]
+        assert page_size(gpu(card), model(name), given=given) == real, card
+
+
 def test_requests_that_run_at_most_are_those_of_the_real_configurator():
     assert [max_running_requests(*pool) for pool in cards.POOLS] == resolution.running_requests()
 

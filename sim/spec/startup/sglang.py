@@ -54,12 +54,14 @@ _ON_BLACKWELL = {
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "kimi_k25", "kimi_k3", "pixtral"), "trtllm_mla"),
     **dict.fromkeys(("mimo_v2_flash", "minimax_m3", "minimax_m3_vl"), "fa4"),
 }
-#: There these have Triton's, unless their states are copied or there is no radix cache, when the line does not leave that to SGLang.
+#: There these have Triton's, with pages of one token; TensorRT-LLM's without a radix cache, and where the line itself asks for copies of states.
 _TRITON = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 #: Tokens of a page that an attention backend asks for.
 _PAGES = dict.fromkeys(
     ("trtllm_mha", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "flashmla", "hpc_ops", "dsa", "nsa"), 64
 )
+#: Others that these have, too.
+_ALSO = {"trtllm_mha": (16, 32, 128), "trtllm_mla": (32,), "cutedsl_mla": (32,), "tokenspeed_mla": (32,)}
 #: The same of FlashAttention 4 on compute capability 10, without latent vectors; and of MiniMax M3 by compute capability and backend.
 _FA4_PAGE = 128
 _MINIMAX = frozenset({(9, None), (9, "fa3"), (10, "trtllm_mha")})
@@ -164,26 +166,33 @@ def window_of(model: ModelSpec) -> int | None:
     return max(found) - less if found and less is not None else None
 
 
-def page_size(gpu: GpuSpec, model: ModelSpec, backend: str | None = None, *, for_states: bool = False) -> int:
-    """Tokens of a page where ``--page-size`` is not given, which the attention backend decides.
+def page_size(
+    gpu: GpuSpec, model: ModelSpec, backend: str | None = None, given: int | None = None, *, for_states: bool = False
+) -> int:
+    """Tokens of a page, which the attention backend decides.
 
     Args:
         backend: ``--attention-backend``; None is SGLang's choice by card and model.
+        given: ``--page-size``, which SGLang replaces where the backend does not have it.
         for_states: Whether the line has no radix cache, or has one with copies of states without leaving that to SGLang.
     """
     if model.indexer is not None and model.latent is not None:
         return _PAGES["dsa"]
+    own = backend
     # Elsewhere SGLang takes backends with pages of one token.
     if backend is None and gpu.major == 10:
+        if model.model_type in _TRITON:
+            return _PAGES["trtllm_mha"] if for_states else 1
         others = "trtllm_mha" if model.latent is None else "flashinfer"
         backend = _ON_BLACKWELL.get(model.model_type or "", others)
-        if model.model_type in _TRITON and not for_states:
-            backend = "triton"
-    if model.model_type in _UNREAD and (gpu.major, backend) in _MINIMAX:
-        return _FA4_PAGE
     if backend == "fa4" and gpu.major == 10 and model.latent is None:
         return _FA4_PAGE
-    return _PAGES.get(backend or "", 1)
+    if given is None and model.model_type in _UNREAD and (gpu.major, own) in _MINIMAX:
+        return _FA4_PAGE
+    fixed = _PAGES.get(backend or "")
+    if fixed is None or given in _ALSO.get(backend or "", ()):
+        return given or 1
+    return fixed
 
 
 def prefill_graph_sizes(most: int) -> list[int]:

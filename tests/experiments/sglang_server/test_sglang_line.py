@@ -159,6 +159,8 @@ def test_replicas_are_dispatched_in_turn(capsys, tmp_path):
         ("--attention-backend triton", "b200", 1),
         ("--attention-backend fa4", "b200", 128),
         ("--attention-backend trtllm_mha --page-size 32", "b200", 32),
+        ("--page-size 1", "b200", 64),
+        ("--page-size 1", "h200", 1),
         ("--attention-backend flashinfer", "h100-80gb", 1),
         ("--attention-backend hpc_ops", "h100-80gb", 64),
     ],
