@@ -26,6 +26,7 @@ def print_sglang(answer: SGLangStarted, report: Report) -> None:
         "replicas": answer.replicas,
         "not_simulated": line.not_simulated,
         "ignored": line.ignored,
+        "without_effect": answer.without_effect,
     }
     if replica is None:
         report.print_line(f"{subject} does not start: {where}; {answer.refused}")
@@ -41,7 +42,12 @@ def print_sglang(answer: SGLangStarted, report: Report) -> None:
         report.console.print(_table(replica, answer.launch.gpu))
         report.line(f"As a simulation: {command}")
         data |= {name: value for name, (_, value) in _rows(replica).items()} | {"simulate": command}
-    print_lists(report, {"Not simulated": line.not_simulated, "Of no effect here": line.ignored})
+    lists = {
+        "Not simulated": line.not_simulated,
+        "Has no effect": answer.without_effect,
+        "Of no effect here": line.ignored,
+    }
+    print_lists(report, lists)
     report.data(data)
 
 

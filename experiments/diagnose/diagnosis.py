@@ -37,7 +37,7 @@ from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal
 from ..runs.student_t import below, student_t
-from .causes import Case, Suspect, pressure, suspects
+from .causes import FULL, Case, Suspect, pressure, suspects
 from .contradictions import Contradiction, contradictions, meets
 from .load import ServedLoad
 from .measured import ClientLatencies
@@ -47,8 +47,6 @@ from .server import Change, Server, flags_text
 
 #: Least gain: of the latency index, or of the share of requests that meet their objectives; and the confidence of its interval.
 LEAST_GAIN, CONFIDENCE = 0.05, 0.95
-#: Use of the KV cache while requests arrive from which on a server that no flag helps has no room.
-FULL = 0.95
 #: Difference of the objective within which the milder of two changes is taken.
 _AS_GOOD = 0.01
 #: Share of the gain of a change of the answers that another change must reach to come before it.

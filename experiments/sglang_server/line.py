@@ -70,6 +70,7 @@ _WHOLE = frozenset(
     priority_scheduling_preemption_threshold mamba_track_interval max_mamba_cache_size hicache_size dp_size
     """.split()
 )
+_SHARES = frozenset({"mem_fraction_static", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "hicache_ratio"})
 #: Formats by SGLang's names; a name that is missing is not simulated.
 _WEIGHTS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _WEIGHTS |= {name: name for name in ("awq", "gptq", "fp8")}
@@ -164,6 +165,9 @@ def words_of(arguments: Mapping[str, Any]) -> list[str]:
         value = arguments.get(flag.removeprefix("--").replace("-", "_"))
         if value is True:
             found.append(flag)
+        elif flag == "--attention-backend" and str(value) not in _facts()["choices"][flag].split():
+            # Of another release.
+            continue
         elif value not in _OFF:
             found += [flag, str(value)]
     return found
@@ -232,6 +236,15 @@ def read_sglang(text: str) -> SGLangLine | None:
         remedy = "names no model; paste a line with python -m sglang.launch_server --model-path NAME"
         raise SettingError("serve", " ".join(text.split())[:60], remedy)
     return replace(line, model=model, uncounted=line.not_simulated)
+
+
+def setting_value(name: str, value: str | bool) -> Any:
+    """The value of a setting in ``SGLangLine.flags``, numbers as such; text that should be one stays."""
+    kind = int if name in _WHOLE else float if name in _SHARES else str
+    try:
+        return value if isinstance(value, bool) else kind(value)
+    except ValueError:
+        return value
 
 
 def _meant(word: str, other_release: str | None) -> str | None:
@@ -306,7 +319,7 @@ def _value(name: str, flag: str, values: list[str]) -> Any:
         if number is None or number < least:
             raise SettingError(flag, text, f"must be a whole number from {least} on to be simulated")
         return number
-    if name in ("mem_fraction_static", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "hicache_ratio"):
+    if name in _SHARES:
         try:
             return float(text)
         except ValueError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...sim.config.settings import Settings, settings
 from ...sim.engine.replica import build
@@ -37,7 +37,15 @@ from ...sim.spec.releases import (
     release,
 )
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
-from ...sim.spec.startup.capacity import Capacity, StageMemory, capacity, longest_model_len, stage_memories
+from ...sim.spec.startup.capacity import (
+    Capacity,
+    StageMemory,
+    capacity,
+    capture_blocks,
+    longest_model_len,
+    stage_memories,
+    users,
+)
 from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.launch import (
     BLOCK_SIZE,
@@ -113,6 +121,20 @@ _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
+class OwnPool(NamedTuple):
+    """The pool of layers with windows or states, where it is not that of the other layers.
+
+    Attributes:
+        kind: What its slots have.
+        slots: Windows' tokens, or states.
+        of_request: States for each request that may run; 0 of windows.
+    """
+
+    kind: Literal["windows", "states"]
+    slots: int
+    of_request: int = 0
+
+
 @dataclass(frozen=True)
 class Started:
     """A command line with every default that vLLM fills in.
@@ -125,6 +147,7 @@ class Started:
             model that has some.
         uncounted: Why the launch has no drafter although the line has one; None where it has the line's.
         failure: The error with which the start of its log ended (``StartupLog``).
+        without_effect: Flags that the engine has and that change nothing beside the others, each with the reason.
     """
 
     line: ServeLine
@@ -132,6 +155,7 @@ class Started:
     replicas: int
     uncounted: NotSimulated | None = None
     failure: str | None = None
+    without_effect: tuple[str, ...] = ()
 
     def refusal(self) -> Refusal | None:
         """vLLM's refusal to start with the likely memory; None if it starts."""
@@ -156,6 +180,22 @@ class Started:
     def fewest_tokens(self) -> int:
         """The fewest tokens of a step with which it starts."""
         return self.launch.max_num_seqs
+
+    def fitting(self, tokens: int, prompt: int) -> int:
+        """Sequences of that final length, of which so many are prompt, that run at once in the KV cache (``startup.capacity.users``)."""
+        return users(self.launch, self.pool().num_blocks, tokens, prompt)
+
+    def most_seqs(self) -> int | None:
+        """Most sequences at once for which it has states; None where these are no bound."""
+        return capture_blocks(self.launch)
+
+    def own_pool(self) -> OwnPool | None:
+        """The pool of windows or states beside the KV cache; None where all layers share one."""
+        return None
+
+    def larger_own_pools(self) -> Iterator[dict[str, str | bool | None]]:
+        """Flags that give it a larger one, at the cost of the KV cache, the mildest first."""
+        yield from ()
 
     def larger_pools(self) -> Iterator[dict[str, str | bool | None]]:
         """Flags that give it a larger KV cache on the same cards, the mildest first."""

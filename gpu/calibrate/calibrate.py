@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...sim.cost.operations import OPERATIONS, OpModel
+from ...sim.cost.op_model import OpModel
+from ...sim.cost.operations import OPERATIONS
 from ...sim.spec import ModelSpec
 from ...sim.types.errors import SettingError
 from ..devices import timing

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...sim.cost.operations import OPERATIONS, Coefficients, OpModel, OpName, Residuals, Work, corners
+from ...sim.cost.op_model import Coefficients, OpModel, Residuals, corners
+from ...sim.cost.op_work import Work
+from ...sim.cost.operations import OPERATIONS, OpName
 from ...sim.types.errors import MissingExtra, UserError, install
 from ...sim.types.optional import not_none
 from .points import REPEATED

@@ -1,6 +1,6 @@
 """The operations of a step as points, in the arguments that the operation models take.
 
-A point is a dict with ``op``, its sizes and, once measured, ``us`` in microseconds. ``sim.cost.operations`` defines the
+A point is a dict with ``op``, its sizes and, once measured, ``us`` in microseconds. ``sim.cost.op_work`` defines the
 sizes.
 """
 
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from ...sim.cost import gemms
-from ...sim.cost.operations import ELEMENT_BYTES
+from ...sim.cost.op_work import ELEMENT_BYTES
 from ...sim.spec import ModelSpec
 from ...sim.spec.deployment import dtype_bits
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ...sim.cost import operations
-from ...sim.cost.operations import OpModel
+from ...sim.cost import op_work
+from ...sim.cost.op_model import OpModel
 from .points import REPEATED
 
 #: Shares at which a call is modelled; between them its time is linear.
@@ -42,7 +42,7 @@ def repeated_reads(points: Iterable[Mapping[str, Any]], entry: Mapping[str, Any]
 def _share(point: Mapping[str, Any], model: OpModel) -> float | None:
     sizes = {name: point[name] for name in _SIZES if name in point}
     contexts = point["context_tokens"] - (1 - _SHARES) * point[REPEATED]
-    modelled = model.us(operations.decode_attention(context_tokens=contexts, **sizes))
+    modelled = model.us(op_work.decode_attention(context_tokens=contexts, **sizes))
     # As in a cost's curve, more context takes no less time.
     rising = np.maximum.accumulate(modelled)
     matters = rising[-1] - rising[0] >= _LEAST * rising[-1]

@@ -9,11 +9,9 @@ its single steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, replace
-from functools import partial
-from math import exp
 
 import numpy as np
 
@@ -24,22 +22,23 @@ from ..spec.matrix import formats_by_part
 from ..spec.pool import block_bytes
 from ..spec.shape import ModelSpec
 from ..types.errors import SettingError
-from . import operations, shares
-from .backends import FLASH_ATTN_2, TWO_CALLS, Backend, MixedCalls, attention_backend, table_backend
-from .base import Peers, StepCost, StepParts, coefficient, context_of_reads, prompt_blocks
+from . import layer_work, op_work, shares
+from .attention_curves import AttentionCurves
+from .backends import table_backend
+from .base import Peers, StepCost, StepParts, coefficient, context_of_reads
 from .calibration import Calibration
-from .curves import Curve, RisingCurve, Surface, ticks_of
+from .curves import Curve, ticks_of
 from .gemms import layer_gemms
 from .kernels import MXFP8_EXPERTS, Kernels, experts_kernels, gemm_kernels, unpacked_gemm
 from .latent import LATENT_OPERATIONS, LatentCurves, latent_operations, module_layers
 from .links import Links
-from .operations import OPERATIONS, Amount, OpModel, OpName, Work
+from .op_model import OpModel
+from .op_work import Work
+from .operations import OPERATIONS, OpName
 from .sampler import describe_sampler, sampler_us
 from .small_kernels import NORM_BYTES, norm_all_reduces, small_kernels
 from .states import GDN_OPERATIONS, StateOperations
 
-#: Resolution of the factor of a measured operation of mixed attention.
-_FACTOR_PARTS = 1_000_000
 #: Largest message, by number of GPUs, for which the all-reduce also normalises: vLLM's ``FI_ALLREDUCE_FUSION_MAX_SIZE_MB`` for
 #: compute capability 9.0, 10.0 and 10.3.
 _HOPPER_BYTES = {2: 64 << 20, 4: 2 << 20, 8: 1 << 19}
@@ -53,171 +52,6 @@ _FUSED_BYTES = {
 _FUSED_SINCE = 17
 #: Tables have all-reduces of up to as many GPUs.
 _MOST_RANKS = 8
-
-
-class AttentionCurves:
-    """Attention of all layers on one rank: a curve for each batch size, computed on first use.
-
-    Of ranks that divide the tokens of a sequence each decodes with the query heads of all over its part of the context.
-
-    Args:
-        paged: Whether decodes read by block tables. Else their calls are ``contiguous_attention``, where the calibration has it.
-        states: Layers with states instead of attention; their time is added.
-        modules: Layers of which operations have all of attention, projections included; their time is added.
-
-    Attributes:
-        states: As given.
-        mixed_model: The operation ``mixed_attention`` of the calibration, where it holds for the model; else None.
-        calls: Decodes in mixed calls, where there is no such operation.
-    """
-
-    def __init__(
-        self,
-        calibration: Calibration,
-        model: ModelSpec,
-        gpu: GpuSpec,
-        tensor_parallel: int,
-        block_size: int,
-        deployment: Deployment = Deployment(),
-        paged: bool = True,
-        states: StateOperations | None = None,
-        modules: LatentCurves | None = None,
-    ) -> None:
-        self.states, self._modules = states, modules
-        shape, context_ranks = model.head_attention(tensor_parallel), deployment.decode_context_parallel
-        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(deployment.kv_dtype) / 8
-        gathered, self._ranks = context_ranks * shape.heads, context_ranks
-        decoding: OpName = "decode_attention"
-        by_table: tuple[float, ...] = (block_size,)
-        if not paged and "contiguous_attention" in calibration.ops:
-            decoding, by_table = "contiguous_attention", ()
-        self._decode_us = _operation_us(calibration, decoding, gathered, *heads[1:], *by_table, kv_element_bytes)
-        self._prefill_us = _operation_us(calibration, "prefill_attention", *heads, kv_element_bytes)
-        self._token_bytes = 2 * shape.kv_heads * shape.head_dim * kv_element_bytes
-        self._step = calibration.ops["step"]
-        # A profile stands for vLLM.
-        is_profile = calibration.kind == "profile"
-        self._heads = shape.heads
-        self.backend = attention_backend(model, gpu, deployment, tensor_parallel) if is_profile else TWO_CALLS
-        # A measured factor holds for calls of attention alone.
-        self.mixed_model = (
-            None if states or modules else mixed_model(calibration, gathered // shape.kv_heads, self.backend)
-        )
-        rate = calibration.ops["prefill_attention"].coefficients.flops_per_s or gpu.fp16_flops_per_s
-        self.calls = MixedCalls(self.backend, gpu, gathered, shape.kv_heads, shape.head_dim, rate, self._token_bytes)
-        kept = [group for group in model.kv_groups() if group.span.keeps_tokens]
-        apart = module_layers(model) if modules else frozenset[int]()
-        of_groups = [(len(set(group.layers) - apart), group.span.tokens or None) for group in kept]
-        self._groups = [(layers, window) for layers, window in of_groups if layers]
-        self._shared = modules.shared if modules else 0
-        self._longest = model.max_model_len
-        self._curves: dict[tuple[int, bool], RisingCurve] = {}
-        self.prefill = Surface(self._prefill)
-        self._per_block = 0
-        if self.mixed_model is None:
-            self._per_block = ticks_of(np.asarray(sum(layers for layers, _ in self._groups) * self.calls.block_us()))
-
-    def decode(self, batch: int) -> RisingCurve:
-        """Over the context of ``batch`` sequences, one or more."""
-        return self._curve(batch, in_mixed_call=False)
-
-    def mixed_decode(self, batch: int) -> RisingCurve:
-        """The same, in a call with prompts; only without an operation ``mixed_attention``."""
-        return self._curve(batch, in_mixed_call=True)
-
-    def _curve(self, batch: int, in_mixed_call: bool) -> RisingCurve:
-        key = batch, in_mixed_call
-        curve = self._curves.get(key)
-        if curve is None:
-            # Windows are full here, and most knots of residual tables are powers of two.
-            knees = [1 << power for power in range(self._longest.bit_length())]
-            knees += [window for _, window in self._groups if window]
-            bends = [batch * knee for knee in knees]
-            us = partial(self._decode, batch, in_mixed_call)
-            curve = self._curves[key] = RisingCurve(us, batch * self._longest, bends)
-        return curve
-
-    def mixed(self, batch: int, context: int, tokens: int, pairs: int) -> int:
-        """Ticks of ``batch`` sequences, one or more, that decode in a call with ``tokens`` prompt tokens, one or more."""
-        prefill, found = self.prefill(tokens, pairs), self.mixed_model
-        if found is None:
-            blocks = batch * prompt_blocks(tokens, pairs)
-            decode = self.mixed_decode(batch)(context)
-            return max(decode + prefill + self._per_block * blocks - self._shared, decode, prefill)
-        decode, factor = self.decode(batch)(context), found.coefficients.each_us
-        if found.residuals is not None:
-            factor *= exp(found.residuals.single(self._mixed_at(batch, context, tokens, pairs)))
-        together = (decode + prefill) * round(factor * _FACTOR_PARTS) // _FACTOR_PARTS
-        # A fitted table may fall below that a little, as the launch of one call is saved.
-        return max(together, decode, prefill)
-
-    @property
-    def caches_shared(self) -> bool:
-        """Whether a mixed call is shorter if its decodes have tokens in common."""
-        return self.mixed_model is None and self.calls.caches_shared
-
-    def saved(self, batch: int, context: int, repeated: int) -> int:
-        """Ticks by which a call with prompts is shorter because ``repeated`` of the tokens are those of other sequences too."""
-        if not repeated or self.calls.is_cached(context):
-            return 0
-        us = 0.0
-        for layers, window in self._groups:
-            # Which slots within a window are shared is not known.
-            if window is None:
-                held = np.array(max(context / self._ranks, batch))
-                alone, distinct = self._decode_us(batch, held), held - repeated / self._ranks
-                longer = self.calls.decode_us(batch, held, alone) - self.calls.decode_us(batch, held, alone, distinct)
-                us += layers * float(longer)
-        return ticks_of(np.asarray(us))
-
-    def parts(self) -> tuple[Callable[[int], RisingCurve], int, int] | None:
-        """``mixed_decode`` by batch, ``per_block`` and ``shared`` of ``StepParts``, by which ``mixed`` adds up; None where it is an operation
-        of its own."""
-        return None if self.mixed_model is not None else (self.mixed_decode, self._per_block, self._shared)
-
-    def _mixed_at(self, batch: int, context: int, tokens: int, pairs: int) -> Mapping[str, Amount]:
-        """Axes, in the table of residuals, of a mixed call with the mean of what all layers read; a layer with a window reads at most that."""
-        layers = sum(count for count, _ in self._groups)
-        read = sum(count * min(context, batch * (window or context)) for count, window in self._groups) / layers
-        seen = sum(count * min(pairs, tokens * (window or pairs)) for count, window in self._groups) / layers
-        return OPERATIONS["mixed_attention"](0, batch, read, tokens, seen, self._heads).at
-
-    def _decode(self, batch: int, in_mixed_call: bool, context: np.ndarray) -> np.ndarray:
-        us, kv_bytes = np.zeros(context.shape), np.zeros(context.shape)
-        for layers, window in self._groups:
-            read = context if window is None else np.minimum(context, batch * window)
-            held = np.maximum(read / self._ranks, batch)
-            alone = self._decode_us(batch, held)
-            us += layers * (self.calls.decode_us(batch, held, alone) if in_mixed_call else alone)
-            kv_bytes += layers * self._token_bytes * read / self._ranks
-        if self.states:
-            us = us + self.states.decode_us(batch)
-        if self._modules:
-            us = us + self._modules.decode_us(batch, context)
-        return us + self._evicted_us(batch, kv_bytes)
-
-    def _evicted_us(self, batch: int, kv_bytes: np.ndarray) -> np.ndarray:
-        """By how much the GEMMs of a step are longer behind reads of so much KV; 0 where that was not measured."""
-        return self._step.us(operations.step(batch, kv_bytes)) - self._step.us(operations.step(batch))
-
-    def _prefill(self, tokens: int, pairs: np.ndarray) -> np.ndarray:
-        us = np.zeros(pairs.shape)
-        for layers, window in self._groups if tokens else ():
-            within = pairs if window is None else np.minimum(pairs, window * tokens)
-            held = tokens + np.maximum(0, within / tokens - (tokens + 1) / 2)
-            us += layers * self._prefill_us(tokens, within, held)
-        if self._modules:
-            us = us + self._modules.prefill_us(tokens, pairs)
-        return us + self.states.prefill_us(tokens, pairs) if self.states and tokens else us
-
-
-def mixed_model(calibration: Calibration, group: int, backend: Backend) -> OpModel | None:
-    """The calibration's operation ``mixed_attention``, where it holds for a model of ``group`` query heads a KV head; None for the rule of
-    the backend (``MixedCalls``). That of a profile is of FlashAttention 2."""
-    found = calibration.ops.get("mixed_attention")
-    if found is None or found.query_group not in (None, group) or backend not in (FLASH_ATTN_2, TWO_CALLS):
-        return None
-    return found
 
 
 _OF_GEMMS: dict[str | None, OpName] = {"fp8": "gemm_fp8", "nvfp4": "gemm_nvfp4"}
@@ -267,14 +101,8 @@ def experts_model(
     if model.experts is None or name is None or name not in calibration.ops or not model.gated_mlp:
         return None
     found, experts = calibration.ops[name], model.experts
-    shape = operations.experts_name(experts.count, experts.used, model.hidden_size, experts.intermediate_size)
+    shape = op_work.experts_name(experts.count, experts.used, model.hidden_size, experts.intermediate_size)
     return name, found.shapes.get(shape, found)
-
-
-def _operation_us(calibration: Calibration, name: OpName, *shape: float) -> Callable[..., np.ndarray]:
-    """Microseconds of an operation of one shape."""
-    model, work = calibration.ops[name], OPERATIONS[name]
-    return lambda *amounts: model.us(work(*amounts, *shape))
 
 
 #: Tokens of a step up to which its curve bends.
@@ -392,7 +220,7 @@ class CalibratedCost:
         self._by_row = Curve(self._row_us, MOST_TOKENS)
         self._by_head = Curve(self._head_us, MOST_TOKENS)
         has_launches = "launches" in calibration.ops
-        self._launch_ticks = ticks_of(self._us("launches", operations.launches())) if has_launches else 0
+        self._launch_ticks = ticks_of(self._us("launches", op_work.launches())) if has_launches else 0
         self._dense: dict[int, int] = {}
         self.effective_context = context_of_reads(calibration.repeated_reads)
         attention = self._attention
@@ -406,13 +234,13 @@ class CalibratedCost:
         if reduce is None or ranks == 1 or ranks > _MOST_RANKS:
             return None
         # One after every attention and every MLP.
-        calls, width = self.model.num_mixers + self.model.num_mlps, self.model.hidden_size * operations.ELEMENT_BYTES
+        calls, width = self.model.num_mixers + self.model.num_mlps, self.model.hidden_size * op_work.ELEMENT_BYTES
         norms = norm_all_reduces(self.model)
 
         def us(tokens: np.ndarray) -> np.ndarray:
             tokens = np.maximum(tokens, 1)
-            states = calls * reduce.us(operations.all_reduce(tokens * width, ranks))
-            return states + norms * reduce.us(operations.all_reduce(tokens * NORM_BYTES, ranks)) if norms else states
+            states = calls * reduce.us(op_work.all_reduce(tokens * width, ranks))
+            return states + norms * reduce.us(op_work.all_reduce(tokens * NORM_BYTES, ranks)) if norms else states
 
         return Curve(us, MOST_TOKENS)
 
@@ -428,7 +256,7 @@ class CalibratedCost:
                 dtype_bits(self.deployment.kv_dtype) / 8,
             )
             written = tokens / self.deployment.decode_context_parallel
-            one = us("kv_write", operations.kv_write(written, shape.kv_heads, shape.head_dim, kv_element_bytes))
+            one = us("kv_write", op_work.kv_write(written, shape.kv_heads, shape.head_dim, kv_element_bytes))
             layers = [one] * len(plain)
         for layer in range(model.num_layers):
             # Of a layer with a mixer or an MLP alone there are half of the kernels.
@@ -437,18 +265,18 @@ class CalibratedCost:
                 layers.append(share * self._elementwise_us(tokens, round(self._activated(layer) / share)))
         if model.residual_streams > 1 and "hyper_connections" in self.calibration.ops:
             layers.append(
-                model.num_layers * us("hyper_connections", operations.hyper_connections(tokens, model.hidden_size))
+                model.num_layers * us("hyper_connections", layer_work.hyper_connections(tokens, model.hidden_size))
             )
         if "small_kernel" in self.calibration.ops:
             launched = small_kernels(model, self.deployment.vllm_minor, self._modules)
-            layers.append(launched * us("small_kernel", operations.small_kernel()))
+            layers.append(launched * us("small_kernel", op_work.small_kernel()))
         models = self._gemm_models
         own = [(gemm, count) for gemm, count in self._gemms.items() if gemm.experts is None or self._engines == 1]
         gemms = [count * models[gemm.quantization].us(gemm.work(tokens)) for gemm, count in own]
         return (
             sum(layers + gemms)
             + (self._experts_us(tokens) if self._engines == 1 else 0.0)
-            + us("embedding", operations.embedding(tokens, model.hidden_size))
+            + us("embedding", op_work.embedding(tokens, model.hidden_size))
         )
 
     def _shared_us(self, rows: np.ndarray) -> np.ndarray:
@@ -461,7 +289,7 @@ class CalibratedCost:
     def _elementwise_us(self, tokens: np.ndarray, width: int) -> np.ndarray:
         """Norms, rotary positions and activations of one layer; the two norms are part of an all-reduce where vLLM fuses them."""
         hidden_size, coefficients = self.model.hidden_size, self.calibration.ops["elementwise"].coefficients
-        plain = self._us("elementwise", operations.elementwise(tokens, hidden_size, width))
+        plain = self._us("elementwise", op_work.elementwise(tokens, hidden_size, width))
         limits, minor = _FUSED_BYTES.get(self.gpu.architecture), self.deployment.vllm_minor
         if self._reduced is None or self.calibration.kind != "profile" or limits is None:
             return plain
@@ -469,11 +297,11 @@ class CalibratedCost:
         alone = self.deployment.data_parallel == self.deployment.pipeline_parallel == 1
         if not alone or (minor is not None and minor < _FUSED_SINCE):
             return plain
-        rest = self._us("elementwise", operations.elementwise(tokens, hidden_size, width, norms=False))
+        rest = self._us("elementwise", op_work.elementwise(tokens, hidden_size, width, norms=False))
         limit = limits.get(self.tensor_parallel, 0)
         # Two of its four kernels are left.
         fused = rest - coefficients.t0_us / 2
-        return np.where(tokens * hidden_size * operations.ELEMENT_BYTES <= limit, fused, plain)
+        return np.where(tokens * hidden_size * op_work.ELEMENT_BYTES <= limit, fused, plain)
 
     def _activated(self, layer: int) -> int:
         """Elements of a layer's activations that no other operation includes, for one token."""
@@ -494,13 +322,11 @@ class CalibratedCost:
 
     def _row_us(self, rows: np.ndarray) -> np.ndarray:
         """The output head, the sampler, and what a step takes beside its operations."""
-        return self._head_us(rows) + self._us("step", operations.step(rows))
+        return self._head_us(rows) + self._us("step", op_work.step(rows))
 
     def _head_us(self, rows: np.ndarray) -> np.ndarray:
         """The output head, and the sampler."""
-        head = operations.gemm(
-            np.maximum(rows, 1), self.model.vocab_size // self.tensor_parallel, self.model.hidden_size
-        )
+        head = op_work.gemm(np.maximum(rows, 1), self.model.vocab_size // self.tensor_parallel, self.model.hidden_size)
         return self._us("gemm", head) + sampler_us(self.deployment, self.gpu, self.model.vocab_size, rows)
 
     def _us(self, name: OpName, work: Work) -> np.ndarray:
@@ -522,7 +348,7 @@ class CalibratedCost:
             return self._without_attention(decodes, tokens, self._by_row) + attended
         computed = self._without_attention(decodes, tokens, self._by_head) + attended
         # The number of prompts is unknown here: one at least.
-        rest = self._us("prefill_step", operations.prefill_step(decodes + 1, tokens))
+        rest = self._us("prefill_step", op_work.prefill_step(decodes + 1, tokens))
         return max(computed, self._launch_ticks) + ticks_of(rest)
 
     def parts(self) -> StepParts | None:
@@ -549,7 +375,7 @@ class CalibratedCost:
 
     def overhead_ticks(self) -> int:
         """Ticks of a step that are independent of its tokens."""
-        return ticks_of(self._us("step", operations.step(0)))
+        return ticks_of(self._us("step", op_work.step(0)))
 
     def host_ticks(self) -> int:
         """The part of ``overhead_ticks`` that a profile assumes for the host; 0 for a measured calibration."""
@@ -593,7 +419,7 @@ class CalibratedCost:
         )
 
     def _transfer_ticks(self, name: OpName, size: int, pieces: int) -> int:
-        return ticks_of(self._us(name, operations.transfer(size, pieces))) if pieces else 0
+        return ticks_of(self._us(name, op_work.transfer(size, pieces))) if pieces else 0
 
     def describe(self) -> dict[str, object]:
         """See ``StepCost``; the file that ``sha256`` names has the residuals."""

@@ -25,7 +25,8 @@ from ..spec.deployment import dtype_bits
 from ..types.errors import SettingError
 from ..types.user_files import content_of
 from ..types.validation import complaint
-from .operations import OPERATIONS, Coefficients, OpModel, OpName, smallest_call
+from .op_model import Coefficients, OpModel
+from .operations import OPERATIONS, OpName, smallest_call
 
 PROFILES = Path(__file__).parent / "profiles"
 SCHEMA_VERSION = 1

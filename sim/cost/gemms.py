@@ -10,8 +10,8 @@ from ..spec.deployment import ExpertRanks
 from ..spec.matrix import Matrix, format_of, matrix_bytes
 from ..spec.shape import Experts, ModelSpec
 from ..spec.weights import layer_matrices, mixer_matrices
-from . import operations
-from .operations import ELEMENT_BYTES, Amount, Work
+from . import op_work
+from .op_work import ELEMENT_BYTES, Amount, Work
 
 
 class Gemm(NamedTuple):
@@ -35,7 +35,7 @@ class Gemm(NamedTuple):
         Every engine that shares the experts sends as many.
         """
         if self.experts is None:
-            return operations.gemm(tokens, self.n, self.k, self.weight_bytes)
+            return op_work.gemm(tokens, self.n, self.k, self.weight_bytes)
         share, sent = self.experts.used / self.experts.count, tokens * self.expert_ranks.engines
         rows, reached = sent * self.experts.used / self.expert_ranks.holders, 1 - (1 - share) ** sent
         moved = self.weight_bytes * reached + rows * (self.n + self.k) * ELEMENT_BYTES

@@ -23,7 +23,7 @@ from ..spec.matrix import formats_by_part
 from ..spec.shape import ModelSpec
 from .calibration import Calibration
 from .curves import RisingCurve, Surface
-from .operations import (
+from .layer_work import (
     COMPRESSED_WIDTHS,
     COMPRESSED_WINDOW,
     DSA_TOP_K,
@@ -31,11 +31,10 @@ from .operations import (
     MLA_HIDDEN_SIZE,
     MLA_LATENT,
     MSA_WIDTHS,
-    OPERATIONS,
-    OpModel,
-    OpName,
     sparse_name,
 )
+from .op_model import OpModel
+from .operations import OPERATIONS, OpName
 
 #: The operations of decodes and prefills, by the number format of the projections.
 _OPERATIONS: dict[bool, tuple[OpName, OpName]] = {

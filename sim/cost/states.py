@@ -15,7 +15,9 @@ from ..spec.shape import ModelSpec
 from ..spec.states import GatedDelta
 from ..types.ticks import PER_US
 from .calibration import Calibration
-from .operations import GDN_DIM, OPERATIONS, OpModel, OpName
+from .layer_work import GDN_DIM
+from .op_model import OpModel
+from .operations import OPERATIONS, OpName
 from .roofline import StateCost
 from .shares import shares_of
 

@@ -13,8 +13,8 @@ from ..memory import GroupSize, Memory, PageGroups, most_prompt_blocks
 from ..memory.prefix.tiers import FleetTiers
 from ..policy import Limits, Pool, Server
 from ..policy.base import AnyPolicy, PairedPolicy
-from ..policy.options import Options, option_names
-from ..policy.registry import allocator, serving
+from ..policy.options import Options, either, option_names
+from ..policy.registry import POLICIES, allocator, serving
 from ..runs.api_server import ApiServer
 from ..runs.replica import Replica
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
@@ -299,7 +299,8 @@ def _layout(
 def _require_states(settings: Settings, shape: ModelSpec) -> None:
     """Raise SettingError for a policy or an option that does not serve a model with states."""
     if not settings.kind.serves_states:
-        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
+        able = either(kind.name for kind in POLICIES.values() if kind.serves_states_of(shape))
+        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy {able}"
         raise SettingError("model", shape.name, remedy)
     if settings.kind.serves_kv_groups and not settings.policy_options.groups_layers:
         remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"

@@ -21,7 +21,6 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from ..memory.accounting.kv_groups import RING
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
 from ..spec.attention_backends import NAMED, named_backend
@@ -693,7 +692,6 @@ class VllmV1Options(VllmServeOptions):
         if self.offloading is not None:
             name = "kv_offloading_size" if self.kv_offloading_size else "kv_transfer_config"
             others[name] = others.get(name, {}) | {
-                "an indexer beside states": layout is not None and any(g.span.kind == RING for g in layout.groups),
                 **both,
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "block ids, which recordings need": replica.ids,

@@ -15,6 +15,7 @@ from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
 from ..memory.prefix.tiers import Offloaded
+from ..spec import ModelSpec
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
     ServerDefaults,
@@ -26,7 +27,7 @@ from ..spec.startup.sglang import (
     slot_bytes,
     stage_memories,
 )
-from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
+from ..spec.startup.sglang_states import StatePool, num_states, serves_states, state_bytes, state_rules
 from ..types.errors import NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -113,6 +114,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._decodes = False
         self._prefilled: frozenset[Sequence] = frozenset()
         self._lacked: dict[Sequence, int] = {}
+        # Tokens of a window with a pool of its own.
+        self._window = 0
 
     @classmethod
     def pool_size(
@@ -140,6 +143,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if found < 1:
             raise _no_slots(server, options)
         return found // size, size
+
+    @classmethod
+    def serves_states_of(cls, shape: ModelSpec) -> bool:
+        """See ``Policy``."""
+        return serves_states(shape)
 
     @classmethod
     def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
@@ -211,6 +219,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows, in_flight)
+            self._window = windows.tokens
         if pool.states:
             states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes)
         found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
@@ -465,15 +474,26 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
         """See ``Policy``; also its output, and of the running ones what is reserved at least of theirs, of which half has been generated."""
-        declared = workload.max_tokens
-        if declared is None:
-            declared = self.limits.max_model_len - workload.prompt_tokens
+        declared = self._declared(workload)
         to_come, left = (
             np.minimum(each, CLIP_MAX_NEW_TOKENS) for each in (declared, declared - workload.output_tokens / 2)
         )
         waits_for_all = False if workload.ignore_eos is None else workload.ignore_eos == 1
         reserved = float((left * np.where(waits_for_all, 1.0, NewTokenRatio.LEAST)).mean())
         return float((workload.prompt_tokens + to_come).mean()) + block_size + reserved * running
+
+    def windows_to_admit(self, workload: Workload, block_size: int) -> int:
+        """See ``Policy``; ``PrefillBatch.add`` asks for them."""
+        if not (window := self._window):
+            return 0
+        prompts = workload.prompt_tokens
+        beyond = np.maximum(0, np.minimum(prompts, self.limits.max_num_batched_tokens) - window)
+        return round(float((beyond + np.minimum(prompts + self._declared(workload), window)).mean())) + block_size
+
+    def _declared(self, workload: Workload) -> np.ndarray:
+        """The longest output of each request."""
+        left = self.limits.max_model_len - workload.prompt_tokens
+        return left if workload.max_tokens is None else workload.max_tokens
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.

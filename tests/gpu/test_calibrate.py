@@ -21,7 +21,8 @@ from fragmeter.gpu.calibrate.repeats import repeated_reads
 from fragmeter.gpu.devices import devices, timing
 from fragmeter.gpu.model.layers import Layer, multiply
 from fragmeter.gpu.model.skeleton import Skeleton
-from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, OpModel
+from fragmeter.sim.cost.op_model import OpModel
+from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS
 from fragmeter.sim.spec import ModelSpec
 from fragmeter.sim.spec import model as model_spec
 from fragmeter.sim.types.errors import SettingError

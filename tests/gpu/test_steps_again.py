@@ -26,7 +26,8 @@ from fragmeter.gpu.devices import devices, timing
 from fragmeter.gpu.model.skeleton import Skeleton
 from fragmeter.gpu.validate import validate as passes
 from fragmeter.sim.cost.calibration import PROFILES, read
-from fragmeter.sim.cost.operations import OPERATIONS, OpModel
+from fragmeter.sim.cost.op_model import OpModel
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.spec import ModelSpec
 
 PROFILE = PROFILES / "h100-80gb.json"

@@ -8,7 +8,7 @@ within the step that admits the request. ``SentKV`` has nothing, and what it sen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -17,7 +17,6 @@ import numpy as np
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from fragmeter.sim.engine import run as engine_run
 from fragmeter.sim.policy.server import CONSUMER, PRODUCER
@@ -66,13 +65,9 @@ class SentKV(ArrivedKV):
         return 0, False
 
 
-def serve(case: Case, asynchronous: bool = False, defers: bool = True) -> Served:
-    """What the installed vLLM does with a case, with or without drafts.
-
-    Args:
-        defers: Whether blocks that batches in flight may still write come free after these (``defer_block_free``), as is vLLM's.
-    """
-    with _connected(ArrivedKV, CONSUMER), nullcontext() if defers else _freed_at_once():
+def serve(case: Case, asynchronous: bool = False) -> Served:
+    """What the installed vLLM does with a case, with or without drafts."""
+    with _connected(ArrivedKV, CONSUMER):
         return _serve(case, asynchronous)
 
 
@@ -99,10 +94,6 @@ def _connected(connector: type[ArrivedKV], role: str) -> Iterator[None]:
         mock.patch.object(server.Recorder, "get_kv_connector_handshake_metadata", handshake, create=True),
     ):
         yield
-
-
-def _freed_at_once() -> AbstractContextManager[object]:
-    return mock.patch.object(Scheduler, "_request_blocks_can_be_freed", lambda *given: True)
 
 
 def comparable(served: Served) -> Served:

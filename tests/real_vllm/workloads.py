@@ -287,9 +287,9 @@ def states(seed: int) -> Case:
 
 def rings(seed: int) -> Case:
     """Layers with a state beside layers of sparse latent attention, with pages of several sizes and a buffer a sequence (GLM-5.3-Flash):
-    with and without a cache, and states that prefills export or do not."""
+    with and without a cache, and states that prefills export or do not. Requests are as long as vLLM's own workloads, or of a few blocks."""
     draw = random.Random(f"rings/{seed}")
-    case = draw.choice([prefixes, turns, chunks, mixed, tight])(seed)
+    case = _longer(draw.choice([prefixes, turns, chunks, mixed, tight])(seed), draw.choice([1, 4, 8]))
     # Of one head and latent vectors of so many elements: blocks are raised to 128 or 640 tokens.
     latent = draw.choice([512, 512, 64])
     state = Layer(

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, fit_model, is_possible
-from fragmeter.sim.cost.operations import OpName, experts_name
+from fragmeter.sim.cost.op_work import experts_name
+from fragmeter.sim.cost.operations import OpName
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 

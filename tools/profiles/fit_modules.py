@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from fragmeter.gpu.calibrate.fitting import Points, Say, describe, is_possible
-from fragmeter.sim.cost.operations import GDN_DIM, MSA_WIDTHS, OpName, sparse_name
+from fragmeter.sim.cost.layer_work import GDN_DIM, MSA_WIDTHS, sparse_name
+from fragmeter.sim.cost.operations import OpName
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec.gpu import GpuSpec
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fragmeter.gpu.calibrate.fitting import Points, Say, describe, errors, is_possible, limit_of
-from fragmeter.sim.cost import operations, shares
+from fragmeter.sim.cost import op_work, shares
 from fragmeter.sim.cost.calibration import PROFILES, Calibration
 from fragmeter.sim.cost.operations import OpName
 from fragmeter.sim.output import frames as pd
@@ -295,7 +295,7 @@ def _entry(source: str, **coefficients: float) -> dict[str, Any]:
 
 
 def _scaled(fitted: dict[str, Any], measured: GpuSpec, wanted: GpuSpec) -> dict[str, Any]:
-    """The profile of a card with the same chip as the measured one, and other memory (``operations.OtherMemory``)."""
+    """The profile of a card with the same chip as the measured one, and other memory (``op_model.OtherMemory``)."""
     ops = {name: dict(entry) for name, entry in fitted["ops"].items()} | assumed(wanted)
     rates = {"measured_bytes_per_s": measured.memory_bytes_per_s, "bytes_per_s": wanted.memory_bytes_per_s}
     memory = {"memory": {name: round(_DELIVERED * rate) for name, rate in rates.items()}}
@@ -325,7 +325,7 @@ def reached(described: Card) -> shares.Shares:
     of weights or more where these bound them, and attention with 32 heads and 8 KV heads of 128."""
     sheet = described.sheet
     gemm, decode, prefill = (_points_of(described.tables, name) for name in _REQUIRED)
-    weights = operations.ELEMENT_BYTES * gemm.column("n") * gemm.column("k")
+    weights = op_work.ELEMENT_BYTES * gemm.column("n") * gemm.column("k")
     few, many = (gemm.column("m") <= 64) & (weights >= 64e6), _large(gemm)
     read = np.asarray(decode.work.bytes) / decode.us * 1e6 / sheet.memory_bytes_per_s
     at_decode = [
@@ -498,7 +498,7 @@ def _points(operation: OpName, frame: pd.DataFrame) -> Points:
         # Launched by a CUDA graph, as vLLM does in decode steps; without one, launches are the host's time.
         frame = frame[(frame.backend == f"{FRAMEWORK}_graph") & (frame.num_gpus <= _MOST_RANKS)]
         # Sizes are in elements: aiconfigurator asks for tokens times the hidden size.
-        sizes = operations.ELEMENT_BYTES * frame.message_size
+        sizes = op_work.ELEMENT_BYTES * frame.message_size
         return Points(operation, _floats(message_bytes=sizes, ranks=frame.num_gpus), _us(frame))
     if operation in _LATENT:
         form = "fp8_block" if operation.endswith("_fp8") else "bfloat16"

@@ -45,6 +45,7 @@ from ..accounting.ledger import METER, of_class
 from ..interface.memory import Memory
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
 from ..prefix.block_tables import BlockTables
+from .fences import Fences
 from .group_cache import GroupCache
 from .group_tables import GroupTables
 from .phases import GrowingGroups, Phases
@@ -102,6 +103,7 @@ class BlockCounts(Memory):
         tables: Block tables of one group, where there are ids.
         group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
         cache: The prefix cache of KV groups, or None.
+        fences: The batches in flight that keep blocks from coming free, where ``groups.defers``.
     """
 
     #: What ``advance`` tells the ledger.
@@ -123,7 +125,9 @@ class BlockCounts(Memory):
     ) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
-        self.host_free = host_blocks
+        self.host_free, self.groups = host_blocks, groups
+        self.fences = Fences()
+        self.deferred = self.fences.deferred
         self.tables: BlockTables | None = None
         self.partial: dict[Sequence, Partial] = {}
         self.phases = Phases(block_size)
@@ -142,7 +146,7 @@ class BlockCounts(Memory):
 
     def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, order: type[FreeKVCacheBlockQueue]) -> None:
         """Set up the managers of KV groups."""
-        size, self.is_plain, self.groups = self.block_size, False, groups
+        size, self.is_plain = self.block_size, False
         pool, self.classes = BlockPool(self.num_blocks, order), groups.classes(size)
         self.fixed = groups.rings + (0 if groups.states_by_block else groups.states)
         self.growing = groups.number - self.fixed

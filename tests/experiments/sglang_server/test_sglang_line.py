@@ -88,6 +88,7 @@ def test_a_flag_of_another_release_is_named():
     ("flags", "error"),
     [
         ("--page-size", "serve = '--page-size': lacks its value"),
+        ("--mem-fraction-static 2.0", "mem_fraction_static = 2.0: must be below 1"),
         (
             "--chunked-prefill-size -1",
             "--chunked-prefill-size = '-1': must be a whole number from 1 on to be simulated",
@@ -114,7 +115,7 @@ def test_a_flag_of_another_release_is_named():
 )
 def test_values_that_are_not_simulated(flags, error):
     with pytest.raises(SettingError) as raised:
-        read_sglang(f"{START} {flags}")
+        started(parse_line(f"{START} {flags}"), "h100-80gb")
     assert str(raised.value).startswith(error)
 
 

@@ -12,7 +12,8 @@ import pytest
 from fragmeter.sim.cost import CalibratedCost
 from fragmeter.sim.cost.calibration import Calibration
 from fragmeter.sim.cost.gemms import layer_gemms
-from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel
+from fragmeter.sim.cost.op_model import Coefficients, OpModel
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.spec import gpu, model
 from tools.profiles import fit_layers
 

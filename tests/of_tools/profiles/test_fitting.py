@@ -18,7 +18,8 @@ import pytest
 from fragmeter.gpu.calibrate import fitting
 from fragmeter.reports.page.table import filled
 from fragmeter.sim.cost.calibration import Calibration
-from fragmeter.sim.cost.operations import OPERATIONS, Coefficients, OpModel, Residuals
+from fragmeter.sim.cost.op_model import Coefficients, OpModel, Residuals
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.spec import gpu
 from fragmeter.sim.types.errors import UserError
 from paths import ROOT

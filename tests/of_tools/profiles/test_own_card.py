@@ -14,7 +14,8 @@ from fragmeter.experiments.measured.evidence import evidence
 from fragmeter.sim.config.settings import settings
 from fragmeter.sim.cost import cost, default_cost
 from fragmeter.sim.cost.calibration import Calibration
-from fragmeter.sim.cost.operations import OPERATIONS, Coefficients
+from fragmeter.sim.cost.op_model import Coefficients
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.spec import gpu, model
 from tools.profiles import fit_profiles
 

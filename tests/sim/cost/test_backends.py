@@ -8,6 +8,7 @@ import pytest
 import fragmeter.sim.cost as costs
 from calibrations import calibration
 from fragmeter.sim.cost import CalibratedCost, ServerConstants, calibrated, cost, profile
+from fragmeter.sim.cost.attention_curves import AttentionCurves
 from fragmeter.sim.cost.backends import (
     FLASH_ATTN_2,
     FLASH_ATTN_3,
@@ -17,7 +18,6 @@ from fragmeter.sim.cost.backends import (
     attention_backend,
 )
 from fragmeter.sim.cost.base import prompt_blocks
-from fragmeter.sim.cost.calibrated import AttentionCurves
 from fragmeter.sim.output import frames as pd
 from fragmeter.sim.spec import Deployment, gpu, model
 from tools.profiles.mixed_calls import rule_us

@@ -25,11 +25,13 @@ from fragmeter.sim.cost import (
     profile,
     profile_names,
 )
+from fragmeter.sim.cost.attention_curves import AttentionCurves
 from fragmeter.sim.cost.base import among, context_of_reads, effective_context
-from fragmeter.sim.cost.calibrated import AttentionCurves, experts_model, gemm_model
+from fragmeter.sim.cost.calibrated import experts_model, gemm_model
 from fragmeter.sim.cost.curves import Curve, RisingCurve, Surface
 from fragmeter.sim.cost.gemms import layer_gemms
-from fragmeter.sim.cost.operations import OPERATIONS, gemm
+from fragmeter.sim.cost.op_work import gemm
+from fragmeter.sim.cost.operations import OPERATIONS
 from fragmeter.sim.cost.shares import EIGHT_BIT_SHARES
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.engine.run import simulate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fragmeter.sim.cost import CalibratedCost, RooflineCost, cost, profile
-from fragmeter.sim.cost.calibrated import AttentionCurves
+from fragmeter.sim.cost.attention_curves import AttentionCurves
 from fragmeter.sim.cost.gemms import layer_gemms
 from fragmeter.sim.cost.latent import LatentCurves, latent_operations, module_layers
 from fragmeter.sim.cost.operations import OPERATIONS

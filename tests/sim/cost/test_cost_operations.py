@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from calibrations import LONGER, OPS, document
 from fragmeter.sim.cost.calibration import Calibration, profile, profile_names, read
-from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS, Coefficients, OpModel, Residuals, Work
+from fragmeter.sim.cost.op_model import Coefficients, OpModel, Residuals
+from fragmeter.sim.cost.op_work import Work
+from fragmeter.sim.cost.operations import FROM_TABLES, OPERATIONS
 from fragmeter.sim.spec import gpu, gpu_names, model
 from fragmeter.sim.spec.weights import mixer_matrices
 from fragmeter.sim.types.errors import SettingError, UserError

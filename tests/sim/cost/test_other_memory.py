@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from fragmeter.sim.cost import cost, profile
-from fragmeter.sim.cost.operations import OPERATIONS, OpModel, OpName, OtherMemory, Work
+from fragmeter.sim.cost.op_model import OpModel, OtherMemory
+from fragmeter.sim.cost.op_work import Work
+from fragmeter.sim.cost.operations import OPERATIONS, OpName
 from fragmeter.sim.spec import Deployment, gpu, model
 
 FAST, SLOW = (gpu(name).memory_bytes_per_s for name in ("h200", "h100-80gb"))

@@ -6,7 +6,7 @@ import pytest
 
 from fragmeter.sim.cost import CalibratedCost
 from fragmeter.sim.cost.calibration import profile
-from fragmeter.sim.cost.operations import all_reduce
+from fragmeter.sim.cost.op_work import all_reduce
 from fragmeter.sim.cost.small_kernels import norm_all_reduces, small_kernels
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.types.ticks import PER_US
