@@ -85,20 +85,49 @@ _FORMATS: dict[str, dict[str, str]] = {
     "mamba_ssm_dtype": _STATES,
     "mamba_radix_cache_strategy": _STRATEGIES,
 }
-#: What changes memory or decisions and is not simulated.
-_NOT_SIMULATED = {
-    "--enable-dp-attention": "attention by ranks", "--ep-size": "experts by ranks", "--speculative-algorithm": "drafts", "--enable-mixed-chunk": "decodes beside prefills",
-    "--hicache-storage-backend": "a store behind the host", "--hicache-host-memory-mode": "another use of the host", "--hicache-io-backend": "copies of another speed", "--disaggregation-mode": "prefills elsewhere", "--cpu-offload-gb": "weights on the host",
-    "--schedule-conservativeness": "another share of outputs", "--max-prefill-tokens": "another input of a prefill",
-    "--prefill-max-requests": "a bound on prefills", "--radix-eviction-policy": "another order of eviction", "--enable-lora": "adapters",
-    "--lora-paths": "adapters", "--prefill-attention-backend": "kernels, and the page size that they need",
-    "--decode-attention-backend": "kernels, and the page size that they need",
-    "--dtype": "another number format", "--enable-unified-memory": "one pool of bytes", "--prefill-decode-interval": "decodes between prefills",
-    "--max-queued-requests": "rejected requests", "--cuda-graph-max-bs-decode": "another largest graph",
-    "--disable-chunked-prefix-cache": "other kernels", "--dcp-size": "caches by ranks", "--attn-cp-size": "caches by ranks",
-    "--nnodes": "several machines", "--mamba-max-states-per-path": "a bound on states of a path",
-    "--enable-int8-mamba-checkpoint": "states of the tree in int8",
-}  # fmt: skip
+#: What changes memory or decisions and is not simulated, by what it is.
+_APART = {
+    "attention by ranks": "--enable-dp-attention --attn-dp-size --attn-cp-size --dcp-size --enable-prefill-cp --enable-dp-lm-head",
+    "experts by ranks": "--ep-size --moe-a2a-backend --moe-dp-size --moe-dense-tp-size --dwdp-size --enable-eplb --ep-num-redundant-experts",
+    "several machines": "--nnodes",
+    "drafts": "--speculative-algorithm",
+    "tokens by diffusion": "--dllm-algorithm",
+    "decodes beside prefills": "--enable-mixed-chunk --enable-pdmux",
+    "decodes between prefills": "--prefill-decode-interval",
+    "prefills that wait": "--enable-prefill-delayer --min-free-slots-delay",
+    "a bound on prefills": "--prefill-max-requests",
+    "another input of a prefill": "--max-prefill-tokens --enable-dynamic-chunking",
+    "prefills elsewhere": "--disaggregation-mode",
+    "another pipeline": "--pp-max-micro-batch-size --pp-async-batch-depth --enable-two-batch-overlap",
+    "another look at arrivals": "--scheduler-recv-interval --num-continuous-decode-steps",
+    "another share of outputs": "--schedule-conservativeness",
+    "another order of eviction": "--radix-eviction-policy",
+    "another dispatch": "--load-balance-method",
+    "rejected requests": "--max-queued-requests",
+    "adapters": "--enable-lora --lora-paths",
+    "a store behind the host": "--hicache-storage-backend",
+    "another use of the host": "--hicache-host-memory-mode --hicache-host-memory-fraction",
+    "copies of another speed": "--hicache-io-backend",
+    "another cache": "--enable-lmcache --enable-flexkv --enable-hisparse --enable-unified-cache-external-linker --radix-cache-backend"
+    " --enable-session-radix-cache --enable-streaming-session --prefill-only-disable-kv-cache --swa-prefix-tails",
+    "another layout of the cache": "--enable-page-major-kv-layout --enable-kv-cache-sharding",
+    "one pool of bytes": "--enable-unified-memory",
+    "a bound on states of a path": "--mamba-max-states-per-path",
+    "states of the tree in int8": "--enable-int8-mamba-checkpoint",
+    "another strategy of states": "--linear-attn-backend --enable-linear-replayssm",
+    "weights on the host": "--cpu-offload-gb --offload-group-size --ple-offload-embedding --kt-num-gpu-experts --enable-paged-experts",
+    "kernels, and the page size that they need": "--prefill-attention-backend --decode-attention-backend --enable-deterministic-inference",
+    "other kernels": "--disable-chunked-prefix-cache",
+    "other graphs, and the memory that they take": "--cuda-graph-max-bs-decode --cuda-graph-max-bs-prefill --cuda-graph-bs-decode"
+    " --cuda-graph-bs-prefill --disable-decode-cuda-graph --disable-prefill-cuda-graph --cuda-graph-backend-prefill"
+    " --cuda-graph-backend-decode --cuda-graph-config",
+    "another share of the memory": "--language-only --language-model-only --enable-multimodal --enable-symm-mem",
+    "another number format": "--dtype --modelopt-quant --quantize-and-serve",
+    "another configuration of the model": "--json-model-override-args --model-impl",
+    "a server that generates nothing": "--is-embedding --encoder-only",
+    "arguments of a file": "--config",
+}
+_NOT_SIMULATED = {flag: reason for reason, flags in _APART.items() for flag in flags.split()}
 #: The flags that a line is read for.
 NAMED = frozenset(_READ.values()) | frozenset(_NOT_SIMULATED)
 #: What a line says that no setting of a replica does: slots that its memory may have, kernels by which its pages are, replicas.
@@ -111,7 +140,11 @@ _NO_START = {
     )
 }
 #: Values that change neither memory nor decisions, beside the defaults.
-_ALIKE = {"--dtype": ("half", "float16", "bfloat16")}
+_ALIKE = {
+    "--dtype": ("half", "float16", "bfloat16"),
+    "--load-balance-method": ("round_robin",),
+    "--model-impl": ("sglang",),
+}
 _FLAGS = Path(__file__).with_name("facts") / "flags.json"
 #: Those that are off with a value of ``_OFF``; of others SGLang logs what it resolved as if it were given.
 _LOGGED = (

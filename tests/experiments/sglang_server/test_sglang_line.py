@@ -134,6 +134,24 @@ def test_defaults_and_formats_of_16_bits_are_of_no_effect():
     assert others.uncounted_names == ["--ep-size", "--dtype", "--radix-eviction-policy"]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--attention-data-parallel-size 4",
+        "--moe-a2a-backend deepep",
+        "--cuda-graph-bs-decode 1 2 4",
+        "--disable-prefill-cuda-graph",
+        "--language-model-only",
+        '--json-model-override-args {"num_hidden_layers":4}',
+        "--load-balance-method total_tokens",
+    ],
+)
+def test_what_changes_memory_or_decisions_is_named(flags):
+    """As these were passed over as of no effect."""
+    line = read_sglang(f"{START} {flags} --load-balance-method round_robin --moe-dp-size 1")
+    assert len(line.not_simulated) == 1 and line.ignored == ["--load-balance-method", "--moe-dp-size"]
+
+
 def test_other_spellings_are_the_same_flags():
     flags = "--enable-hicache --data-parallel-size 2 --pipeline-parallel-size 2 --expert-parallel-size 2"
     line = read_sglang(f"{START} {flags}")
