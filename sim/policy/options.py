@@ -31,13 +31,14 @@ from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
 from ..spec.shape import ModelSpec
 from ..spec.speculative import SpeculativeConfig, parse_speculative
+from ..spec.startup.sglang_states import StatePool
 from ..spec.tiers import OffloadSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import NotSimulated, SettingError
 from ..types.ticks import PER_MS
 from ..workload.workload import Workload
 from .api_times import api_server_us
-from .server import Server
+from .server import Server, WindowPool
 
 #: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
 FITTED_BEAM_SURVIVAL = 0.92
@@ -131,8 +132,10 @@ class Options:
         """What is behind the GPU as tiers of the prefix cache; None without any."""
         return None
 
-    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
-        """The same in chunks, beside a pool of so many blocks. See ``host_blocks``."""
+    def offloaded(
+        self, server: Server, num_blocks: int, block_size: int, beside: WindowPool | StatePool | None
+    ) -> Offloaded | None:
+        """The same in chunks, beside a pool of so many blocks, and a second one of windows or states. See ``host_blocks``."""
         return None
 
     def for_server(self, server: Server) -> Self:
@@ -651,7 +654,9 @@ class VllmV1Options(VllmServeOptions):
     def offloading(self) -> OffloadSpec | None:
         return parse_offloading(self.kv_transfer_config, self.kv_offloading_size, self.kv_offloading_backend)
 
-    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
+    def offloaded(
+        self, server: Server, num_blocks: int, block_size: int, beside: WindowPool | StatePool | None
+    ) -> Offloaded | None:
         """See ``Options``; those of KV offloading.
 
         Raises:
