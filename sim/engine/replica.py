@@ -360,6 +360,7 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
         expert_parallel=settings.enable_expert_parallel,
         vllm_minor=LAST_ORDERED,
     )
+    settings.policy_options.require_kv_dtype(shape, card, deployment.kv_dtype)
     found = settings.policy_options.deployed(deployment)
     refuse_experts(shape, card, found, settings.tensor_parallel_size)
     return found

@@ -71,7 +71,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: windows kept every token")
+    source = Source(
+        "SGLang 0.5.23", "wheel", "2026-11-30: share of the memory of multimodal models, pages by attention backend"
+    )
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
@@ -123,14 +125,15 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         Raises:
             SettingError: The weights leave no slot, or chunks are not whole pages.
         """
-        size = block_size or page_size(server.gpu, server.model)
+        assert isinstance(options, SGLangOptions)
+        for_states = not server.caches_prefixes or options.mamba_radix_cache_strategy == "extra_buffer"
+        size = block_size or page_size(server.gpu, server.model, for_states=for_states)
         chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
         if chunk % size:
             remedy = f"sglang's chunks are whole pages; give a multiple of block_size = {size}, or smaller blocks"
             raise SettingError("max_num_batched_tokens", chunk, remedy)
         if num_blocks is not None:
             return num_blocks, size
-        assert isinstance(options, SGLangOptions)
         launch, states = _launch(server), cls.state_pool(server, options, size)
         share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
         # One more state, of the rows that fill up a graph's batch.
