@@ -60,6 +60,12 @@ def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
         beside["states"] = "max_mamba_cache_size", memory.states.slots
     if memory.transfers is not None:
         beside["host_slots"] = "HiCache, tokens", memory.transfers.cache.num_blocks * replica.block_size
+        if memory.transfers.beside is not None and isinstance(memory, RadixMemory):
+            places, _ = memory.transfers.beside
+            if memory.windows is not None:
+                beside["host_window_slots"] = "HiCache, windows", places * replica.block_size
+            else:
+                beside["host_states"] = "HiCache, states", places
     return {
         "slots": ("max_total_num_tokens", memory.capacity_slots),
         **beside,

@@ -20,6 +20,7 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
     As in vLLM, the host is asked for the tokens that the GPU's prefix cache does not have, and the look-ups of preempted
     requests are counted separately. ``load_seconds`` and ``store_seconds`` are the times in which the link copies in a
     direction, and ``mean_load_wait_ms`` is the time of a load from the step that asks for it, queued behind others, to its end.
+    SGLang's host has a second pool for windows or states that have one on the GPU: ``second_pool_blocks`` are pages or states.
     ``flush_seconds`` is what steps waited for copies: under vLLM for stores, under SGLang for loads that they could not hide.
     """
     tier = run.replica.memory.transfers
@@ -41,6 +42,11 @@ def kv_offloading(run: Run) -> dict[str, Any] | None:
         "max_used_blocks": int(used["used_blocks"].max(initial=0)),
         "mean_used_blocks": dot(used["used_blocks"], until - used["ticks"]) / max(1, run.log.end_ticks),
         **_copies(tier),
+        **(
+            {}
+            if tier.beside is None
+            else dict(zip(("second_pool_blocks", "max_used_second_pool_blocks"), tier.beside, strict=True))
+        ),
         **({"tiers": _tiers(run, tier, first, queried)} if tier.behind else {}),
     }
 

@@ -227,12 +227,20 @@ class SGLangOptions(Options):
 
     def window_of(self, shape: ModelSpec) -> int | None:
         """The window of layers with a pool of their own, see ``spec.startup.sglang``; None without such a pool."""
-        return None if self.disable_hybrid_swa_memory else window_of(shape)
+        if self.disable_hybrid_swa_memory or self._drops_windows(shape):
+            return None
+        return window_of(shape)
+
+    def _drops_windows(self, shape: ModelSpec) -> bool:
+        """Whether SGLang keeps every token of a model beside HiCache (``_step3p_overrides`` of 0.5.23)."""
+        return self.enable_hierarchical_cache and shape.model_type in ("step3p5", "step3p7")
 
     def why_unread(self, name: str, replica: Replica, workload: Workload | None) -> str | None:
         """See ``Options``; windows without a pool, priorities, and what these decide without the switch."""
         if name in ("swa_full_tokens_ratio", "disable_hybrid_swa_memory") and window_of(model(replica.model)) is None:
             return f"SGLang gives the windows of {replica.model} no pool of their own; {LEAVE_OUT}"
+        if name in ("swa_full_tokens_ratio", "disable_hybrid_swa_memory") and self._drops_windows(model(replica.model)):
+            return f"SGLang gives the windows of {replica.model} no pool of their own beside HiCache; {LEAVE_OUT}"
         if name == "swa_full_tokens_ratio" and self.disable_hybrid_swa_memory:
             return f"windows have no pool of their own with disable_hybrid_swa_memory; {LEAVE_OUT}"
         if name in _OF_STATES and model(replica.model).mixer is None:

@@ -28,6 +28,7 @@ from .copies import CopyMachine
 from .dialogue import DialogueMachine
 from .dialogue_copies import DialogueCopyMachine
 from .hashed_pool import HashedPoolMachine
+from .host_components import HostStateMachine, HostWindowMachine
 from .host_radix import HostRadixMemoryMachine, HostTreeMachine
 from .hybrid import HybridMachine
 from .paged import ChunkedMachine, DeferredMachine, PagedMachine
@@ -50,6 +51,8 @@ MACHINES: dict[str, type[RuleBasedStateMachine]] = {
     "WindowTree": WindowMachine,
     "StateTree": StateMachine,
     "HostTree": HostTreeMachine,
+    "HostStateTree": HostStateMachine,
+    "HostWindowTree": HostWindowMachine,
     **dict.fromkeys(("BuddyArena", "FirstFitArena", "BestFitArena"), ArenaMachine),
     "PagedMemory": PagedMachine,
     "PagedMemory, chunked prefills": ChunkedMachine,

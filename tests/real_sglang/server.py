@@ -161,6 +161,7 @@ def _methods() -> dict[str, Any]:
         "SCHEDULER_STAGE_GET_NEXT_BATCH": "",
         "ScheduleBatch": ScheduleBatch,
         "TEST_RETRACT": False,
+        "_make_abort_req": lambda *args, **kwargs: None,
         "TEST_RETRACT_NO_PREFILL_BS": 0,
         "TEST_RETRACT_INTERVAL": 1,
         "checkpoint_kv_cache": checkpoint_kv_cache,
@@ -331,6 +332,9 @@ class Scheduler:
         """Set the clock of the copies, and when the forward stream has done all that it has."""
         if self.link is not None:
             self.link.now, self.link.forward_end = now, forward_end
+
+    def send_abort_output(self, *args: Any) -> None:
+        raise RuntimeError("SGLang aborts a request")
 
     def _prefetch_kvcache(self, request: Req) -> None:
         """From a storage that there is not."""

@@ -50,15 +50,15 @@ def _difference(case: Case) -> object:
 
 
 def _both(case: Case) -> tuple[Served, Served]:
-    """What the real scheduler and ours do; nothing where a server ends with an error, as no state is left for a request."""
-    return _or_nothing(server.serve, case, AssertionError), _or_nothing(ours.serve, case, SettingError)
+    """What the real scheduler and ours do; nothing where one ends with an error, as copies lock what a request needs."""
+    return _or_nothing(server.serve, case, AssertionError, RuntimeError), _or_nothing(ours.serve, case, SettingError)
 
 
-def _or_nothing(serve: Callable[[Case], Served], case: Case, error: type[Exception]) -> Served:
+def _or_nothing(serve: Callable[[Case], Served], case: Case, *errors: type[Exception]) -> Served:
     try:
         return serve(case)
-    except error:
-        if not case.states or not case.hicache_ratio:
+    except errors:
+        if not (case.states or case.window) or not case.hicache_ratio:
             raise
         return Served([], [])
 
@@ -387,7 +387,7 @@ def test_a_prefill_without_room_for_copies_of_its_state_is_noticed(monkeypatch):
 
 def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):
     """As if its copy had ended at once."""
-    monkeypatch.setattr(HiCache, "_copy", lambda copies, index, now, pages, is_store, done: done() or now)
+    monkeypatch.setattr(HiCache, "_copy", lambda copies, index, now, pages, ticks, is_store, done: done() or now)
     assert _is_noticed("hicache", overlaps=True)
 
 

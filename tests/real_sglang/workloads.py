@@ -367,8 +367,8 @@ def _hicache_windows(seed: int) -> Case:
             workload=replace(work, output_tokens=work.output_tokens + longer, max_tokens=work.max_tokens + longer),
         )
         case = replace(case, num_slots=_paged(case, page) + case.num_slots // page * page)
-    least = 4 * window + 256 + 8 * page
-    slots = least + int(max(0, case.num_slots - least) * draw.random() ** 2)
+    least = 3 * window + 128 + 4 * page
+    slots = least + int(max(0, case.num_slots - least) * draw.random() ** 3)
     return replace(
         case,
         name=f"hicache_windows/{seed}",

@@ -119,6 +119,12 @@ class HiCache(HostCopies):
         super().__init__(_Pages(tree, host.num_chunks))
         self._tree, self._host = tree, host
 
+    @property
+    def beside(self) -> tuple[int, int] | None:
+        """See ``HostCopies``."""
+        tree = self._tree
+        return (tree.host_components, tree.most_components) if isinstance(tree, HostComponents) else None
+
     def ticks(self, pages: int, components: int, is_store: bool) -> int:
         """Of a copy: kernels copy all at once, at the rate of the link where this is given."""
         host = self._host

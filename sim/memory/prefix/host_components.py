@@ -33,14 +33,16 @@ class HostComponents(HostTree, ComponentTree):
         host_components: Units of components that the host holds.
 
     Attributes:
-        components_free: Units of components for which the host has places left.
+        host_components: As given.
+        components_free, most_components: Units of components for which the host has places left; most that it had at a time.
         component_copying: Units of components on the device that only copies lock.
         host_recency: Nodes whose component the host alone has.
     """
 
     def __init__(self, host_tokens: int, threshold: int, host_components: int, *others: int) -> None:
         super().__init__(host_tokens, threshold, *others)
-        self.components_free, self.component_copying = host_components, 0
+        self.host_components = self.components_free = host_components
+        self.component_copying = self.most_components = 0
         self.host_recency = Recency()
 
     @property
@@ -128,6 +130,7 @@ class HostComponents(HostTree, ComponentTree):
             return False
         super()._copy_to_host(node)
         self.components_free -= units
+        self.most_components = max(self.most_components, self.host_components - self.components_free)
         for each in nodes:
             each.component_on_host = True
         written = [*nodes, *[node][: node not in nodes]]

@@ -75,6 +75,11 @@ class HostCopies:
         return [f"{place}:{link.spec.type}" for place, link in enumerate(self.behind, 1)]
 
     @property
+    def beside(self) -> tuple[int, int] | None:
+        """Pages of windows or states on the host, and the most in use; None where these have no pool of their own there."""
+        return None
+
+    @property
     def next_ticks(self) -> int:
         """When the next copy ends or a decision can be another one, or ``NEVER``."""
         return self._running[0][0] if self._running else NEVER

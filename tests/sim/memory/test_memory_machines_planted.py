@@ -37,7 +37,15 @@ from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.radix_slots import SlotTree
 from fragmeter.sim.memory.paged.skipped import SkippedBlocks
 from fragmeter.sim.memory.paged.streams import StreamMemory
-from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, HostTree, RadixTree, StateTree, WindowTree
+from fragmeter.sim.memory.prefix import (
+    FreeKVCacheBlockQueue,
+    HostComponents,
+    HostTree,
+    HostWindowTree,
+    RadixTree,
+    StateTree,
+    WindowTree,
+)
 from fragmeter.sim.memory.prefix.block_tables import BlockTables
 from fragmeter.sim.memory.prefix.component_tree import ComponentTree
 from fragmeter.sim.policy import vllm_v1
@@ -200,6 +208,11 @@ def evicts_a_page_too_many(memory: RadixMemory, pages: int) -> None:
         memory.free += memory.tree.evict(pages - memory.free + 1)
 
 
+def inserts_nothing_before(memory, sequence, tokens):
+    memory.holdings[sequence].inserted = 0
+    return RadixMemory._insert(memory, sequence, tokens)
+
+
 def frees_all_that_it_inserts(memory: RadixMemory, sequence, tokens: int):
     free, held = memory.free, memory.holdings[sequence].pages
     node = insert(memory, sequence, tokens)
@@ -345,7 +358,11 @@ PLANTED = [
     ("SlotRadixMemory", SlotTree, "_split", RadixTree._split),
     ("HostTree", HostTree, "_remove", RadixTree._remove),
     ("HostTree", HostTree, "_split", RadixTree._split),
-    ("HostRadixMemory", HostRadixMemory, "_insert", RadixMemory._insert),
+    ("HostStateTree", HostComponents, "_demote", HostTree._demote),
+    ("HostStateTree", HostComponents, "_has_component", ComponentTree._has_component),
+    ("HostWindowTree", HostComponents, "_publish", ComponentTree._publish),
+    ("HostWindowTree", HostWindowTree, "_split", HostComponents._split),
+    ("HostRadixMemory", HostRadixMemory, "_insert", inserts_nothing_before),
     ("DialogueMemory", DialogueMemory, "_start", names_a_half_full_block),
     ("DialogueMemory", DialogueMemory, "_make_free", gives_up_what_was_used_last),
     ("ContiguousMemory, groups", ContiguousMemory, "_disband", keeps_the_pieces_of_siblings),
