@@ -137,7 +137,7 @@ class SGLangStarted(Started):
     def pool(self, outlook: Literal["low", "likely", "high"] = "likely") -> Capacity:
         """See ``Started``; of layers that keep every token, where windows have slots of their own."""
         replica = not_none(self.replica)
-        tokens = replica.memory.capacity_slots
+        tokens = replica.num_blocks * replica.block_size
         return Capacity(min(self.memories, key=_pages), replica.num_blocks, tokens / replica.max_model_len, tokens)
 
     def stages(self) -> list[StageMemory]:

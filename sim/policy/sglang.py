@@ -27,6 +27,7 @@ from ..spec.startup.sglang import (
     stage_memories,
 )
 from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
+from ..spec.startup.sglang_unified import BUDGET_ALIGNMENT, SharedBuffer, aligned
 from ..types.errors import NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -119,8 +120,12 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         """See ``Policy``; the slots that SGLang computes at its start (``spec.startup.sglang``).
 
         Raises:
-            SettingError: The weights leave no slot, or chunks are not whole pages.
+            SettingError: The weights leave no slot, chunks are not whole pages, or there is nothing to share one buffer with.
         """
+        assert isinstance(options, SGLangOptions)
+        if options.enable_unified_memory and server.model.mixer is None and options.window_of(server.model) is None:
+            remedy = f"is for models with windows or states in a pool of their own, and {server.model.name} has none; leave it out"
+            raise SettingError("enable_unified_memory", True, remedy)
         size = block_size or page_size(server.gpu, server.model)
         chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
         if chunk % size:
@@ -128,7 +133,6 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             raise SettingError("max_num_batched_tokens", chunk, remedy)
         if num_blocks is not None:
             return num_blocks, size
-        assert isinstance(options, SGLangOptions)
         launch, states = _launch(server), cls.state_pool(server, options, size)
         share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
         # One more state, of the rows that fill up a graph's batch.
@@ -160,7 +164,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return WindowPool(window, blocks, bytes_of)
 
     @classmethod
-    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
+    def state_pool(
+        cls, server: Server, options: Options, block_size: int, num_blocks: int | None = None
+    ) -> StatePool | None:
         """See ``Policy``; the states that SGLang computes at its start.
 
         Raises:
@@ -191,7 +197,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             )
             remedy += f" {rules.of_request}; give more, or use more or larger GPUs"
             raise SettingError(field, getattr(options, field), remedy)
-        return found
+        if not options.enable_unified_memory or num_blocks is None:
+            return found
+        return found._replace(buffer=_buffer_of(server, options, found, num_blocks, block_size))
 
     @classmethod
     def step_limits(
@@ -209,9 +217,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows, in_flight)
         if pool.states:
-            states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes)
-        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
+            states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes, pool.states.buffer)
+        pages = pool.num_blocks if states is None or states.buffer is None else states.buffer.most_pages
+        found = kind(pages, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
         self._longest = found.max_output_tokens
+        self.admits_by_queue = found.buffer is not None
         return found
 
     def _with_host(self, pool: Pool, host: Offloaded) -> RadixMemory:
@@ -347,6 +357,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         batch = PrefillBatch(transaction, self.limits, self._generated(state, transaction), ratio)
         for sequence in state.prefilling:
             batch.continue_prefill(sequence)
+        transaction.take_ahead(len(queue))
         for sequence in queue:
             if batch.is_spent:
                 break
@@ -358,6 +369,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
                 self._lacked[sequence] = batch.lacked
                 break
             self._lacked.pop(sequence, None)
+        transaction.take_ahead(0)
         # What a prefill beside no running sequence finds is forgotten, and one that leaves a prefill unfinished is looked at again.
         if batch.is_full and batch.running:
             self._full_at = transaction.departures
@@ -498,6 +510,21 @@ def _no_slots(server: Server, options: SGLangOptions) -> SettingError:
     fraction = options.mem_fraction_static or fraction_of(_launch(server))
     remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
     return SettingError("mem_fraction_static", fraction, remedy)
+
+
+def _buffer_of(
+    server: Server, options: SGLangOptions, states: StatePool, num_blocks: int, block_size: int
+) -> SharedBuffer:
+    """The buffer of states and so many pages, if SGLang is told how many; else of all memory that weights leave (``config_from_budget``)."""
+    of_slot, of_state = states.slot_bytes
+    slots, pool = num_blocks * block_size, states.slots * of_state
+    (memory,) = stage_memories(_launch(server), options.mem_fraction_static, 1, pool + of_state)
+    budget = memory.kv_cache_bytes
+    if budget // of_slot // block_size != num_blocks:
+        budget = slots * aligned(of_slot)
+    else:
+        budget -= budget % BUDGET_ALIGNMENT
+    return SharedBuffer.of(budget + pool, of_slot, of_state, block_size, slots)
 
 
 def _state_bytes(server: Server, options: SGLangOptions) -> int:

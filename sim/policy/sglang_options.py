@@ -125,6 +125,10 @@ class SGLangOptions(Options):
         Literal["bf16", "fp16", "fp32"] | None,
         Field(description="Number format of a state's matrices; by default that of the checkpoint, or fp32."),
     ] = None
+    enable_unified_memory: Annotated[
+        bool,
+        Field(description="One buffer for the KV cache and the states, in which either takes what the other leaves."),
+    ] = False
     enable_hierarchical_cache: Annotated[
         bool, Field(description="HiCache: copy KV of the radix tree to host memory, and load it from there.")
     ] = False
@@ -192,10 +196,16 @@ class SGLangOptions(Options):
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
     ) -> dict[str, dict[str, bool]]:
-        if not self.enable_hierarchical_cache:
-            return {}
-        return {
-            "enable_hierarchical_cache": {
+        found: dict[str, dict[str, bool]] = {}
+        if self.enable_unified_memory:
+            found["enable_unified_memory"] = {
+                "windows in a pool of their own": self.window_of(model(replica.model)) is not None,
+                "enable_hierarchical_cache": self.enable_hierarchical_cache,
+                "pipeline parallelism": replica.pipeline_parallel_size > 1,
+                "block ids, which recordings need": replica.ids,
+            }
+        if self.enable_hierarchical_cache:
+            found["enable_hierarchical_cache"] = {
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "windows in a pool of their own (use disable_hybrid_swa_memory)": self.window_of(model(replica.model))
                 is not None,
@@ -205,7 +215,7 @@ class SGLangOptions(Options):
                 "pipeline parallelism": replica.pipeline_parallel_size > 1,
                 "block ids, which recordings need": replica.ids,
             }
-        }
+        return found
 
     def window_of(self, shape: ModelSpec) -> int | None:
         """The window of layers with a pool of their own, see ``spec.startup.sglang``; None without such a pool."""

@@ -51,6 +51,10 @@ class PrefillBatch:
         self._taken = sum(self.reserved.values())
         self._taken_now = self._windows_taken = 0
         self._windows = transaction.windows
+        # In one buffer with states: slots that have the bytes of one, and states that may be taken.
+        self._state_slots, self._states_left = 0, 1
+        if transaction.buffer is not None:
+            self._state_slots, self._states_left = transaction.buffer.unit_slots, transaction.state_room
 
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
@@ -85,16 +89,19 @@ class PrefillBatch:
         transaction = self._transaction
         self.lacked = own = sequence.start_tokens - transaction.look_up(sequence)
         to_come = min(max(0, transaction.max_output_tokens(sequence) - sequence.generated_tokens), CLIP_MAX_NEW_TOKENS)
+        beside = 0 if transaction.has_copy else self._state_slots
         if sequence.ignores_eos and not transaction.keeps:
-            if not self._fits_to_its_end(sequence, self._paged(own) + self._page, self._in_windows(own, to_come)):
+            paged = self._paged(own) + self._page + beside
+            if not self._fits_to_its_end(sequence, paged, self._in_windows(own, to_come)):
                 self.is_full = True
                 return False
             transaction.lock(sequence)
-            return self._admit(sequence, own, min(own, self._chunk_left))
+            return self._admit(sequence, own, min(own, self._chunk_left), beside)
         transaction.lock(sequence)
         # What it locks can be evicted no more.
         chunk = self._chunk_in_windows(self._paged(own), to_come)
-        lacks_room = own + to_come + self._page >= self._room or chunk <= 0 < self._chunk_left
+        lacks_room = own + to_come + self._page + beside >= self._room or chunk <= 0 < self._chunk_left
+        lacks_room = lacks_room or (beside > 0 and self._states_left < 1)
         self.is_full = self.is_full or lacks_room
         if lacks_room or not self._within(own - transaction.on_host, chunk):
             transaction.unlock(sequence)
@@ -103,7 +110,7 @@ class PrefillBatch:
         if not (tokens := self._within(own, chunk)):
             transaction.unlock(sequence)
             return False
-        return self._admit(sequence, own, tokens)
+        return self._admit(sequence, own, tokens, beside)
 
     def _within(self, own: int, chunk: int) -> int:
         """Tokens of a prefill of ``own`` that it computes in the rest of the chunk: all, or whole pages."""
@@ -136,9 +143,14 @@ class PrefillBatch:
         """Slots of the pages that so many tokens take."""
         return -(-tokens // self._page) * self._page
 
-    def _admit(self, sequence: Sequence, own: int, tokens: int) -> bool:
+    def _admit(self, sequence: Sequence, own: int, tokens: int, beside: int) -> bool:
         self._transaction.enter(sequence)
         self._compute(sequence, own, tokens)
+        if beside:
+            # Neither its copies nor that of a state which joins the tree are counted.
+            self._states_left -= 1
+            self._taken_now += beside
+            self._taken += beside
         self.is_full = self.is_full or not self._has_room
         return self._has_room and not self.is_spent
 
@@ -184,7 +196,7 @@ class PrefillBatch:
 
     @property
     def _has_room(self) -> bool:
-        if self._windows is not None and self._window_room <= 0:
+        if (self._windows is not None and self._window_room <= 0) or self._states_left <= 0:
             return False
         return self._room > 0 and self._transaction.room > self._taken_now
 

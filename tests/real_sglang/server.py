@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -70,6 +71,8 @@ DECISIONS = (
 MAX_PREFILL_TOKENS = 16_384
 #: No token that a request generates.
 EOS_TOKEN = 0
+#: What SGLang says where a step finds no slot or no state.
+_OUT_OF_MEMORY = re.compile("^Out of memory|alloc_req_slots runs out|Not enough space for mamba|Can not alloc mamba")
 
 
 def _decisions() -> dict[str, ast.FunctionDef]:
@@ -224,8 +227,23 @@ class Scheduler:
             self.token_to_kv_pool_allocator.use_triton_kernels = False
         longest = case.num_slots + case.page_size
         copied = bool(case.state_rules.tracked)
-        if case.states:
-            self.req_to_token_pool: Any = state_rows(case.max_num_seqs, longest, case.states, device, copied, overlaps)
+        if case.unified:
+            from . import unified
+
+            pools = unified.state_pools(
+                case.max_num_seqs,
+                longest,
+                case.num_slots,
+                case.states,
+                case.state_bytes,
+                case.page_size,
+                copied,
+                overlaps,
+            )
+            self.req_to_token_pool: Any = pools.rows
+            self.token_to_kv_pool_allocator = pools.allocator
+        elif case.states:
+            self.req_to_token_pool = state_rows(case.max_num_seqs, longest, case.states, device, copied, overlaps)
         else:
             self.req_to_token_pool = ReqToTokenPool(case.max_num_seqs, longest, device, False)
         params = CacheInitParams(
@@ -353,16 +371,21 @@ def serve(case: Case) -> Served:
         "mamba_radix_cache_strategy": "extra_buffer" if case.states and case.state_rules.tracked else "no_buffer",
         "mamba_track_interval": case.track_interval,
     }
+    steps: list[Step] = []
     with published(max(case.state_chunk, case.page_size), **fields):
-        return _serve(case)
+        try:
+            return _serve(case, steps)
+        except (RuntimeError, AssertionError) as error:
+            if not (case.unified and _OUT_OF_MEMORY.search(str(error))):
+                raise
+            return Served(steps, [], is_out_of_memory=True)
 
 
-def _serve(case: Case) -> Served:
+def _serve(case: Case, steps: list[Step]) -> Served:
     # Until when arrivals are known, when the last step ends.
     scheduler, known, end, arrived = Scheduler(case), 0, 0, 0
     prompts, outputs = tokens_of(case.workload)
     arrivals = case.workload.arrival_ticks.tolist()
-    steps: list[Step] = []
     finished: dict[int, int] = {}
     requests: list[Req] = []
     while True:
@@ -388,6 +411,8 @@ def _serve(case: Case) -> Served:
         elif not scheduler.result_queue:
             # As ``on_idle``.
             scheduler.new_token_ratio_tracker.reset()
+            if case.unified:
+                scheduler.token_to_kv_pool_allocator.flush_opportunistic()
             until = [] if arrived == len(arrivals) else [arrivals[arrived]]
             if scheduler.waiting_queue and scheduler.link and scheduler.link.next_end is not None:
                 # The server asks again and again; what it finds changes when a copy ends.
@@ -448,7 +473,7 @@ def _levels(scheduler: Any) -> dict[str, int]:
     levels = {"free": pool.available_size(), "evictable": tree.full_evictable_size(), "host_free": host}
     if tree.supports_mamba():
         states = scheduler.req_to_token_pool.mamba_allocator
-        levels |= {"beside_free": states.available_size(), "beside_evictable": tree.mamba_evictable_size()}
+        levels |= {"beside_free": states.schedulable_available_size(), "beside_evictable": tree.mamba_evictable_size()}
     return levels
 
 

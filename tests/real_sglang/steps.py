@@ -41,11 +41,14 @@ class Served(NamedTuple):
 
     Attributes:
         is_stuck: Whether requests wait at the end that are never admitted: a pool without a tree may be too small for one.
+        is_out_of_memory: Whether it ends where a step finds no slot or no state, as with one buffer, whose admission counts no copies of
+            states; then without finishes.
     """
 
     steps: list[Step]
     finished: list[tuple[int, int]]
     is_stuck: bool = False
+    is_out_of_memory: bool = False
 
 
 class Difference(NamedTuple):
@@ -68,7 +71,7 @@ def first_difference(real: Served, ours: Served) -> Difference | None:
         for field, value, known in zip(Step._fields, theirs, mine, strict=True):
             if value != known:
                 return Difference(number, field, value, known)
-    for field in ("finished", "is_stuck"):
+    for field in ("finished", "is_stuck", "is_out_of_memory"):
         value, known = getattr(real, field), getattr(ours, field)
         if value != known:
             return Difference(len(real.steps), field, value, known)

@@ -15,6 +15,8 @@ from fragmeter.sim.workload.content import PromptContent
 
 #: Layers of the model that serves all cases.
 LAYERS = 40
+#: Bytes of a slot of the KV cache in one buffer with states: the least that it aligns to.
+SLOT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Case:
         window_slots: Slots of their pool.
         spare_states: States of their pool beyond what the requests that run need, of a model with layers that keep one; None without any.
         state_chunk, track_interval: Tokens of a chunk of their kernels, and ``--mamba-track-interval``.
+        unified: Whether states and slots share one buffer.
+        state_bytes: Bytes of a state there, where a slot has 32.
         extra_buffer: Whether copies of states join the tree in any case; they do with the overlap schedule and with pages.
         step_ticks: Duration of every step.
         hicache_ratio: As in SGLang; 0 is no host tier.
@@ -63,6 +67,8 @@ class Case:
     spare_states: int | None = None
     state_chunk: int = 64
     track_interval: int = 256
+    unified: bool = False
+    state_bytes: int = 32
     extra_buffer: bool = True
     hicache_ratio: float = 0
     hicache_write_policy: str = "write_through"
@@ -297,6 +303,18 @@ def _states(seed: int) -> Case:
     )
 
 
+def _unified(seed: int) -> Case:
+    """States in one buffer with the slots, from smaller than a slot to larger than most prompts."""
+    draw, case = random.Random(f"unified/{seed}"), _states(seed)
+    return replace(
+        case,
+        name=f"unified/{seed}",
+        unified=True,
+        state_bytes=4 * draw.choice((3, 8, 13, 40, 100, 401, 1000)),
+        max_num_seqs=draw.choice((case.max_num_seqs, case.max_num_seqs, 8, 20)),
+    )
+
+
 def _hicache(seed: int) -> Case:
     """A host tier, often smaller than the device, behind a pool that hardly holds the requests; copies from fast to slow.
 
@@ -351,6 +369,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "priorities": _priorities,
     "windows": _windows,
     "states": _states,
+    "unified": _unified,
     "hicache": _hicache,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...spec.startup.sglang_unified import SharedBuffer
 from ...workload.content import Run
 from ..prefix import Place, RadixNode, Rest
 
@@ -90,7 +91,9 @@ class States:
         grid: Tokens of a prefill from one that can be copied to the next.
         interval: Tokens of a sequence that decodes from one that is copied to the next.
         slot_bytes: Bytes of a slot of the other pool, and of a state.
+        buffer: What both pools share; None where each has its own.
         own: States of it that sequences have beside the tree.
+        ahead: States that are taken for copies to come, see ``RadixMemory.take_ahead``.
     """
 
     slots: int
@@ -98,7 +101,9 @@ class States:
     grid: int
     interval: int
     slot_bytes: tuple[int, int]
+    buffer: SharedBuffer | None = None
     own: int = 0
+    ahead: int = 0
 
     def of_prefill(self, first: int, end: int, branch: int) -> int:
         """Tokens of a sequence up to a state that joins the tree after a prefill from ``first`` to ``end``; 0 without any.

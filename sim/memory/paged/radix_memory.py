@@ -53,6 +53,7 @@ class RadixMemory(Memory):
         holdings: For each sequence that runs or prefills, its part of the tree; those that run in the order of SGLang's batch.
         decoding: Sequences that decode in the next step that does, in the order in which their prefills ended.
         phases: In which steps these begin a page.
+        buffer: What the pool shares with that of states; ``num_blocks`` is then the pages of the whole buffer.
         free: Pages that are neither in the tree nor held by one sequence.
         departures: Finished sequences so far.
         keeps: Whether the tree keeps nodes that no sequence locks.
@@ -85,9 +86,10 @@ class RadixMemory(Memory):
             own = CacheLog(block_size)
             self.second_pool = SecondPool(SLIDING, windows.pages * block_size, own, windows.slot_bytes)
         if states is not None:
-            self.second_pool = SecondPool(STATE, states.slots, CacheLog(1), states.slot_bytes)
+            self.second_pool = _pool_of(states)
         if self.second_pool is not None:
             self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
+        self.buffer = None if states is None else states.buffer
         self.num_blocks = self.free = num_blocks
         plain, with_windows, with_states = self.trees
         self.tree: RadixTree = plain() if states is None else with_states()
@@ -109,7 +111,14 @@ class RadixMemory(Memory):
     @property
     def room(self) -> int:
         """Slots that are free or can be evicted."""
-        return (self.free + self.tree.evictable_tokens) * self.block_size
+        return (self.available + self.tree.evictable_tokens) * self.block_size
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken without evictions."""
+        if self.buffer is None:
+            return self.free
+        return self.buffer.left(self.num_blocks - self.free, self._states_taken) // self.buffer.page_bytes
 
     @property
     def window_free(self) -> int:
@@ -119,9 +128,22 @@ class RadixMemory(Memory):
 
     @property
     def state_free(self) -> int:
-        """Free states."""
+        """States that can be taken without evictions."""
+        assert self.states is not None
+        if self.buffer is None:
+            return self.states.slots - self._states_taken
+        return self.buffer.left(self.num_blocks - self.free, self._states_taken) // self.buffer.unit_bytes
+
+    @property
+    def _states_taken(self) -> int:
         assert self.states is not None and isinstance(self.tree, ComponentTree)
-        return self.states.slots - self.states.own - self.tree.component_evictable - self.tree.component_protected
+        return self.states.own + self.states.ahead + self.tree.component_evictable + self.tree.component_protected
+
+    @property
+    def state_room(self) -> int:
+        """States that are free or can be evicted."""
+        assert isinstance(self.tree, ComponentTree)
+        return self.state_free + self.tree.component_evictable
 
     @property
     def window_room(self) -> int:
@@ -140,10 +162,21 @@ class RadixMemory(Memory):
         """Copy the state of a node for a sequence that goes on from there, and the number of its states then."""
         if self.states is None or node is self.tree.root:
             return 0
+        if self.states.ahead:
+            self.states.ahead -= 1
+            self.states.own += 1
+            return 1
         bound = self.tree.lock(node)
         self._take_states(1)
         self.tree.unlock(node, bound)
         return 1
+
+    def take_ahead(self, number: int) -> None:
+        """In one buffer, take a state for each of so many waiting requests whose state may be copied, if there are so many
+        (``alloc_group_begin``); 0 gives back what is left of them. The room of the KV cache lacks them meanwhile."""
+        if self.buffer is not None:
+            assert self.states is not None
+            self.states.ahead = number if number <= self.state_free else 0
 
     def _take_states(self, number: int) -> None:
         """Take so many states, after others were evicted where too few are free."""
@@ -178,7 +211,8 @@ class RadixMemory(Memory):
     def max_output_tokens(self, sequence: Sequence) -> int:
         """The declared longest output, capped by what the pool can hold."""
         prompt = self.pages_of(sequence.prompt_tokens) * self.block_size
-        return min(sequence.max_tokens, self.capacity_slots - prompt - self.block_size - 1)
+        most = self.capacity_slots if self.buffer is None else self.buffer.most_tokens
+        return min(sequence.max_tokens, most - prompt - self.block_size - 1)
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """The tokens that a sequence's next (or last) prefill covers: its prompt and the tokens it has generated."""
@@ -253,19 +287,53 @@ class RadixMemory(Memory):
 
     def make_free(self, pages: int, states: int = 0) -> None:
         """Evict so many that these are free, as far as there are any to evict."""
+        if self.buffer is not None:
+            self._make_free_together(pages, states)
+            return
         lacking, components = max(0, pages - self.free), 0
         if self.windows is not None:
             components = max(0, pages - self.window_free)
         elif states:
             components = max(0, states - self.state_free)
         if lacking or components:
-            freed = self.tree.evict(lacking, components)
-            self.free += freed
-            self.evicted_blocks += freed
+            self._evict(lacking, components)
+
+    def _make_free_together(self, pages: int, states: int) -> None:
+        """As ``make_free`` in one buffer (``evict_for_alloc``): leaves give way to states, too, and states to states where no leaf is left.
+
+        States alone give way where there are no names for more.
+        """
+        while self.available < pages and self._evict(1):
+            pass
+        if self.state_free >= states:
+            return
+        assert self.buffer is not None and isinstance(self.tree, ComponentTree)
+        named = self.buffer.ids - states
+        while self._states_taken > named and self.state_free < states and self.tree.component_evictable:
+            self._evict(0, 1)
+        if self._states_taken > named:
+            return
+        while self.state_free < states and self._evict(1):
+            pass
+        while self.state_free < states and self.tree.component_evictable:
+            self._evict(0, 1)
+
+    def _evict(self, pages: int, components: int = 0) -> int:
+        """Evict leaves with so many pages, then components. Returns how many pages are free."""
+        freed = self.tree.evict(pages, components)
+        self.free += freed
+        self.evicted_blocks += freed
+        return freed
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free or evictable after the running sequences have grown by ``steps`` tokens each."""
-        return self.room - self.phases.total(state.decode_step, steps) * self.block_size
+        growth = self.phases.total(state.decode_step, steps)
+        if self.buffer is None:
+            return self.room - growth * self.block_size
+        assert self.states is not None and isinstance(self.tree, ComponentTree)
+        held = self.num_blocks - self.free - self.tree.unlocked_tokens + growth
+        left = self.buffer.left(held, self.states.own + self.tree.component_protected)
+        return left // self.buffer.page_bytes * self.block_size
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
         """See ``Memory``. SGLang's steps prefill or decode, so that all tables decode where some do."""
@@ -347,7 +415,7 @@ class RadixMemory(Memory):
         """Take so many pages, after those that are asked for were made free."""
         self.make_free(asked)
         self.free -= pages
-        left = self.free
+        left = self.available
         if self.windows is not None:
             self.windows.own += pages
             left = min(left, self.window_free)
@@ -370,9 +438,9 @@ class RadixMemory(Memory):
         """How many steps from ``decode_step`` to before ``end`` find a free page for each sequence, or nothing to evict."""
         if not self.tree.evictable_tokens:
             return end - decode_step
-        if self.free < batch_size:
+        if (available := self.available) < batch_size:
             return 0
-        return min(1 + self.phases.steps_within(decode_step, self.free - batch_size), end - decode_step)
+        return min(1 + self.phases.steps_within(decode_step, available - batch_size), end - decode_step)
 
     def _end_prefills(self, decode_step: int) -> None:
         """A step that only prefills is over: chunks join the tree, and the results of the other prefills are there."""
@@ -519,3 +587,11 @@ class RadixMemory(Memory):
         for sequence in held:
             self._leaving[sequence] = tokens = sequence.held_tokens(decode_step)
             self._results.setdefault(sequence, tokens)
+
+
+def _pool_of(states: States) -> SecondPool:
+    """The pool of states, or the whole buffer as one."""
+    buffer = states.buffer
+    if buffer is None:
+        return SecondPool(STATE, states.slots, CacheLog(1), states.slot_bytes)
+    return SecondPool(STATE, buffer.most_units, CacheLog(1), (buffer.slot_bytes, buffer.unit_bytes), buffer.bytes)
