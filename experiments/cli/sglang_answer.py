@@ -7,7 +7,7 @@ from ...sim.memory import RadixMemory
 from ...sim.runs.replica import Replica
 from ...sim.spec.gpu import GIB, GpuSpec
 from ..runs.output import Report
-from ..sglang_server.start import SGLangStarted
+from ..sglang_server.start import SGLangStarted, most_tokens
 from .start_answer import print_lists, simulate_command
 
 
@@ -31,7 +31,7 @@ def print_sglang(answer: SGLangStarted, report: Report) -> None:
     else:
         command = simulate_command(chosen)
         report.print_line(
-            f"{subject} starts: {where}; {replica.num_blocks * replica.block_size:,} tokens fit into its KV cache, and"
+            f"{subject} starts: {where}; {most_tokens(replica):,} tokens fit into its KV cache, and"
             f" {replica.policy.limits.max_num_seqs:,} requests run at once."
         )
         report.print_line()
@@ -49,12 +49,12 @@ def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
         beside["window_slots"] = "swa_max_total_num_tokens", memory.windows.pages * replica.block_size
     if isinstance(memory, RadixMemory) and memory.states is not None:
         beside["states"] = "max_mamba_cache_size", memory.states.slots
-        if memory.buffer is not None:
-            beside["buffer_bytes"] = "one buffer for both, bytes", memory.buffer.bytes
+    if isinstance(memory, RadixMemory) and memory.buffer is not None:
+        beside["buffer_bytes"] = "one buffer for both, bytes", memory.buffer.bytes
     if memory.transfers is not None:
         beside["host_slots"] = "HiCache, tokens", memory.transfers.cache.num_blocks * replica.block_size
     return {
-        "slots": ("max_total_num_tokens", replica.num_blocks * replica.block_size),
+        "slots": ("max_total_num_tokens", most_tokens(replica)),
         **beside,
         "page_size": ("page_size", replica.block_size),
         "max_running_requests": ("max_running_requests", limits.max_num_seqs),

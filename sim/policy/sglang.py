@@ -112,6 +112,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._decodes = False
         self._prefilled: frozenset[Sequence] = frozenset()
         self._lacked: dict[Sequence, int] = {}
+        self._windows: Windows | None = None
 
     @classmethod
     def pool_size(
@@ -155,12 +156,15 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if window is None:
             return None
         blocks = int(num_blocks * block_size * ratio) // block_size
+        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
+        if options.enable_unified_memory:
+            buffer = _buffer_of_windows(server, options, bytes_of, (num_blocks, blocks), block_size)
+            return WindowPool(window, blocks, bytes_of, buffer)
         # The window of its prefix, which it locks; its own; that of another node on the way; and what it has left since.
         least = 3 * window + 2 * EVICTION_INTERVAL + 4 * block_size
         if least > blocks * block_size:
             reason = f"leaves {blocks * block_size} slots for windows, and a request may need {least}"
             raise NotSimulated("swa_full_tokens_ratio", ratio, reason, "give more, or a larger pool")
-        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
         return WindowPool(window, blocks, bytes_of)
 
     @classmethod
@@ -215,13 +219,15 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         windows, states, ahead = None, None, self.schedules_ahead
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
-            windows = Windows(*pool.windows, in_flight)
+            windows = Windows(*pool.windows[:3], self.limits.max_num_batched_tokens, in_flight, pool.windows.buffer)
         if pool.states:
             states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes, pool.states.buffer)
-        pages = pool.num_blocks if states is None or states.buffer is None else states.buffer.most_pages
+        self._windows = windows
+        buffer = next((each.buffer for each in (windows, states) if each is not None), None)
+        pages = pool.num_blocks if buffer is None else buffer.most_pages
         found = kind(pages, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
         self._longest = found.max_output_tokens
-        self.admits_by_queue = found.buffer is not None
+        self.admits_by_queue = states is not None and buffer is not None
         return found
 
     def _with_host(self, pool: Pool, host: Offloaded) -> RadixMemory:
@@ -486,6 +492,12 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.
+        if self._windows is not None and (buffer := self._windows.buffer) is not None:
+            # One that it cannot hold is aborted.
+            lengths = zip(workload.prompt_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
+            asked = ((p + o + block_size, self._windows.needed(p, o, block_size)) for p, o in lengths)
+            held = [buffer.holds(*each, block_size) and each[0] < buffer.most_tokens for each in asked]
+            return np.where(held, 1, np.iinfo(np.int64).max)
         prompts = blocks_of(workload.prompt_tokens, block_size) * block_size
         return blocks_of(prompts + workload.output_tokens + block_size + 1, block_size)
 
@@ -525,6 +537,19 @@ def _buffer_of(
     else:
         budget -= budget % BUDGET_ALIGNMENT
     return SharedBuffer.of(budget + pool, of_slot, of_state, block_size, slots)
+
+
+def _buffer_of_windows(
+    server: Server, options: SGLangOptions, bytes_of: tuple[int, int], blocks: tuple[int, int], block_size: int
+) -> SharedBuffer:
+    """As ``_buffer_of``, of so many pages of the KV cache and of windows."""
+    ratio = options.swa_full_tokens_ratio
+    slots, windows = (each * block_size for each in blocks)
+    (memory,) = stage_memories(_launch(server), options.mem_fraction_static, ratio)
+    budget, given = memory.kv_cache_bytes, num_slots(_launch(server), options.mem_fraction_static, ratio)
+    if given // block_size == blocks[0]:
+        return SharedBuffer.of_windows(budget - budget % BUDGET_ALIGNMENT, *bytes_of, block_size, None)
+    return SharedBuffer.of_windows(slots * bytes_of[0] + windows * bytes_of[1], *bytes_of, block_size, slots)
 
 
 def _state_bytes(server: Server, options: SGLangOptions) -> int:

@@ -199,7 +199,8 @@ class SGLangOptions(Options):
         found: dict[str, dict[str, bool]] = {}
         if self.enable_unified_memory:
             found["enable_unified_memory"] = {
-                "windows in a pool of their own": self.window_of(model(replica.model)) is not None,
+                "windows and enable_prefix_caching = False": self.window_of(model(replica.model)) is not None
+                and replica.enable_prefix_caching is False,
                 "enable_hierarchical_cache": self.enable_hierarchical_cache,
                 "pipeline parallelism": replica.pipeline_parallel_size > 1,
                 "block ids, which recordings need": replica.ids,

@@ -190,6 +190,8 @@ def settings_of(case: Case, **others: object) -> Settings:
 def pools_of(case: Case) -> Iterator[None]:
     """With the case's pools of windows and of states, whatever the model."""
     windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1)) if case.window else None
+    if windows is not None and case.unified:
+        windows = windows._replace(slot_bytes=(SLOT_BYTES, case.window_bytes), buffer=case.window_buffer)
     states = StatePool(case.states, case.state_rules, (1, 1)) if case.states else None
     if states is not None and case.unified:
         total = case.num_slots * SLOT_BYTES + case.states * case.state_bytes

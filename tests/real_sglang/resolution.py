@@ -25,6 +25,7 @@ from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import is_hybrid_swa_model as is_hybrid_swa_model
 from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.mem_cache.allocator.unified_hybrid_swa import UnifiedSWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
 from sglang.srt.mem_cache.unified_memory_pool import MambaSubPoolSpec, MHASubPoolSpec, MLASubPoolSpec, UnifiedKVPool
 from sglang.srt.model_executor import cuda_graph_config, pool_configurator
@@ -115,6 +116,46 @@ def window_pool(model: ModelSpec, available: int, ratio: float, page: int) -> tu
     configurator._recompute_cell_size()
     found = configurator.calculate_pool_sizes(available, page)
     return found.full_max_total_num_tokens, found.swa_max_total_num_tokens
+
+
+def window_buffer(model: ModelSpec, available: int, ratio: float, page: int, most: int | None) -> list[int]:
+    """Of one buffer of slots and windows: bytes of a page of each, pages that an empty one has of each, and the slots of the longest request."""
+    groups = {group.span.kind == "full": group for group in model.kv_groups()}
+    with runtime_context.get_context().override_server_args(enable_unified_memory=True, page_size=page):
+        slots, windows = window_pool(model, available, ratio, page)
+        total = _budget(slots, available, most)
+        if total is None:
+            slots = min(slots, most or slots)
+            windows = int(slots * ratio) // page * page
+            total = sum(n * model.group_slot_bytes(groups[full]) for n, full in ((slots, True), (windows, False)))
+        specs = [
+            MHASubPoolSpec(
+                name="full" if full else "swa",
+                layer_num=1,
+                head_num=1,
+                head_dim=model.group_slot_bytes(groups[full]) // 4,
+                store_dtype=torch.bfloat16,
+                grow_direction="down" if full else "up",
+            )
+            for full in (True, False)
+        ]
+        buffer = UnifiedKVPool(
+            total_bytes=total, sub_pool_specs=specs, device="meta", enable_memory_saver=False, page_size=page
+        )
+        kept = SimpleNamespace(
+            full_kv_pool=SimpleNamespace(), swa_kv_pool=SimpleNamespace(), attach_allocators=lambda **ends: None
+        )
+        allocator = UnifiedSWATokenToKVPoolAllocator(
+            unified_buffer=buffer, kvcache=kept, device="cpu", page_size=page, lazy_compaction=True
+        )
+        capacity = kv_cache_configurator.KVCacheConfigurator.hybrid_swa_token_capacity
+        most_slots = capacity(None, allocator=allocator, full_capacity=None, swa_capacity=None)
+        return [
+            *(end.entry_bytes_per_page for end in (allocator.full_attn_allocator, allocator.swa_attn_allocator)),
+            allocator.size_full // page,
+            allocator.size_swa // page,
+            min(most_slots, most or most_slots),
+        ]
 
 
 def bytes_of_state(name: str, ranks: int) -> int:

@@ -154,6 +154,11 @@ class _NoStats:
         return None
 
 
+def _abort(*args: Any, **kwargs: Any) -> None:
+    """Of the last request, which finds no slot alone."""
+    raise RuntimeError("Out of memory: a request is aborted")
+
+
 def _methods() -> dict[str, Any]:
     names = {
         "AddReqResult": AddReqResult,
@@ -163,6 +168,7 @@ def _methods() -> dict[str, Any]:
         "PrefillStats": _NoStats,
         "SCHEDULER_STAGE_GET_NEXT_BATCH": "",
         "ScheduleBatch": ScheduleBatch,
+        "_make_abort_req": _abort,
         "TEST_RETRACT": False,
         "TEST_RETRACT_NO_PREFILL_BS": 0,
         "TEST_RETRACT_INTERVAL": 1,
@@ -216,8 +222,14 @@ class Scheduler:
         overlaps = case.overlaps
         self.page_size, device, self.joined = case.page_size, "cpu", 0
         pool = (case.num_slots, torch.float16, device, MagicMock(), False)
-        if case.window:
-            self.token_to_kv_pool_allocator: Any = window_allocator(
+        if case.window and case.unified:
+            from . import unified
+
+            self.token_to_kv_pool_allocator: Any = unified.window_pool(
+                case.num_slots, case.window_slots, case.window_bytes, case.page_size
+            )
+        elif case.window:
+            self.token_to_kv_pool_allocator = window_allocator(
                 case.num_slots, case.window_slots, case.page_size, device
             )
         elif case.page_size == 1:
@@ -227,7 +239,7 @@ class Scheduler:
             self.token_to_kv_pool_allocator.use_triton_kernels = False
         longest = case.num_slots + case.page_size
         copied = bool(case.state_rules.tracked)
-        if case.unified:
+        if case.unified and case.states:
             from . import unified
 
             pools = unified.state_pools(
@@ -273,7 +285,12 @@ class Scheduler:
         self.max_running_requests = case.max_num_seqs
         self.max_prefill_tokens = MAX_PREFILL_TOKENS
         self.chunked_prefill_size = case.max_num_batched_tokens
-        self.max_total_num_tokens, self.max_req_len = case.num_slots, case.num_slots - 1
+        most = case.num_slots
+        if case.unified and case.window:
+            # ``hybrid_swa_token_capacity``.
+            most = self.token_to_kv_pool_allocator.size_full
+            most = min(most, case.num_slots) if case.is_bounded else most
+        self.max_total_num_tokens, self.max_req_len = most, most - 1
         self.model_config = SimpleNamespace(
             is_encoder_decoder=False,
             vocab_size=1 << 40,
@@ -314,6 +331,7 @@ class Scheduler:
         self.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, chunked_req: batch)
         self.metrics_reporter = MagicMock(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
         self.load_inquirer = MagicMock()
+        self.send_abort_output = _abort
         self.tp_worker = SimpleNamespace(
             model_runner=SimpleNamespace(attn_backend=object(), prefill_aware_swa=False),
         )
@@ -397,6 +415,7 @@ def _serve(case: Case, steps: list[Step]) -> Served:
         scheduler.now_is(known, end)
         plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
         scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+        _uncount_waiting_chunk(scheduler, batch)
         lost = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
         if any(request.to_finish for request in requests):
             raise RuntimeError(f"{case.name}: SGLang aborts a request")
@@ -432,6 +451,14 @@ def _serve(case: Case, steps: list[Step]) -> Served:
             scheduler.now_is(known, end)
             scheduler.tree_cache.flush_pending_backups()
         scheduler.last_batch = batch
+
+
+def _uncount_waiting_chunk(scheduler: Any, batch: ScheduleBatch | None) -> None:
+    """Correct SGLang where a prefill in progress waits while others are admitted: it counts one more chunk of it in flight, for ever, so that it
+    drops the first token of that request, and decodes without it."""
+    waiting = scheduler.chunked_req
+    if waiting is not None and batch and batch.forward_mode.is_extend() and waiting not in batch.reqs:
+        waiting.inflight_middle_chunks -= 1
 
 
 def _request(case: Case, index: int, prompt: list[int], scheduler: Any) -> Req:

@@ -407,6 +407,32 @@ def test_leaves_that_leave_the_bytes_of_their_states_are_noticed(monkeypatch):
     assert _is_noticed("unified")
 
 
+def test_windows_that_are_asked_for_beside_the_slots_are_noticed(monkeypatch):
+    """As of pools of their own: in one buffer both are one sum."""
+    monkeypatch.setattr(RadixMemory, "can_reserve", lambda memory, slots, windows: slots <= memory.room)
+    assert _is_noticed("unified windows")
+
+
+def test_leaves_that_give_way_for_all_that_lacks_are_noticed(monkeypatch):
+    """Without a look at what a leaf's windows leave."""
+
+    def by_pages(memory, buffer, pages):
+        lacking = -memory._left(buffer, pages, pages)
+        if lacking > 0:
+            memory._evict(-(-lacking // buffer.page_bytes))
+
+    monkeypatch.setattr(RadixMemory, "_make_windows_free", by_pages)
+    assert _is_noticed("unified windows")
+
+
+def test_outputs_as_long_as_the_slots_alone_are_noticed(monkeypatch):
+    def alone(memory, sequence, windows, buffer):
+        return min(sequence.max_tokens, buffer.most_tokens - sequence.prompt_tokens - 2)
+
+    monkeypatch.setattr(RadixMemory, "_most_output_tokens", alone)
+    assert _difference(KINDS["unified windows"](33)) is not None
+
+
 def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):
     """As if its copy had ended at once."""
     monkeypatch.setattr(HiCache, "_copy", lambda copies, index, now, pages, is_store, done: done() or now)

@@ -5,6 +5,7 @@ Kernels that look for pages are SGLang's own references in PyTorch; a move of pa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from sglang.srt.mem_cache import unified_memory_pool
 from sglang.srt.mem_cache.allocator import unified_sub_pool
 from sglang.srt.mem_cache.allocator.paged import alloc_decode_naive, alloc_extend_naive
+from sglang.srt.mem_cache.allocator.unified_hybrid_swa import UnifiedSWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
 from sglang.srt.mem_cache.unified_memory_pool import (
     MambaSubPoolSpec,
@@ -46,6 +48,24 @@ def _decode(lengths: Any, last: Any, free: Any, out: Any, batch: int, page: int)
 
 unified_sub_pool.alloc_extend_kernel = _Launched(_extend)
 unified_sub_pool.alloc_decode_kernel = _Launched(_decode)
+
+
+def window_pool(slots: int, window_slots: int, window_bytes: int, page: int) -> UnifiedSWATokenToKVPoolAllocator:
+    """As ``init_unified_swa_pools`` with ``--max-total-tokens``; a slot of windows has so many bytes, a multiple of 32."""
+    dim = window_bytes // 4
+    windows = replace(_full_spec(), name="swa", head_dim=dim, v_head_dim=dim, grow_direction="up")
+    buffer = UnifiedKVPool(
+        total_bytes=slots * SLOT_BYTES + window_slots * window_bytes,
+        sub_pool_specs=[_full_spec(), windows],
+        device="cpu",
+        enable_memory_saver=False,
+        page_size=page,
+    )
+    full, swa = (SimpleNamespace(move_physical_pages=lambda *args: None) for _ in range(2))
+    kept = SimpleNamespace(full_kv_pool=full, swa_kv_pool=swa, attach_allocators=lambda **ends: None)
+    return UnifiedSWATokenToKVPoolAllocator(
+        unified_buffer=buffer, kvcache=kept, device="cpu", page_size=page, lazy_compaction=True
+    )
 
 
 class Pools(NamedTuple):

@@ -69,15 +69,29 @@ class Windows:
         tokens: ``sliding_window_size`` of SGLang: tokens before the coming one that it attends to.
         pages: Pages of the pool.
         slot_bytes: Bytes of a slot of the other pool, and of this one.
-        in_flight: Most tokens of a chunk that runs while the next step is decided.
+        chunk: Most tokens of a chunk.
+        in_flight: Of a chunk that runs while the next step is decided.
+        buffer: As of ``States``.
         own: Pages of it that sequences have beside the tree.
     """
 
     tokens: int
     pages: int
     slot_bytes: tuple[int, int]
+    chunk: int
     in_flight: int
+    buffer: SharedBuffer | None = None
     own: int = 0
+
+    def needed(self, tokens: int, to_come: int, page: int, chunk: int | None = None) -> int:
+        """Slots of windows that are asked for so many tokens, and the outputs that follow (``estimate_swa_kv_tokens``).
+
+        Args:
+            page: Tokens of a page.
+            chunk: Tokens of the chunk that are left; None is all of one.
+        """
+        computed = min(tokens, self.chunk if chunk is None else chunk)
+        return max(0, computed - self.tokens) + min(tokens + to_come, self.tokens) + page
 
 
 @dataclass(slots=True)

@@ -18,8 +18,11 @@ where too few are left, leaves are evicted first, also in the middle of a leap. 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from math import ceil
 
+from ...spec.startup.sglang_unified import SharedBuffer
 from ...types.errors import Overdrawn
 from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
@@ -83,13 +86,12 @@ class RadixMemory(Memory):
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
         if windows is not None:
-            own = CacheLog(block_size)
-            self.second_pool = SecondPool(SLIDING, windows.pages * block_size, own, windows.slot_bytes)
+            self.second_pool = _pool_of(windows, SLIDING, windows.pages * block_size, block_size)
         if states is not None:
-            self.second_pool = _pool_of(states)
+            self.second_pool = _pool_of(states, STATE, states.slots)
         if self.second_pool is not None:
             self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
-        self.buffer = None if states is None else states.buffer
+        self.buffer = next((each.buffer for each in (windows, states) if each is not None), None)
         self.num_blocks = self.free = num_blocks
         plain, with_windows, with_states = self.trees
         self.tree: RadixTree = plain() if states is None else with_states()
@@ -118,26 +120,53 @@ class RadixMemory(Memory):
         """Pages that can be taken without evictions."""
         if self.buffer is None:
             return self.free
-        return self.buffer.left(self.num_blocks - self.free, self._states_taken) // self.buffer.page_bytes
+        return self._left(self.buffer) // self.buffer.page_bytes
 
     @property
     def window_free(self) -> int:
-        """Free pages of the pool of windows."""
-        assert self.windows is not None and isinstance(self.tree, ComponentTree)
-        return self.windows.pages - self.windows.own - self.tree.component_evictable - self.tree.component_protected
+        """Pages of windows that can be taken without evictions."""
+        assert self.windows is not None
+        if self.buffer is None:
+            return self.windows.pages - self._units
+        most = min(self.buffer.ids, self.buffer.most_units)
+        return min(most - self._units, self._left(self.buffer) // self.buffer.unit_bytes)
 
     @property
     def state_free(self) -> int:
         """States that can be taken without evictions."""
         assert self.states is not None
         if self.buffer is None:
-            return self.states.slots - self._states_taken
-        return self.buffer.left(self.num_blocks - self.free, self._states_taken) // self.buffer.unit_bytes
+            return self.states.slots - self._units
+        return self._left(self.buffer) // self.buffer.unit_bytes
 
     @property
-    def _states_taken(self) -> int:
-        assert self.states is not None and isinstance(self.tree, ComponentTree)
-        return self.states.own + self.states.ahead + self.tree.component_evictable + self.tree.component_protected
+    def _units(self) -> int:
+        """Pages of windows, or states, that are not free."""
+        assert isinstance(self.tree, ComponentTree)
+        held = self.tree.component_evictable + self.tree.component_protected
+        if self.windows is not None:
+            return held + self.windows.own
+        assert self.states is not None
+        return held + self.states.own + self.states.ahead
+
+    def _left(self, buffer: SharedBuffer, pages: int = 0, units: int = 0) -> int:
+        """Bytes of the buffer that are free once so many more pages and units are taken."""
+        return buffer.left(self.num_blocks - self.free + pages, self._units + units)
+
+    def fits(self, slots: int) -> bool:
+        """Whether so many slots are free, in both pools where there are windows."""
+        pages = self.pages_of(slots)
+        if self.windows is None:
+            return self.available >= pages
+        if self.buffer is not None:
+            return self._left(self.buffer, pages, pages) >= 0
+        return min(self.free, self.window_free) >= pages
+
+    def can_reserve(self, slots: float, windows: float) -> bool:
+        """Whether one buffer has room for so many slots and windows once all that can be is evicted."""
+        assert self.buffer is not None and isinstance(self.tree, ComponentTree)
+        pages, beside = self.pages_of(ceil(slots)), self.pages_of(ceil(windows))
+        return self._left(self.buffer, pages - self.tree.evictable_tokens, beside - self.tree.component_evictable) >= 0
 
     @property
     def state_room(self) -> int:
@@ -174,8 +203,7 @@ class RadixMemory(Memory):
     def take_ahead(self, number: int) -> None:
         """In one buffer, take a state for each of so many waiting requests whose state may be copied, if there are so many
         (``alloc_group_begin``); 0 gives back what is left of them. The room of the KV cache lacks them meanwhile."""
-        if self.buffer is not None:
-            assert self.states is not None
+        if self.buffer is not None and self.states is not None:
             self.states.ahead = number if number <= self.state_free else 0
 
     def _take_states(self, number: int) -> None:
@@ -208,11 +236,27 @@ class RadixMemory(Memory):
         """Pages that so many tokens take."""
         return -(-tokens // self.block_size)
 
+    @property
+    def most_tokens(self) -> int:
+        """``max_total_num_tokens`` of SGLang."""
+        return self.capacity_slots if self.buffer is None else self.buffer.most_tokens
+
     def max_output_tokens(self, sequence: Sequence) -> int:
         """The declared longest output, capped by what the pool can hold."""
         prompt = self.pages_of(sequence.prompt_tokens) * self.block_size
-        most = self.capacity_slots if self.buffer is None else self.buffer.most_tokens
-        return min(sequence.max_tokens, most - prompt - self.block_size - 1)
+        if self.buffer is not None and self.windows is not None:
+            return self._most_output_tokens(sequence, self.windows, self.buffer)
+        return min(sequence.max_tokens, self.most_tokens - prompt - self.block_size - 1)
+
+    def _most_output_tokens(self, sequence: Sequence, windows: Windows, buffer: SharedBuffer) -> int:
+        """As ``max_output_tokens`` where slots and windows share a buffer (``max_new_tokens_for_memory``)."""
+        prompt, page = sequence.prompt_tokens, self.block_size
+
+        def lacks(output: int) -> bool:
+            return not buffer.holds(prompt + output + page, windows.needed(prompt, output, page), page)
+
+        declared = max(0, min(sequence.max_tokens, buffer.most_tokens - prompt - 2))
+        return bisect_left(range(1, declared + 1), True, key=lacks)
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """The tokens that a sequence's next (or last) prefill covers: its prompt and the tokens it has generated."""
@@ -288,7 +332,10 @@ class RadixMemory(Memory):
     def make_free(self, pages: int, states: int = 0) -> None:
         """Evict so many that these are free, as far as there are any to evict."""
         if self.buffer is not None:
-            self._make_free_together(pages, states)
+            if self.windows is not None:
+                self._make_windows_free(self.buffer, pages)
+            else:
+                self._make_free_together(pages, states)
             return
         lacking, components = max(0, pages - self.free), 0
         if self.windows is not None:
@@ -309,13 +356,29 @@ class RadixMemory(Memory):
             return
         assert self.buffer is not None and isinstance(self.tree, ComponentTree)
         named = self.buffer.ids - states
-        while self._states_taken > named and self.state_free < states and self.tree.component_evictable:
+        while self._units > named and self.state_free < states and self.tree.component_evictable:
             self._evict(0, 1)
-        if self._states_taken > named:
+        if self._units > named:
             return
         while self.state_free < states and self._evict(1):
             pass
         while self.state_free < states and self.tree.component_evictable:
+            self._evict(0, 1)
+
+    def _make_windows_free(self, buffer: SharedBuffer, pages: int) -> None:
+        """As ``make_free`` of so many pages of both kinds in one buffer (``evict_to_free_tokens``): leaves as far as they reach, then windows alone.
+
+        Nothing is evicted where all would be too little. What goes with a leaf may make the rest needless.
+        """
+        tree, lacking = self.tree, -self._left(buffer, pages, pages)
+        assert isinstance(tree, ComponentTree)
+        beside = max(0, -(-(lacking - tree.evictable_tokens * buffer.page_bytes) // buffer.unit_bytes))
+        if lacking <= 0 or beside > tree.component_evictable:
+            return
+        leaves, before = -(-(lacking - beside * buffer.unit_bytes) // buffer.page_bytes), tree.component_evictable
+        while leaves > 0 and self._left(buffer, pages, pages) < 0 and (freed := self._evict(1)):
+            leaves -= freed
+        while before - tree.component_evictable < beside and self._left(buffer, pages, pages) < 0:
             self._evict(0, 1)
 
     def _evict(self, pages: int, components: int = 0) -> int:
@@ -330,9 +393,9 @@ class RadixMemory(Memory):
         growth = self.phases.total(state.decode_step, steps)
         if self.buffer is None:
             return self.room - growth * self.block_size
-        assert self.states is not None and isinstance(self.tree, ComponentTree)
-        held = self.num_blocks - self.free - self.tree.unlocked_tokens + growth
-        left = self.buffer.left(held, self.states.own + self.tree.component_protected)
+        assert isinstance(self.tree, ComponentTree)
+        evicted = growth - self.tree.unlocked_tokens, -self.tree.component_evictable
+        left = self._left(self.buffer, *evicted)
         return left // self.buffer.page_bytes * self.block_size
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
@@ -370,7 +433,8 @@ class RadixMemory(Memory):
         live, tail = (held, 0) if self.block_size == 1 else self._filled(state, steps)
         if self.windows is not None:
             # The pages that are not full are last ones, which both pools have.
-            in_windows = self.windows.pages * self.block_size - self.window_room
+            assert isinstance(self.tree, ComponentTree)
+            in_windows = (self.windows.own + self.tree.component_protected) * self.block_size
             return live, held, tail, in_windows - (held - live), in_windows
         if self.states is not None:
             assert isinstance(self.tree, ComponentTree)
@@ -381,7 +445,9 @@ class RadixMemory(Memory):
         """Slots with tokens in the first step, and ``block_tail`` of the prefills in progress."""
         live = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum - self.repeated_slots()
         tail = 0
-        for sequence, tokens in self._batch:
+        # Some prefills may wait, with what they have.
+        chunks = {sequence: sequence.computed_tokens for sequence in state.prefilling} | dict(self._batch)
+        for sequence, tokens in chunks.items():
             if tokens < sequence.start_tokens:
                 live += tokens
                 tail += max(0, self.pages_of(tokens) * self.block_size - sequence.target_tokens)
@@ -396,7 +462,8 @@ class RadixMemory(Memory):
             self._slide_prefills()
         pages = sum(self.pages_of(tokens) - self.pages_of(computed) for tokens, computed in own)
         spare = len(own) * self.block_size * (self.block_size > 1)
-        self._take(pages, self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
+        exact = self.windows is not None and self.buffer is not None
+        self._take(pages, pages if exact else self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
 
     def _take_states_of_prefills(self, each: int) -> None:
         """Each of the batch has so many states then, of which it may have some already."""
@@ -589,9 +656,10 @@ class RadixMemory(Memory):
             self._results.setdefault(sequence, tokens)
 
 
-def _pool_of(states: States) -> SecondPool:
-    """The pool of states, or the whole buffer as one."""
-    buffer = states.buffer
+def _pool_of(beside: Windows | States, kind: str, slots: int, unit_slots: int = 1) -> SecondPool:
+    """The pool of windows or states with so many slots, or the whole buffer as one."""
+    buffer, log = beside.buffer, CacheLog(unit_slots)
     if buffer is None:
-        return SecondPool(STATE, states.slots, CacheLog(1), states.slot_bytes)
-    return SecondPool(STATE, buffer.most_units, CacheLog(1), (buffer.slot_bytes, buffer.unit_bytes), buffer.bytes)
+        return SecondPool(kind, slots, log, beside.slot_bytes)
+    of_both = buffer.slot_bytes, buffer.unit_bytes // unit_slots
+    return SecondPool(kind, buffer.most_units * unit_slots, log, of_both, buffer.bytes)

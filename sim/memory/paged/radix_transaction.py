@@ -62,6 +62,10 @@ class RadixTransaction:
         """As ``room``, of states."""
         return self.memory.state_room
 
+    def can_reserve(self, slots: float, windows: float) -> bool:
+        """See ``RadixMemory``."""
+        return self.memory.can_reserve(slots, windows)
+
     @property
     def has_copy(self) -> bool:
         """Whether the sequence that was looked up last goes on with the copy of a state."""
@@ -86,8 +90,7 @@ class RadixTransaction:
         """Evict until so many slots are free; whether they are."""
         memory = self.memory
         memory.make_free(memory.pages_of(slots))
-        free = memory.available if memory.windows is None else min(memory.free, memory.window_free)
-        return free * memory.block_size >= slots
+        return memory.fits(slots)
 
     def can_decode(self) -> bool:
         """Whether the running sequences find the pages that they begin."""

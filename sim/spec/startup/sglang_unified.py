@@ -3,7 +3,7 @@
 
     0        padding     units beside ->  | holes and gap |  <- pages of the KV cache        total
 
-Pages grow from the end, units of the other kind (states) from the beginning. A free unit below its kind's watermark is a *hole*: the kind itself
+Pages grow from the end, units of the other kind (states, or pages of windows) from the beginning. A free unit below its kind's watermark is a *hole*: the kind itself
 takes it again first. If it lacks room, the allocator moves the other kind's units into that kind's holes (compaction), and takes what the
 watermark gave up. So an allocation fails for want of bytes alone, and admission counts the other kind's holes as free:
 
@@ -32,7 +32,8 @@ class SharedBuffer(NamedTuple):
         slot_bytes: Bytes of a slot of it.
         unit_bytes: Bytes of a unit beside it.
         ids: Names of such units, one for each that may be held.
-        most_tokens: Tokens of the longest sequence: slots of the KV cache if the pools were apart.
+        most_tokens: Tokens of the longest sequence. With states the slots of the KV cache if the pools were apart, with windows all that the buffer
+            holds, or ``--max-total-tokens``.
     """
 
     bytes: int
@@ -57,9 +58,31 @@ class SharedBuffer(NamedTuple):
         usable = total_bytes // page_bytes * page_bytes - padding
         return cls(usable, page_bytes, slot_bytes, unit_bytes, total_bytes // unit_bytes - 1, most_tokens)
 
+    @classmethod
+    def of_windows(
+        cls, total_bytes: int, slot_bytes: int, window_bytes: int, page: int, most_tokens: int | None
+    ) -> SharedBuffer:
+        """As ``of`` with pages of windows, which have the names of pages of the KV cache.
+
+        Args:
+            window_bytes: As ``slot_bytes``, of the layers with a window.
+            most_tokens: ``--max-total-tokens``, if it bounds the slots.
+        """
+        found = cls.of(total_bytes, slot_bytes, page * aligned(window_bytes), page, 0)
+        padding = -(-max(found.page_bytes, found.unit_bytes) // found.page_bytes)
+        most = found.most_pages * page
+        ids = total_bytes // found.slot_bytes // page - padding
+        return found._replace(ids=ids, most_tokens=min(most, most_tokens or most))
+
     def left(self, pages: int, units: int) -> int:
         """Bytes that so many pages and units leave."""
         return self.bytes - pages * self.page_bytes - units * self.unit_bytes
+
+    def holds(self, slots: int, windows: int, page: int) -> bool:
+        """Whether it holds so many slots of both kinds where it is empty, and one more of each."""
+        if slots >= self.most_pages * page or windows >= min(self.ids, self.most_units) * page:
+            return False
+        return self.left(-(-slots // page), -(-windows // page)) >= 0
 
     @property
     def most_pages(self) -> int:
