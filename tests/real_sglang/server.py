@@ -413,7 +413,15 @@ def _serve(case: Case, steps: list[Step]) -> Served:
             arrived += 1
         retracted = [request.retraction_count for request in requests]
         scheduler.now_is(known, end)
-        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        try:
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+        except AssertionError as error:
+            if scheduler.chunked_req is None or str(error) or not case.unified:
+                raise
+            # A prefill in progress waits, and another one begins, which SGLang holds to be impossible.
+            return Served(steps, [], is_cut=True)
         scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
         _uncount_waiting_chunk(scheduler, batch)
         lost = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
