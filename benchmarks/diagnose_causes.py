@@ -32,13 +32,13 @@ from fragmeter.experiments.diagnose.run import Observation, observation, step_co
 from fragmeter.experiments.diagnose.server import Change, Server, server_of
 from fragmeter.experiments.runs.pool_use import pool_use
 from fragmeter.experiments.runs.slo_check import saturated_rate
-from fragmeter.experiments.vllm_serve.line import parse_serve
+from fragmeter.experiments.sglang_server.start import parse_line
 from fragmeter.sim import simulate
 from fragmeter.sim.config.unread import only_read
 from fragmeter.sim.metrics.openmetrics import openmetrics
 from fragmeter.sim.metrics.requests import request_times
 from fragmeter.sim.runs.run import Run
-from fragmeter.sim.types.errors import UserError
+from fragmeter.sim.types.errors import FragmeterError
 from fragmeter.sim.types.optional import not_none
 from fragmeter.sim.types.ticks import PER_SECOND
 from fragmeter.sim.workload.content import PromptContent
@@ -52,6 +52,15 @@ HURTS, STEPS = 0.1, (0.87, 1.15)
 ROOMY = (("llama-3.1-8b", "h100-80gb"), ("llama-3.1-8b", "a100-80gb"), ("qwen2.5-7b", "l40s"), ("qwen3-8b", "h200"))
 TIGHT = (("llama-3.1-8b", "rtx-4090"), ("qwen2.5-14b", "l40s"), ("qwen2.5-14b", "a100-40gb"), ("phi-4", "a100-40gb"))
 LONG = (("llama-3.1-8b", "rtx-4090"), ("llama-3.1-8b", "l40s"), ("qwen2.5-14b", "a100-40gb"), ("qwen3-8b", "l40s"))
+#: Models of which SGLang has states, or windows, in a pool of their own; GPUs, and how many.
+STATES = (
+    ("kimi-linear-48b-a3b", "h200", 1), ("qwen3-next-80b-a3b", "h200", 2), ("granite-4.0-h-small", "h200", 1),
+    ("nemotron-3-nano-30b-a3b", "h200", 1), ("qwen3.5-35b-a3b", "h200", 1),
+)  # fmt: skip
+WINDOWS = (
+    ("gpt-oss-20b", "h100-80gb", 1), ("gpt-oss-120b", "h200", 1), ("gemma-4-26b-a4b", "h100-80gb", 1),
+    ("gemma-4-31b", "h200", 1), ("gpt-oss-120b", "h100-80gb", 2),
+)  # fmt: skip
 ANSWERS = {
     "pool too small": "small pool",
     "max-num-seqs too high": "max-num-seqs too high",
@@ -59,6 +68,9 @@ ANSWERS = {
     "caching off": "caching off",
     "KV dtype": "KV dtype",
     "healthy": "healthy",
+    "pool of states": "pool of states",
+    "pool of windows": "pool of windows",
+    "healthy, SGLang": "healthy",
 }
 
 
@@ -87,14 +99,19 @@ class Planted:
 
 
 def requests(
-    rng: np.random.Generator, prompts: float, outputs: float, shared: tuple[float, float], number: int = MOST_REQUESTS
+    rng: np.random.Generator,
+    prompts: float,
+    outputs: float,
+    shared: tuple[float, float],
+    number: int = MOST_REQUESTS,
+    prefixes: int = 9,
 ) -> Trace:
-    """Lognormal lengths with these means; prompts begin with one of some prefixes, of these shares of the mean prompt."""
+    """Lognormal lengths with these means; prompts begin with one of fewer than so many prefixes, of these shares of the mean prompt."""
     lengths = [np.maximum(8, np.rint(rng.lognormal(np.log(mean) - 0.32, 0.8, number))) for mean in (prompts, outputs)]
     prompt_tokens, output_tokens = (
         np.minimum(each, 7 * mean).astype(np.int64) for each, mean in zip(lengths, (prompts, outputs))
     )
-    count = int(rng.integers(1, 9))
+    count = int(rng.integers(1, prefixes))
     prefix = np.maximum(16, np.rint(rng.uniform(*shared, count) * prompts)).astype(np.int64)
     ids = rng.integers(count, size=number)
     tokens = np.minimum(prefix[ids], prompt_tokens)
@@ -114,12 +131,12 @@ def run_of(server: Server, load: Load) -> Run:
 
 def served(line: str, gpu: str, load: Load, scale: float) -> Observation:
     """What a server shows."""
-    return observation(run_of(replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale), load), None)
+    return observation(run_of(replace(server_of(parse_line(line), gpu, None, None), step_scale=scale), load), None)
 
 
 def fit(line: str, gpu: str, load: Load) -> float:
     """Sequences of mean final length that its KV cache holds."""
-    pool = server_of(parse_serve(line), gpu, None, None).pool
+    pool = server_of(parse_line(line), gpu, None, None).pool
     return pool.num_tokens / float((load.trace.prompt_tokens + load.trace.output_tokens).mean())
 
 
@@ -129,7 +146,7 @@ def is_healthy(seen: Observation) -> bool:
 
 def paced(line: str, gpu: str, load: Load, scale: float, rng: np.random.Generator, share: float) -> Load | None:
     """The load at a share of the saturated rate, or the highest lower one at which the server is healthy."""
-    server = replace(server_of(parse_serve(line), gpu, None, None), step_scale=scale)
+    server = replace(server_of(parse_line(line), gpu, None, None), step_scale=scale)
     # As many requests as saturate 1,024 sequences.
     rows = np.tile(np.arange(REQUESTS), 8)
     lengths = load.trace.prompt_tokens[rows], load.trace.output_tokens[rows]
@@ -160,7 +177,7 @@ def small_pool(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
         return
     for share in (0.5, 0.4, 0.3, 0.25):
         yield replace(base, line=f"{base.line} --gpu-memory-utilization {share:.2f}")
-    server = server_of(parse_serve(base.line), base.gpu, None, None)
+    server = server_of(parse_line(base.line), base.gpu, None, None)
     most = pool_use(run_of(server, base.load)).max_usage * server.pool.num_blocks
     longest = int((base.load.trace.prompt_tokens + base.load.trace.output_tokens).max()) // 16 + 2
     for share in (0.5, 0.35, 0.25):
@@ -202,6 +219,41 @@ def no_caching(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
         yield Planted(f"{line} --no-enable-prefix-caching", gpu, found, scale)
 
 
+def sglang(rng: np.random.Generator, scale: float, kinds: tuple[tuple[str, str, int], ...]) -> Planted | None:
+    """A healthy server of SGLang; of every second one prompts begin with many prefixes."""
+    model, gpu, ranks = kinds[rng.integers(len(kinds))]
+    line = f"python3 -m sglang.launch_server --model-path {model} --tp-size {ranks} --context-length 16384"
+    lengths, prefixes = (rng.uniform(200, 1500), rng.uniform(100, 400)), (9, 200)[rng.integers(2)]
+    load = Load(requests(rng, *lengths, (0.0, 0.6), prefixes=prefixes))
+    found = paced(line, gpu, load, scale, rng, rng.uniform(0.4, 0.7))
+    return None if found is None else Planted(line, gpu, found, scale)
+
+
+def few_states(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    """A number of states, or a share of the memory."""
+    base = sglang(rng, scale, STATES)
+    if base is None:
+        return
+    by_number = rng.integers(2)
+    running = pool_use(run_of(server_of(parse_line(base.line), base.gpu, None, None), base.load)).mean_running
+    for factor in (4, 3, 2, 1):
+        if by_number:
+            yield replace(base, line=f"{base.line} --max-mamba-cache-size {max(5, round(factor * running))}")
+    for ratio in (0.1, 0.05, 0.02, 0.01, 0.005, 0.002):
+        yield replace(base, line=f"{base.line} --mamba-full-memory-ratio {ratio}")
+
+
+def few_windows(rng: np.random.Generator, scale: float) -> Iterator[Planted]:
+    """A low ratio."""
+    base = sglang(rng, scale, WINDOWS)
+    for ratio in (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001) if base else ():
+        yield replace(base, line=f"{base.line} --swa-full-tokens-ratio {ratio}")
+
+
+def healthy_sglang(rng: np.random.Generator, scale: float) -> Planted | None:
+    return sglang(rng, scale, (STATES, WINDOWS)[rng.integers(2)])
+
+
 #: What undoes a planted flag, by kind, to measure how much it hurts.
 KINDS: dict[str, tuple[Callable[..., Iterator[Planted]], Callable[[Planted], str]]] = {
     "pool too small": (small_pool, lambda each: each.line[: each.line.index(" 16384") + len(" 16384")]),
@@ -209,6 +261,8 @@ KINDS: dict[str, tuple[Callable[..., Iterator[Planted]], Callable[[Planted], str
     "chunk too large": (large_chunk, lambda each: f"{each.line.rpartition(' ')[0]} 2048"),
     "caching off": (no_caching, lambda each: each.line.removesuffix(" --no-enable-prefix-caching")),
     "KV dtype": (kv_dtype, lambda each: f"{each.line} --kv-cache-dtype fp8"),
+    "pool of states": (few_states, lambda each: _without_last(each)),
+    "pool of windows": (few_windows, lambda each: _without_last(each)),
 }
 
 
@@ -216,20 +270,29 @@ def _with_seqs(planted: Planted) -> str:
     return planted.line.replace("1024", str(round(0.9 * fit(planted.line, planted.gpu, planted.load))))
 
 
+def _without_last(planted: Planted) -> str:
+    return planted.line.rsplit(" ", 2)[0]
+
+
+#: Servers without a planted flag.
+HEALTHY = {"healthy": healthy, "healthy, SGLang": healthy_sglang}
+
+
 def planted(kind: str, seed: int) -> tuple[Planted, float]:
     """A server of a kind, and by how much the planted flag raises its latency index."""
     for attempt in range(50):
         rng = np.random.default_rng([seed, attempt, list(ANSWERS).index(kind)])
         scale = float(rng.uniform(*STEPS))
-        if kind == "healthy":
-            if (found := healthy(rng, scale)) is not None:
+        if kind in HEALTHY:
+            if (found := HEALTHY[kind](rng, scale)) is not None:
                 return found, 0.0
             continue
         make, undone = KINDS[kind]
         for found in make(rng, scale):
             try:
                 worse = served(found.line, found.gpu, found.load, scale).cost
-            except UserError:
+            except FragmeterError:
+                # It does not start, or never admits a request, as SGLang with few windows.
                 continue
             hurts = exp(worse - served(undone(found), found.gpu, found.load, scale).cost) - 1
             if hurts >= HURTS:
@@ -265,20 +328,15 @@ def bench(run: Run, load: Load) -> dict[str, object]:
 
 def diagnosed(found: Planted, seed: int, folder: Path, metrics_alone: bool) -> dict[str, object]:
     """What ``fragmeter diagnose`` says of a server, from the files that it leaves."""
-    run = run_of(replace(server_of(parse_serve(found.line), found.gpu, None, None), step_scale=found.scale), found.load)
+    run = run_of(replace(server_of(parse_line(found.line), found.gpu, None, None), step_scale=found.scale), found.load)
     every_s = 5.0 if metrics_alone else SCRAPES_S
-    (folder / "metrics.txt").write_text("".join(openmetrics([run], run.settings.model, every_s)))
-    arguments = [
-        "--serve",
-        found.line,
-        "--gpu",
-        found.gpu,
-        "--metrics",
-        folder / "metrics.txt",
-        "--json",
-        folder / "d.json",
-    ]
-    if seed % 2 and "no-enable-prefix" not in found.line and not metrics_alone:
+    arguments = ["--serve", found.line, "--gpu", found.gpu, "--json", folder / "d.json"]
+    is_vllm = run.settings.policy != "sglang"
+    if is_vllm:
+        # They have vLLM's names.
+        (folder / "metrics.txt").write_text("".join(openmetrics([run], run.settings.model, every_s)))
+        arguments += ["--metrics", folder / "metrics.txt"]
+    if seed % 2 and is_vllm and "no-enable-prefix" not in found.line and not metrics_alone:
         (folder / "bench.json").write_text(json.dumps(bench(run, found.load)))
         arguments += ["--bench", folder / "bench.json"]
     elif not metrics_alone:
@@ -293,7 +351,7 @@ def diagnosed(found: Planted, seed: int, folder: Path, metrics_alone: bool) -> d
 
 def effect(found: Planted, change: Change) -> float:
     """The decrease of the server's latency index by a change of its flags, on its own requests."""
-    server = replace(server_of(parse_serve(found.line), found.gpu, None, None), step_scale=found.scale)
+    server = replace(server_of(parse_line(found.line), found.gpu, None, None), step_scale=found.scale)
     costs = [observation(run_of(each, found.load), None).cost for each in (server, not_none(server.changed(change)))]
     return -expm1(costs[1] - costs[0])
 
@@ -327,8 +385,8 @@ def main() -> None:
     print("\n| planted | " + " | ".join(named) + " |\n|---" + "|---" * len(named) + "|")
     for kind, each in counts.items():
         print(f"| {kind} | " + " | ".join(str(each[name] or "") for name in named) + " |")
-    right = sum(each[ANSWERS[kind]] for kind, each in counts.items() if kind != "healthy")
-    of = sum(sum(each.values()) for kind, each in counts.items() if kind != "healthy")
+    right = sum(each[ANSWERS[kind]] for kind, each in counts.items() if kind not in HEALTHY)
+    of = sum(sum(each.values()) for kind, each in counts.items() if kind not in HEALTHY)
     print(f"\nCause first: {right} of {of}." if of else "")
     print(f"Effect of the advised change within its interval: {sum(within)} of {len(within)}.")
 

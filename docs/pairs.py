@@ -38,6 +38,7 @@ MODELS = {
     "block sizes": {"model": "gemma-4-26b-a4b"},
     "compressed": {"model": "deepseek-v4-flash", "tensor_parallel_size": 8},
     "indexer": {"model": "deepseek-v3.2", "tensor_parallel_size": 16},
+    "indexer and states": {"model": "glm-5.3-flash", "tensor_parallel_size": 8},
     "latent vectors": {"model": "deepseek-v3", "tensor_parallel_size": 16},
 }
 #: Settings that ask for each feature, or none where the workload or the cluster does.

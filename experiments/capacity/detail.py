@@ -16,8 +16,11 @@ from dataclasses import asdict, dataclass, field, replace
 from math import fsum, inf
 from typing import Any
 
+import numpy as np
+
 from ...sim import Run, Settings, Workload, simulate, summary
 from ...sim.cluster import Cluster
+from ...sim.memory.accounting.ledger import of_class
 from ...sim.metrics.registry import OF_REQUESTS, key
 from ...sim.types.optional import not_none
 from ..runs.near_saturation import MOST_REQUESTS, LatencyRange, LoadClass, Saturation, ServedLoad, saturation
@@ -228,6 +231,22 @@ def _cause(waits: dict[str, float], preemptions: int) -> str:
     return "memory" if preemptions else "steps"
 
 
+def waits_for_windows(run: Run) -> float:
+    """Of the share ``memory`` of ``waiting_shares`` that in which windows lack, in a pool of their own."""
+    rows, ticks = run.log.rows, run.log.rows["ticks"] / max(run.log.end_ticks, 1)
+    waits = (rows["waiting"] > 0) & (rows["batch_size"] < run.replica.policy.limits.max_num_seqs)
+    return float(ticks[waits & _lacks_windows(run)].sum())
+
+
+def _lacks_windows(run: Run) -> np.ndarray:
+    """Whether a pool of windows lacks those of another request, bool [rows]."""
+    log, policy = run.log, run.replica.policy
+    if not (room := policy.windows_to_admit(run.workload, log.block_size)):
+        return np.zeros(len(log.rows["waiting"]), dtype=np.bool_)
+    lacks: np.ndarray = not_none(log.second_pool).capacity_slots - log.rows[of_class("held", 1)] < room
+    return lacks
+
+
 def waiting_shares(run: Run) -> dict[str, float]:
     """Shares of the run's time in which requests wait for ``max_num_seqs``, for memory, and for the step to end.
 
@@ -238,7 +257,7 @@ def waiting_shares(run: Run) -> dict[str, float]:
     queued = rows["waiting"] > 0
     num_seqs = queued & (rows["batch_size"] >= limits.max_num_seqs)
     room = run.replica.policy.slots_to_admit(run.workload, run_log.block_size, rows["batch_size"])
-    memory = queued & ~num_seqs & (run_log.capacity_slots - rows["held"] < room)
+    memory = queued & ~num_seqs & ((run_log.capacity_slots - rows["held"] < room) | _lacks_windows(run))
     steps = queued & ~num_seqs & ~memory
     return {
         name: float(ticks[some].sum())

@@ -10,12 +10,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...reports.data.answer import KeyNumber, counted, duration
+from ...reports.data.answer import KeyNumber, duration
 from ...reports.explore.what_if import WhatIf
 from ...reports.figures import figures
 from ...reports.page.page import Section, write_page
 from ...reports.page.table import Table
-from ...reports.style.labels import metric_label
+from ...reports.style.labels import counted, metric_label
 from ...sim.metrics.registry import METRICS
 from ...sim.metrics.views import PAPER_VIEW, SLOTS_VIEW, sums
 from ...sim.output.files import as_json

@@ -6,6 +6,7 @@ from math import exp, log
 from statistics import NormalDist
 from typing import Literal
 
+from ...sim import Settings
 from ...sim.types.optional import not_none
 from ..measured.evidence import evidence
 from ..measured.intervals import SHARE
@@ -23,18 +24,23 @@ def uncertainty(candidate: Candidate) -> Uncertainty:
 
 
 def _of_one(candidate: Candidate) -> Uncertainty:
-    chosen = not_none(candidate.settings)
+    factors, basis = step_interval(not_none(candidate.settings))
+    scales = (1.0,) if factors is None else quantiles(*factors)
+    return Uncertainty(scales, _memories(candidate), basis)
+
+
+def step_interval(chosen: Settings) -> tuple[tuple[float, float] | None, str]:
+    """Lowest and highest step time over the predicted one, for ``SHARE`` of the servers, and by what; None where it is taken as given."""
     if chosen.step_scale is not None:
-        return Uncertainty(quantiles(*after_a_benchmark()), _memories(candidate), spread_text())
+        return after_a_benchmark(), spread_text()
     found = evidence(chosen)
     if found.like is None:
         # A calibration, a server's constants, the paper: step times of the user's choice.
-        return Uncertainty((1.0,), _memories(candidate), "step times taken as given")
+        return None, "step times taken as given"
     factors = next((each.factors for each in found.like.predicted if each.metric == "tpot" and each.factors), None)
-    basis = "the interval of servers like this"
     if factors is None:
-        factors, basis = any_server(), "no measured server is like this: the interval of all measured servers"
-    return Uncertainty(quantiles(*factors), _memories(candidate), basis)
+        return any_server(), "no measured server is like this: the interval of all measured servers"
+    return factors, "the interval of servers like this"
 
 
 def quantiles(low: float, high: float) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from ..runs.inputs import PACING, READING, REQUESTS, Inputs, Requests, named_fil
 from ..runs.output import RESULTS, JsonTarget, Report
 from ..runs.parallel import Workers
 from ..sglang_server.start import SGLangStarted, read_line, read_start_log, started
-from ..vllm_serve.line import ServeLine, pasted, version
+from ..vllm_serve.line import ServeLine, read_pasted, version
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.start import Started
 from .llama_answer import print_llama
@@ -93,7 +93,7 @@ def plan(
         raise SettingError("mean_tokens", mean_tokens, "applies to one server; leave it out, or --goodput")
     if mean_tokens is not None and mean_tokens < 1:
         raise SettingError("mean_tokens", mean_tokens, "must be 1 or more")
-    llama = None if serve is None else read_llama(pasted(serve))
+    llama = None if serve is None else read_pasted(serve, read_llama)
     others = {"vllm": vllm, "startup_log": startup_log, "mean_tokens": mean_tokens, "out": out}
     if llama is not None:
         _require_alone("llama-server", others, load, aims, choices)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ...reports.data.answer import sentence
 from ...reports.page.table import Table
+from ...reports.style.labels import counted
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
@@ -152,7 +153,7 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         table.add_row(METRICS[path].label, metric_text(path, content[path]), more)
     preemptions = content["preemptions"]
     table.add_row("preemptions", f"{sum(preemptions.values()):,}", f"{preemptions['swap']:,} by swapping")
-    table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {content['block_size']} slots")
+    table.add_row("KV pool", f"{content['num_gpu_blocks']:,}", f"blocks of {counted(content['block_size'], 'slot')}")
     if content["copied_slots"]:
         table.add_row("copied", f"{content['copied_slots']:,}", "slots on the device")
     shared = content.get("sharing")

@@ -9,9 +9,11 @@ from cyclopts import Parameter
 
 from ...reports.story.player import PlayedRun, write_story
 from ...reports.story.text import definitions, frame_lines
+from ...reports.style.labels import counted
 from ...sim.metrics.views import definition_lines
 from ...sim.output.files import require_apart
 from ...sim.types.errors import SettingError
+from ...sim.types.optional import not_none
 from ..runs.output import RESULT_FILE, Report, make_folder_of
 from ..story.reading import story as find_story
 from ..story.reading import story_names
@@ -75,6 +77,5 @@ def _lines(run: RunFrames, is_named: bool) -> list[str]:
 def _played(run: RunFrames) -> PlayedRun:
     chosen = run.settings
     # Of the blocks of vLLM V1 one, the null block, holds no tokens.
-    slots = "1 slot" if chosen.block_size == 1 else f"{chosen.block_size} slots"
-    blocks = f"{len(run.frames[0].blocks)} blocks of {slots}"
+    blocks = f"{len(run.frames[0].blocks)} blocks of {counted(not_none(chosen.block_size), 'slot')}"
     return PlayedRun(run.name, f"policy {chosen.policy}, {blocks}", run.frames)

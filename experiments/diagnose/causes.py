@@ -2,6 +2,10 @@
 
     cause                  symptom as served                                    flags that are tried
     small pool             preemptions, or requests wait for KV cache           --gpu-memory-utilization, less overrides
+    pool of states         requests wait for max-num-seqs, which follows from   --max-mamba-cache-size, or
+                           the states; or the pool is full and prefixes are lost  --mamba-full-memory-ratio (SGLang)
+    pool of windows        requests wait for windows; or the pool is full, and  --swa-full-tokens-ratio (SGLang)
+                           requests are retracted or prefixes are lost
     KV dtype               the same, and the KV cache has 16 bits               --kv-cache-dtype fp8
     states                 the same, and states at ends of blocks are kept      --no-enable-prefix-caching
     max-num-seqs too high  the same, and more may run than the pool holds       --max-num-seqs, --watermark
@@ -30,7 +34,7 @@ from typing import Any
 
 from ...sim.metrics.registry import metric_text
 from ...sim.spec.gpu import GIB
-from ...sim.spec.startup.capacity import capture_blocks, users
+from ...sim.types.optional import not_none
 from ..measured.server_metrics import ServerMetrics
 from .load import ServedLoad
 from .run import Observation
@@ -41,8 +45,8 @@ PREEMPTS, WAITS = 1.0, 0.05
 #: Limits on the p99 gap between tokens: decode steps, or milliseconds if it also lasts some decode steps; decode steps for a
 #: chunk above vLLM's default.
 STALL_STEPS, STALL_MS, _SOME_STEPS, STRICT_STEPS = 25.0, 250.0, 10.0, 5.0
-#: Usage of the KV cache below which it has room.
-ROOM = 0.9
+#: Usage of the KV cache below which it has room; and usage from which on it has none.
+ROOM, FULL = 0.9, 0.95
 #: Values of ``max_num_seqs`` that are tried, relative to the number of sequences of mean final length that fit.
 _FITTING = (1.25, 1.0, 0.75)
 _WATERMARKS = ("0.02", "0.05")
@@ -71,9 +75,9 @@ class Case:
 
     @property
     def fitting(self) -> int:
-        """Sequences of the load's mean lengths that run at once in the KV cache (``startup.capacity.users``)."""
+        """Sequences of the load's mean lengths that run at once in the KV cache."""
         prompt, output = self.load.mean_tokens
-        return users(self.server.launch, self.server.pool.num_blocks, round(prompt + output), max(1, round(prompt)))
+        return self.server.started.fitting(round(prompt + output), max(1, round(prompt)))
 
     @property
     def measured_preemptions(self) -> float | None:
@@ -155,7 +159,8 @@ def _fp8_cache(case: Case) -> Iterator[Change]:
 def _states(case: Case) -> str | None:
     """Blocks as large as a state, of which the last one of a sequence is partly filled, and states at their ends."""
     text, launch = pressure(case), case.server.launch
-    if text is None or not launch.model.state_layers or not launch.enable_prefix_caching:
+    shares = case.server.started.own_pool() is None and launch.model.state_layers
+    if text is None or not shares or not launch.enable_prefix_caching:
         return None
     tokens = round(sum(case.load.mean_tokens))
     kept = launch.decode_blocks(tokens)
@@ -165,6 +170,56 @@ def _states(case: Case) -> str | None:
         f"{text}; a block has {launch.block_tokens:,} tokens, as large as a state: {tokens:,} tokens take {blocks:,} of them,"
         f" {1 - tokens / (blocks * launch.block_tokens):.0%} empty, and {states:,} of at most {kept:,} blocks of a sequence are states kept for prefixes"
     )
+
+
+def _states_bound(case: Case) -> bool:
+    """Whether as many sequences run at most as a pool of states is for."""
+    own = case.server.started.own_pool()
+    return own is not None and case.server.launch.max_num_seqs == case.server.started.most_seqs()
+
+
+def _few_states(case: Case) -> str | None:
+    own, seen = case.server.started.own_pool(), case.seen
+    if own is None or own.kind != "states":
+        return None
+    parts = []
+    if seen.wait_seqs >= WAITS and _states_bound(case):
+        parts.append(
+            f"requests wait {seen.wait_seqs:.0%} of the time, as no more than {case.server.launch.max_num_seqs:,} run: {own.slots:,} states are"
+            f" {own.of_request} for each of them"
+        )
+    return "; ".join([*parts, *_lost_prefixes(case)]) or None
+
+
+def _few_windows(case: Case) -> str | None:
+    own, seen = case.server.started.own_pool(), case.seen
+    if own is None or own.kind != "windows":
+        return None
+    parts = []
+    if seen.wait_windows >= WAITS:
+        parts.append(f"requests wait for windows {seen.wait_windows:.0%} of the time")
+    if seen.preemptions >= PREEMPTS and seen.own_max >= FULL:
+        parts.append(
+            f"{seen.preemptions:.0f} retractions per 100 requests, with {seen.own_max:.0%} of the windows in use"
+        )
+    return "; ".join([*parts, *_lost_prefixes(case)]) or None
+
+
+def _lost_prefixes(case: Case) -> Iterator[str]:
+    """Prefixes that are not found, where the pool of windows or states is full, so that it evicts them."""
+    launch, load, seen = case.server.launch, case.load, case.seen
+    if not launch.enable_prefix_caching or not load.knows_contents or seen.own_full < WAITS:
+        return
+    if load.shared - seen.hit_rate >= WAITS:
+        own = not_none(case.server.started.own_pool())
+        yield (
+            f"prompts have {load.shared:.0%} of their tokens in common and {seen.hit_rate:.0%} are found, with no room among the {own.slots:,}"
+            f" {own.kind} {seen.own_full:.0%} of the time"
+        )
+
+
+def _larger_own_pool(case: Case) -> Iterator[Change]:
+    yield from case.server.started.larger_own_pools()
 
 
 def _one_state(case: Case) -> Iterator[Change]:
@@ -190,13 +245,13 @@ def _fewer_seqs(case: Case) -> Iterator[Change]:
 
 def _too_few(case: Case) -> str | None:
     seen = case.seen
-    if seen.wait_seqs < WAITS or seen.mean_usage >= ROOM:
+    if seen.wait_seqs < WAITS or seen.mean_usage >= ROOM or _states_bound(case):
         return None
-    states = capture_blocks(case.server.launch)
+    states, line = case.server.started.most_seqs(), case.server.line
     bound = (
         ""
         if states is None
-        else f"; vLLM starts with at most {states:,}, as each sequence needs a block for its states"
+        else f"; {line.server} starts with at most {states:,}, as each sequence needs room for its states"
     )
     return (
         f"requests wait for {case.server.line.flag_name('max-num-seqs')} {case.server.launch.max_num_seqs:,} {seen.wait_seqs:.0%} of the time while"
@@ -206,8 +261,7 @@ def _too_few(case: Case) -> str | None:
 
 def _more_seqs(case: Case) -> Iterator[Change]:
     launch = case.server.launch
-    states = capture_blocks(launch) or launch.max_num_batched_tokens
-    most = min(launch.max_num_batched_tokens, states)
+    most = min(launch.max_num_batched_tokens, case.server.started.most_seqs() or launch.max_num_batched_tokens)
     for value in dict.fromkeys(min(factor * launch.max_num_seqs, most) for factor in (2, 4, 8)):
         if value > launch.max_num_seqs:
             yield {"max-num-seqs": str(value)}
@@ -325,6 +379,8 @@ def _graphs(case: Case) -> Iterator[Change]:
 
 CAUSES = (
     Cause("small pool", "The KV cache is too small", pressure, _larger_pool),
+    Cause("pool of states", "The pool of states (mamba pool) is too small", _few_states, _larger_own_pool),
+    Cause("pool of windows", "The pool of windows (SWA pool) is too small", _few_windows, _larger_own_pool),
     Cause("states", "States kept for prefixes take blocks of the KV cache", _states, _one_state),
     Cause("max-num-seqs too high", "More sequences are admitted than the KV cache holds", _too_many, _fewer_seqs),
     Cause("max-num-seqs too low", "Requests wait though the KV cache has room", _too_few, _more_seqs),

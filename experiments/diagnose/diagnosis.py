@@ -25,19 +25,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, inf, sqrt
-from statistics import fmean, stdev
+from math import expm1, hypot, inf, sqrt
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from ...sim import Settings
 from ...sim.types.errors import SettingError
 from ...sim.types.optional import not_none
+from ..measured.intervals import SHARE
 from ..measured.server_metrics import ServerMetrics
 from ..runs.output import track
 from ..runs.parallel import Workers, as_they_finish
 from ..runs.slo_check import Goal
 from ..runs.student_t import below, student_t
-from .causes import Case, Suspect, pressure, suspects
+from .causes import FULL, Case, Suspect, pressure, suspects
 from .contradictions import Contradiction, contradictions, meets
 from .load import ServedLoad
 from .measured import ClientLatencies
@@ -47,8 +48,6 @@ from .server import Change, Server, flags_text
 
 #: Least gain: of the latency index, or of the share of requests that meet their objectives; and the confidence of its interval.
 LEAST_GAIN, CONFIDENCE = 0.05, 0.95
-#: Use of the KV cache while requests arrive from which on a server that no flag helps has no room.
-FULL = 0.95
 #: Difference of the objective within which the milder of two changes is taken.
 _AS_GOOD = 0.01
 #: Share of the gain of a change of the answers that another change must reach to come before it.
@@ -57,6 +56,8 @@ _LOSSLESS_SHARE = 0.5
 _LEAST_TURNOVER = 0.5
 #: Share of the time to the last finish in which requests arrive, below which a draw is a burst, too.
 _LEAST_ARRIVING = 0.1
+#: Ends of an interval at ``CONFIDENCE`` over those at ``SHARE``, of a normal distribution.
+_AT_CONFIDENCE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) / NormalDist().inv_cdf((1 + SHARE) / 2)
 #: Seconds by which the wait grows per second, from which on the server does not keep up.
 _BEHIND = 0.1
 
@@ -70,7 +71,7 @@ class Gain:
         interval: Confidence interval of the mean over all draws, by which a change is advised; None for a single seed.
         chance: Probability that the mean over all draws is a gain; None for a single seed.
         prediction: Prediction interval of one more draw with the same requests before and after, which is what a server shows
-            where its load is sent once; None for a single seed.
+            where its load is sent once, with the error of step times; None for a single seed.
     """
 
     value: float
@@ -79,12 +80,13 @@ class Gain:
     prediction: tuple[float, float] | None = None
 
     @classmethod
-    def over(cls, saved: Sequence[float], shares: bool) -> Gain:
+    def over(cls, saved: Sequence[float], shares: bool, by_steps: tuple[float, float] = (0.0, 0.0)) -> Gain:
         """The effect that paired differences of costs show.
 
         Args:
             saved: The cost as served less that with the change, one a draw.
             shares: Costs are shares of the requests, else logarithms of the index.
+            by_steps: By how much step times of other lengths may lower and raise ``saved``, at ``CONFIDENCE``.
         """
         mean, draws = fmean(saved), len(saved)
         if draws == 1:
@@ -92,9 +94,11 @@ class Gain:
         deviation, t = stdev(saved), student_t(CONFIDENCE, draws - 1)
         error = deviation / sqrt(draws)
         chance = below(mean / error, draws - 1) if error else (1 + (mean > 0) - (mean < 0)) / 2
+        of_draws = t * deviation * sqrt(1 + 1 / draws)
         interval, prediction = (
-            (_gained(mean - t * half, shares), _gained(mean + t * half, shares))
-            for half in (error, deviation * sqrt(1 + 1 / draws))
+            (_gained(mean - low, shares), _gained(mean + high, shares))
+            # Draws and step times are independent.
+            for low, high in ((t * error, t * error), [hypot(of_draws, each) for each in by_steps])
         )
         return cls(_gained(mean, shares), interval, chance, prediction)
 
@@ -210,6 +214,7 @@ class Diagnoser:
         self._server, self._load, self._metrics, self._clients, self._goal = server, load, metrics, clients, goal
         self._seeds, self._workers = tuple(seeds), workers
         self._runs: dict[tuple[Settings, int, float], Observation] = {}
+        self._factors = () if len(self._seeds) == 1 else server.step_interval() or ()
 
     def diagnose(self) -> Diagnosis:
         """The diagnosis.
@@ -350,7 +355,22 @@ class Diagnoser:
     def _gain(self, base: Server, other: Server, share: float = 1.0) -> Gain:
         """The paired difference of the objective; ``other`` may serve a share of the requests."""
         saved = [self._cost(base, seed) - self._cost(other, seed, share) for seed in self._seeds]
-        return Gain.over(saved, self._goal is not None)
+        return Gain.over(saved, self._goal is not None, self._by_steps(base, other, share, saved[0]))
+
+    def _by_steps(self, base: Server, other: Server, share: float, saved: float) -> tuple[float, float]:
+        """By how much longer and shorter steps lower and raise the difference on the first seed, of ``saved`` with those predicted.
+
+        Both servers have the same steps: what is not known of them is how long all are. The interval of ``SHARE`` of the servers or steps is
+        taken for that of a normal distribution.
+        """
+        seed, moved = self._seeds[0], [0.0]
+        for factor in self._factors:
+            paced, changed = base.paced(factor), other.paced(factor)
+            if paced is not None and changed is not None:
+                self._simulate([paced], [seed])
+                self._simulate([changed], [seed], share)
+                moved.append(self._cost(paced, seed) - self._cost(changed, seed, share) - saved)
+        return -_AT_CONFIDENCE * min(moved), _AT_CONFIDENCE * max(moved)
 
     def _simulate(self, servers: Iterable[Server], seeds: Sequence[int], share: float = 1.0) -> None:
         """Run what has not been run yet."""

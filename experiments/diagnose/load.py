@@ -39,6 +39,7 @@ from ...traces import (
     workload,
 )
 from ...traces.arrivals.pacing import at_rate, unit_gaps
+from ...traces.stats.stats import reused
 from ...traces.synthesis.random_load import RandomLoad
 from ..capacity.load import drawn_rows, taken, traced_gaps_s
 from ..measured.server_metrics import Histogram, ServerMetrics
@@ -87,6 +88,13 @@ class ServedLoad:
     def knows_contents(self) -> bool:
         """Whether it is known which prompts have something in common."""
         return self.trace.content is not None
+
+    @property
+    def shared(self) -> float:
+        """Share of the prompt tokens of a draw with known contents that earlier prompts have."""
+        trace = self.trace.first(min(self.num_prompts, len(self.trace)))
+        found = reused(trace)
+        return 0.0 if found is None else int(found.tokens.sum()) / int(trace.prompt_tokens.sum())
 
     @property
     def mean_tokens(self) -> tuple[float, float]:

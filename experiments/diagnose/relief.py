@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...sim.spec.gpu import GIB
+from ...sim.types.optional import not_none
+from ..vllm_serve.start import OwnPool
 from .causes import WAITS, Case, pressure
 from .server import Change, Server
 
@@ -85,6 +87,8 @@ def costs_of(change: Change, server: Server, other: Server) -> str:
     if _SHARES & change.keys():
         (less, *_), (more, *_) = (each.started.stages() for each in (server, other))
         found.append(f"{(more.requested_bytes - less.requested_bytes) / GIB:.1f} GiB less of each GPU stay free")
+    elif other.started.own_pool() != (own := server.started.own_pool()) and own is not None:
+        found.append(_moved(server, other, own))
     elif other.pool.num_tokens > server.pool.num_tokens and "kv-cache-dtype" not in change:
         found.append(f"memory for {other.pool.num_tokens - server.pool.num_tokens:,} more tokens")
     if "kv-offloading-size" in change:
@@ -96,3 +100,11 @@ def costs_of(change: Change, server: Server, other: Server) -> str:
     if "max-num-seqs" in change and other.launch.max_num_seqs < server.launch.max_num_seqs:
         found.append("requests wait longer for their start")
     return "; ".join(found)
+
+
+def _moved(server: Server, other: Server, own: OwnPool) -> str:
+    """What a change of the pool of windows or states takes from the KV cache, or gives it."""
+    more = not_none(other.started.own_pool()).slots - own.slots
+    tokens = other.pool.num_tokens - server.pool.num_tokens
+    what = "tokens of windows" if own.kind == "windows" else own.kind
+    return f"{tokens:+,} tokens of KV cache, {more:+,} {what}"

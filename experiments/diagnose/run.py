@@ -13,13 +13,15 @@ import numpy as np
 from ...sim import Settings, Workload, simulate
 from ...sim.config.unread import only_read
 from ...sim.cost import StepCost
+from ...sim.memory.accounting.buckets import NOT_HELD
 from ...sim.metrics.cache_bounds import cache_summary
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes, request_times
 from ...sim.metrics.work import work as work_of
 from ...sim.runs.run import Run
+from ...sim.types.sums import dot
 from ...sim.types.ticks import PER_SECOND
-from ..capacity.detail import waiting_shares
+from ..capacity.detail import waiting_shares, waits_for_windows
 from ..runs.pool_use import pool_use, use_while_arriving
 from ..runs.slo_check import Goal, check_times, compiled_cost
 
@@ -27,6 +29,10 @@ from ..runs.slo_check import Goal, check_times, compiled_cost
 _WITHOUT_EFFECT_ON_STEPS: dict[str, Any] = {
     "num_gpu_blocks_override": 1 << 20, "max_num_seqs": 1, "max_num_batched_tokens": 1 << 14, "enable_prefix_caching": None,
 }  # fmt: skip
+#: Options that size another pool by that one, and without which it is large enough.
+_OF_OTHER_POOLS = ("swa_full_tokens_ratio", "hicache_ratio", "hicache_size")
+#: Share of a pool's slots that is free where it is nearly full.
+_NEARLY = 1 / 20
 #: Latencies below this count as this, in ms: the index takes logarithms.
 _LEAST_MS = 1e-3
 
@@ -51,6 +57,9 @@ class Observation:
         hit_rate: Share of the tokens looked up that the prefix cache has; 0 without a cache.
         wait_seqs, wait_memory, wait_steps: Shares of the time in which requests wait for ``max_num_seqs``, for the KV cache,
             and for the step to end.
+        wait_windows: Of ``wait_memory`` that for windows in a pool of their own.
+        own_usage, own_max, own_full: Of a pool of windows or states of their own the share in use, mean and highest, and the share of the
+            time in which fewer than a twentieth of its slots is free; 0 without one.
         turnover: Share of the requests that finish before the last one starts.
         arriving: Share of the time from the first arrival to the last finish in which requests arrive.
         behind: Seconds by which the wait before the first step grows per second of arrivals: 0 where the replica keeps up.
@@ -80,6 +89,10 @@ class Observation:
     wait_seqs: float
     wait_memory: float
     wait_steps: float
+    wait_windows: float
+    own_usage: float
+    own_max: float
+    own_full: float
     turnover: float
     arriving: float
     behind: float
@@ -117,7 +130,8 @@ def worth_of_cache(settings: Settings, work: Workload) -> dict[str, Any] | None:
 def step_cost(settings: Settings) -> StepCost:
     """The step cost of a replica. Replicas that differ in the pool and the scheduler's limits share one, because filling its
     caches is most of the work of a short run."""
-    return compiled_cost(replace(settings, **_WITHOUT_EFFECT_ON_STEPS))
+    options = tuple(each for each in settings.options if each[0] not in _OF_OTHER_POOLS)
+    return compiled_cost(replace(settings, **_WITHOUT_EFFECT_ON_STEPS, options=options))
 
 
 def observation(run: Run, goal: Goal | None) -> Observation:
@@ -159,10 +173,27 @@ def observation(run: Run, goal: Goal | None) -> Observation:
         wait_seqs=waits["max_num_seqs"],
         wait_memory=waits["memory"],
         wait_steps=waits["steps"],
+        wait_windows=waits_for_windows(run),
+        **_own_pool(run),
         turnover=_turnover(times),
         arriving=_arriving(times),
         behind=0.0 if run.workload.users is not None else _behind(times),
     )
+
+
+def _own_pool(run: Run) -> dict[str, float]:
+    """Use of a pool of windows or states, see ``Observation``."""
+    if not run.accounts.pools:
+        return dict.fromkeys(("own_usage", "own_max", "own_full"), 0.0)
+    (_, accounts), ticks = run.accounts.pools[1], run.log.rows["ticks"]
+    levels, slots = accounts.at_rows(), accounts.log.capacity_slots
+    used = np.asarray(slots - sum(levels[bucket] for bucket in NOT_HELD)) / slots
+    busy, is_full = max(int(ticks.sum()), 1), levels["free"] < _NEARLY * slots
+    return {
+        "own_usage": dot(used, ticks) / busy,
+        "own_max": float(used.max(initial=0)),
+        "own_full": dot(is_full, ticks) / busy,
+    }
 
 
 def _prompt_share(work: Workload, times: RequestTimes) -> float:

@@ -11,6 +11,9 @@ from ...sim.cost import default_cost, prices_kv
 from ...sim.spec.startup.capacity import Capacity
 from ...sim.spec.startup.launch import Launch
 from ...sim.types.errors import SettingError, UserError
+from ..capacity.uncertainty import step_interval
+from ..runs.near_saturation import with_steps
+from ..runs.slo_check import compiled_cost
 from ..sglang_server.start import started
 from ..vllm_serve.line import ServeLine
 from ..vllm_serve.log import StartupLog
@@ -28,6 +31,10 @@ POOL_ORIGINS = {
     "probe": "an estimate, from the blocks of the probe",
     "computed": "an estimate, by {server}'s arithmetic at start",
 }
+
+
+#: Error of a fit from which on it bounds no step from above.
+_MOST_ERROR = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,20 @@ class Server:
         if self.cost is not None and not prices_kv(self.cost, other.launch.deployment.kv_dtype):
             return None
         return None if other.refused() else other
+
+    def paced(self, factor: float) -> Server | None:
+        """The server with steps so many times as long; None beyond the factors of a setting."""
+        found = with_steps(self.settings(), factor)
+        return None if found is None else replace(self, step_scale=found.step_scale)
+
+    def step_interval(self) -> tuple[float, float] | None:
+        """Lowest and highest step time over the simulated one, nine times of ten: of servers, or of steps that a fit was made to. None if
+        it is not known."""
+        chosen = self.settings()
+        error = getattr(compiled_cost(chosen), "p90_error", None)
+        if error is not None:
+            return (1 / (1 + error), 1 / (1 - error)) if error < _MOST_ERROR else None
+        return step_interval(chosen)[0]
 
     def refused(self) -> str | None:
         """The engine's refusal to start; None if it starts."""

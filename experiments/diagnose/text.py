@@ -246,8 +246,17 @@ def _filling(found: Diagnosis) -> str:
     return (
         f"KV cache: {pool.num_tokens:,} tokens ({origin}), {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
         f" prompts {seen.prompts:.0%}, outputs {seen.outputs:.0%}, empty slots {other:.0%}; beside them prefixes that no"
-        f" request uses take {seen.cached:.0%}. On average {seen.running:.1f} requests run and {seen.waiting:.1f} wait."
+        f" request uses take {seen.cached:.0%}.{_own_pool(found)} On average {seen.running:.1f} requests run and {seen.waiting:.1f} wait."
     )
+
+
+def _own_pool(found: Diagnosis) -> str:
+    """The pool of windows or states; the shares of the KV cache are of the bytes of both pools."""
+    own, seen = found.case.server.started.own_pool(), found.case.seen
+    if own is None:
+        return ""
+    slots = f"{own.slots:,} states" if own.kind == "states" else f"windows of {own.slots:,} tokens"
+    return f" These are shares of two pools; that of {own.kind} has {slots}, {seen.own_usage:.0%} in use in the mean and {seen.own_max:.0%} at most."
 
 
 def _caching(found: Diagnosis, goal: Goal | None) -> str:
@@ -347,6 +356,8 @@ def _warnings(found: Diagnosis) -> Iterator[str]:
         yield f"Not in vLLM {release}, which refuses it: {', '.join(line.of_other_releases)}."
     if line.not_simulated:
         yield f"Not simulated: {', '.join(line.not_simulated)}."
+    if case.server.started.without_effect:
+        yield f"Has no effect: {', '.join(case.server.started.without_effect)}."
 
 
 def _difference(case: Case) -> str | None:

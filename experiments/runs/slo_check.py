@@ -108,7 +108,7 @@ def counted(n: int) -> slice:
     return slice(apart, n - apart)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def compiled_cost(settings: Settings) -> StepCost:
     """The step cost of these settings. It caches its compilation, which over many runs is most of the work."""
     return build(settings).cost

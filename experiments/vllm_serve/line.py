@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self, overload
+from typing import ClassVar, Self, TypeVar, overload
 
 from ...sim.spec.attention_backends import named_backend
 from ...sim.spec.gpu import GIB
@@ -41,6 +41,8 @@ from .flags import (
     text_of_release,
 )
 from .shell import ASSIGNMENT, assigned, filled, first_argument, line_words
+
+Read = TypeVar("Read")
 
 #: Flags with an object, as JSON or key by key; the second is read for its graphs alone.
 _OBJECTS = (
@@ -241,6 +243,21 @@ def pasted(text: str, field: str = "serve") -> str:
         # A long line is not a file name.
         return text
     return text_of(text, field) if is_file else text
+
+
+def read_pasted(given: str, read: Callable[[str], Read]) -> Read:
+    """Read a line, or the file with it or with its deployment; an error names the file.
+
+    Raises:
+        UserError: As ``read``.
+    """
+    text = pasted(given)
+    try:
+        return read(text)
+    except UserError as error:
+        if text is given:
+            raise
+        raise UserError(f"{given}: {error}") from None
 
 
 def parse_serve(text: str, stated: tuple[int, ...] | None = None) -> ServeLine:

@@ -75,6 +75,7 @@ class StartupLog:
         concurrency: ``Maximum concurrency for 8,192 tokens per request: 15.07x``, as length and sequences.
         memory_bytes: ``Available KV cache memory: 12.34 GiB``, of one GPU.
         version: Release of vLLM; its last part is None for a build between releases.
+        num_states: States of their own pool, of SGLang's log.
         parts: Sizes beside the KV cache.
         failure: The error that ended the start; None of a server that runs, and where ``checks`` compare what it names.
     """
@@ -84,6 +85,7 @@ class StartupLog:
     concurrency: tuple[int, float] | None = None
     memory_bytes: int | None = None
     version: tuple[int, int, int | None] | None = None
+    num_states: int | None = None
     parts: LoggedParts = LoggedParts()
     failure: str | None = None
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...sim.config.settings import Settings, settings
 from ...sim.engine.replica import build
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.attention_backends import FLASHINFER
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
-from ...sim.spec.deployment import NVFP4
+from ...sim.spec.deployment import NVFP4, require_counted
 from ...sim.spec.gpu import GIB
 from ...sim.spec.kernels import (
     EXPERTS_VARIABLES,
@@ -37,7 +37,15 @@ from ...sim.spec.releases import (
     release,
 )
 from ...sim.spec.speculative import UNKNOWN_RATES, SpeculativeConfig, parse_speculative
-from ...sim.spec.startup.capacity import Capacity, StageMemory, capacity, longest_model_len, stage_memories
+from ...sim.spec.startup.capacity import (
+    Capacity,
+    StageMemory,
+    capacity,
+    capture_blocks,
+    longest_model_len,
+    stage_memories,
+    users,
+)
 from ...sim.spec.startup.dtypes import is_in_float32
 from ...sim.spec.startup.launch import (
     BLOCK_SIZE,
@@ -70,18 +78,6 @@ _WEIGHTS = {
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")
 _KV_DTYPES = {"nvfp4_4over6": NVFP4, "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
-#: Formats of the KV cache with a scale for each token, group or head (``CacheDType``).
-_UNCOUNTED_KV = (
-    "nvfp4_ds_mla",
-    "turboquant",
-    "octave",
-    "ultraquant",
-    "int4_",
-    "int8_",
-    "fp8_per_token",
-    "fp8_inc",
-    "fp8_ds_mla",
-)
 #: Bytes a logit of the second model runner's warm-up without FlashInfer: 2 of the model, 4 in fp32.
 _PLAIN_WARM_UP = 6
 #: The first release that can estimate the memory of CUDA graphs.
@@ -113,6 +109,20 @@ _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
+class OwnPool(NamedTuple):
+    """The pool of layers with windows or states, where it is not that of the other layers.
+
+    Attributes:
+        kind: What its slots have.
+        slots: Windows' tokens, or states.
+        of_request: States for each request that may run; 0 of windows.
+    """
+
+    kind: Literal["windows", "states"]
+    slots: int
+    of_request: int = 0
+
+
 @dataclass(frozen=True)
 class Started:
     """A command line with every default that vLLM fills in.
@@ -125,6 +135,7 @@ class Started:
             model that has some.
         uncounted: Why the launch has no drafter although the line has one; None where it has the line's.
         failure: The error with which the start of its log ended (``StartupLog``).
+        without_effect: Flags that the engine has and that change nothing beside the others, each with the reason.
     """
 
     line: ServeLine
@@ -132,6 +143,7 @@ class Started:
     replicas: int
     uncounted: NotSimulated | None = None
     failure: str | None = None
+    without_effect: tuple[str, ...] = ()
 
     def refusal(self) -> Refusal | None:
         """vLLM's refusal to start with the likely memory; None if it starts."""
@@ -156,6 +168,22 @@ class Started:
     def fewest_tokens(self) -> int:
         """The fewest tokens of a step with which it starts."""
         return self.launch.max_num_seqs
+
+    def fitting(self, tokens: int, prompt: int) -> int:
+        """Sequences of that final length, of which so many are prompt, that run at once in the KV cache (``startup.capacity.users``)."""
+        return users(self.launch, self.pool().num_blocks, tokens, prompt)
+
+    def most_seqs(self) -> int | None:
+        """Most sequences at once for which it has states; None where these are no bound."""
+        return capture_blocks(self.launch)
+
+    def own_pool(self) -> OwnPool | None:
+        """The pool of windows or states beside the KV cache; None where all layers share one."""
+        return None
+
+    def larger_own_pools(self) -> Iterator[dict[str, str | bool | None]]:
+        """Flags that give it a larger one, at the cost of the KV cache, the mildest first."""
+        yield from ()
 
     def larger_pools(self) -> Iterator[dict[str, str | bool | None]]:
         """Flags that give it a larger KV cache on the same cards, the mildest first."""
@@ -183,15 +211,13 @@ class Started:
         return replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
 
     def require_simulated(self) -> None:
-        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
+        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, and float32."""
         launch = self.launch
         if launch.gpus:
             reason = "are different cards, and steps are simulated on equal ones"
             raise NotSimulated("gpu", launch.gpu_text, reason, "name one GPU for all ranks")
         if launch.element_bytes == 4:
             raise NotSimulated("--dtype", "float32", "is counted, and its steps are not simulated", "take bfloat16")
-        if launch.deployment.kv_dtype == NVFP4:
-            raise NotSimulated("--kv-cache-dtype", NVFP4, "is counted, and its steps are not simulated", "take fp8")
         require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
 
     def settings(self) -> Settings:
@@ -529,10 +555,10 @@ def _partition(line: ServeLine) -> tuple[int, ...] | None:
 def _kv_setting(launch: Launch) -> str:
     """The value of fragmeter's ``--kv-cache-dtype`` that stands for the number format of the launch's KV cache."""
     kv_dtype = launch.deployment.kv_dtype
-    # Steps in float32 and those with scales are not simulated (``Started.require_simulated``).
+    # Steps in float32 are not simulated (``Started.require_simulated``).
     if kv_dtype in ("fp32", resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16")):
         return "auto"
-    return "int4" if kv_dtype == NVFP4 else kv_dtype.removesuffix("_ds_mla")
+    return kv_dtype.removesuffix("_ds_mla")
 
 
 def _release(line: ServeLine) -> Release:
@@ -625,8 +651,7 @@ def _deployment(line: ServeLine, shape: ModelSpec, cards: Sequence[GpuSpec]) -> 
     card, own = cards[0], "fp32" if is_in_float32(shape, cards, _dtype(line)) else "bf16"
     kv = line.text("kv-cache-dtype", "auto")
     kv = _KV_DTYPES.get(kv, kv)
-    if kv.startswith(_UNCOUNTED_KV):
-        raise NotSimulated("--kv-cache-dtype", kv, "is vLLM's, and its scales are not counted", "auto, bfloat16 or fp8")
+    require_counted("--kv-cache-dtype", kv)
     if kv == "auto" and shape.kv_dtype == NVFP4:
         kv = NVFP4
     if kv not in ("auto", "fp16", "bf16", "fp8", NVFP4):

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from ...sim.memory import BUCKETS
 from ...sim.recording.blocks import GIVEN_UP, NO_SEQUENCE, BlockMap
 from ...sim.types.ticks import PER_SECOND
-from ..style.labels import Numbers
+from ..style.labels import Numbers, counted
 from ..style.look import blank
 from ..style.palette import PAPER
 from .palette import KIND_LABELS, KINDS, legend_colour
@@ -94,7 +94,7 @@ def request_of(found: BlockMap, requests: np.ndarray | None) -> np.ndarray:
 
 def _subtitle(found: BlockMap, drawn: Picture) -> str:
     blocks, rows = found.meta["num_blocks"], len(found.block_ids)
-    sentences = [f"{blocks:,} blocks of {found.meta['block_size']} slots, {found.num_columns:,} moments."]
+    sentences = [f"{blocks:,} blocks of {counted(found.meta['block_size'], 'slot')}, {found.num_columns:,} moments."]
     if rows < int(found.block_ids[-1]) + 1:
         sentences.append(f"Drawn: {rows:,} of the blocks, evenly spaced.")
     if found.meta["layout"] == "counted":

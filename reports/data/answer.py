@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ...sim.metrics.registry import WHOLE_FROM, metric_text
 from ...sim.metrics.views import UNUSED, WASTE, amount, nine_buckets
+from ..style.labels import counted
 
 
 class KeyNumber(NamedTuple):
@@ -120,11 +121,6 @@ def duration(milliseconds: float) -> str:
     if milliseconds < WHOLE_FROM:
         return f"{metric_text('mean_e2el_ms', milliseconds)} ms"
     return f"{milliseconds / 1000:,.1f} s"
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things."""
-    return f"{number:,} {what}{'s' * (number != 1)}" if number else f"no {what}s"
 
 
 def _listed(names: Sequence[str], last: str = "and") -> str:

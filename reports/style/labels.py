@@ -177,3 +177,8 @@ def _comparison_row(row: Row, at_x: bool, ranged: bool) -> list[Any]:
 def file_stem(title: str) -> str:
     """A title as a file name without an ending: lower-case words joined by hyphens."""
     return "-".join(re.findall(r"\w+", title.lower(), re.ASCII)) or "figure"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number:,} {what}{'s' * (number != 1)}" if number else f"no {what}s"

@@ -36,7 +36,6 @@ from ..types import ticks
 from ..types.sequence import NOT_DECODING, Sequence
 from ..workload.source import NEVER
 from .routed import Mailbox, RoutedEngine
-from .routed_core import RoutedCoreEngine
 from .routing import Router
 from .sent import Lengths, Sent
 
@@ -152,7 +151,6 @@ class KVTransfers:
         lengths: Lengths of the workload's requests.
         sent: Requests sent to each replica, prefill replicas first.
         decoders: Engines of the decode replicas.
-        advance: Brings them up to a time, before the router reads them.
         router: Chooses the decode replica.
         links: Links of the prefill replicas.
         bytes_of: Bytes of the KV of a prompt of so many tokens.
@@ -166,15 +164,13 @@ class KVTransfers:
         self,
         lengths: Lengths,
         sent: list[Sent],
-        decoders: Iterable[RoutedEngine | RoutedCoreEngine],
-        advance: Callable[[int], None],
+        decoders: Iterable[RoutedEngine],
         router: Router,
         links: list[Link],
         bytes_of: Callable[[int], int],
         remaining: int,
     ) -> None:
         self._lengths, self._sent, self.decoders, self._router = lengths, sent, [*decoders], router
-        self._advance = advance
         self._links, self._bytes_of, self._remaining = links, bytes_of, remaining
         self.transfers = Table(TRANSFER)
         router.watch(self.decoders)
@@ -186,7 +182,6 @@ class KVTransfers:
         row = self._sent[number].rows[sequence.index]
         if self._lengths.outputs[row] == 1:
             return None
-        self._advance(now)
         decoder = self.decoders[self._router.choose(row, now)]
         size_bytes = self._bytes_of(sequence.prompt_tokens)
         start, end = self._links[number].carry(now, size_bytes)
@@ -199,13 +194,13 @@ class KVTransfers:
         self._at(decoder, end - now, row, coming)
         return end
 
-    def _at(self, decoder: RoutedEngine | RoutedCoreEngine, delay: int, row: int, sequence: Sequence) -> None:
+    def _at(self, decoder: RoutedEngine, delay: int, row: int, sequence: Sequence) -> None:
         """Schedule an arrival after a delay, before all other events of its tick."""
         alarm = Alarm(decoder.env)
         alarm.callbacks = [lambda _: self._arrive(decoder, row, sequence)]
         decoder.env.schedule(alarm, URGENT, delay)
 
-    def _arrive(self, decoder: RoutedEngine | RoutedCoreEngine, row: int, sequence: Sequence) -> None:
+    def _arrive(self, decoder: RoutedEngine, row: int, sequence: Sequence) -> None:
         now = int(decoder.env.now)
         decoder.send(now, self._sent[decoder.number].number(row, sequence))
         self._remaining -= 1
@@ -213,7 +208,6 @@ class KVTransfers:
             self._close(now)
 
     def _close(self, now: int) -> None:
-        self._advance(now)
         for decoder in self.decoders:
             decoder.close(now)
 

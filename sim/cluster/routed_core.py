@@ -60,7 +60,6 @@ class RoutedCoreEngine:
         edges: Ticks at which a measurement begins and ends, or none; leaps end there.
         boundaries: Of all engines of the cluster.
         sequences: Of all requests of the cluster: no step has more.
-        only_decodes: Whether requests arrive with their prompts computed, and their first token.
 
     Attributes:
         number, process, ledger, end_ticks: As of ``RoutedEngine``.
@@ -75,7 +74,6 @@ class RoutedCoreEngine:
         edges: tuple[int, ...],
         boundaries: Boundaries,
         sequences: int,
-        only_decodes: bool = False,
     ) -> None:
         self.env, self.end_ticks, self.until = env, int(env.now), NEVER
         self.ledger = Ledger(replica.memory.meter, compiled()[0])
@@ -86,7 +84,7 @@ class RoutedCoreEngine:
         self._max_model_len = replica.policy.limits.max_model_len
         none = (np.zeros(0, dtype=np.int64),) * 4
         most = min(replica.policy.limits.max_num_seqs, max(1, sequences))
-        parts = started(replica, (*none, np.zeros(0, dtype=bool)), most, edges, routed=True, only_decodes=only_decodes)
+        parts = started(replica, (*none, np.zeros(0, dtype=bool)), most, edges, routed=True)
         self._core, self._handle, self._cache = parts
         self._changed: Callable[[], None] = ignored
         self._closed = env.event()

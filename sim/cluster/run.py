@@ -172,23 +172,16 @@ class Fleet:
 
     def _disaggregated(self, cluster: Cluster) -> Engines:
         """Prefill engines, then decode engines."""
-        first, last, boundaries = cluster.num_arriving, self._replicas[-1], Boundaries()
-        sends, numbers = self._workload.output_tokens[self._rows] > 1, range(first, cluster.size)
-        decoders: Engines = [*map(self._routed, numbers)]
-        choose = decode_router(cluster, bool(self._barriers))
-        apart = not (self._barriers or self._workload.users or choose.follows)
-        if apart and serves(cluster.decode_settings(self._settings), last):
-            parts = (self._settings.edges, boundaries, int(sends.sum()), True)
-            decoders = [RoutedCoreEngine(self.env, each, self._replicas[each], *parts) for each in numbers]
+        first, last = cluster.num_arriving, self._replicas[-1]
+        decoders = [*map(self._routed, range(first, cluster.size))]
         self._kv_transfers = KVTransfers(
             Lengths(self._workload.sequences, last.max_model_len),
             self._sent,
             decoders,
-            boundaries.advance,
-            choose,
+            decode_router(cluster, bool(self._barriers)),
             [Link(cluster.kv_transfer_bandwidth, cluster.kv_transfer_latency) for _ in range(first)],
             _prompt_bytes(self._settings, self._replicas[0]),
-            remaining=int(sends.sum()),
+            remaining=int((self._workload.output_tokens[self._rows] > 1).sum()),
         )
         return [*(self._prefilling(number, self._kv_transfers) for number in range(first)), *decoders]
 

@@ -123,7 +123,12 @@ def refuse_unread(settings: Settings, workload: Workload) -> None:
 
 
 def only_read(settings: Settings, workload: Workload | None = None) -> Settings:
-    """The settings of the same run, with what it does not read at its default.
+    """The settings of the same run, with what it does not read at its default: see ``reset_unread``."""
+    return reset_unread(settings, workload)[0]
+
+
+def reset_unread(settings: Settings, workload: Workload | None = None) -> tuple[Settings, dict[str, str]]:
+    """The settings of the same run, with what it does not read at its default, and why it does not read each of these.
 
     For settings that a program makes for several runs, or that come from a pasted command line. Reset one after the
     other, as one may be read for the sake of another that is not.
@@ -132,10 +137,11 @@ def only_read(settings: Settings, workload: Workload | None = None) -> Settings:
         SettingError: An option that the policy lacks and that no run may ignore.
     """
     refuse_lacking(settings)
+    reasons = {}
     for field, value in settings.given().items():
-        if is_given(field, value) and why_unread(field, settings, workload) is not None:
-            settings = replace(settings, **{field: default_of(field)})
-    return settings
+        if is_given(field, value) and (why := why_unread(field, settings, workload)) is not None:
+            settings, reasons[field] = replace(settings, **{field: default_of(field)}), why
+    return settings, reasons
 
 
 def why_unread_in_cluster(field: str, cluster: Cluster, workload: Workload | None = None) -> str | None:

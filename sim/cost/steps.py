@@ -64,6 +64,11 @@ class StepCoefficients:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="ignore"))
+class _Fit:
+    p90_error: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="ignore"))
 class _File:
     schema_version: Literal[1]
     kind: Literal["steps"]
@@ -72,6 +77,7 @@ class _File:
     server: dict[str, Any] = field(default_factory=dict)
     outside_ms: float = 0.0
     repeated_reads: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    fit: _Fit = _Fit()
 
 
 _FILE = TypeAdapter(_File)
@@ -86,6 +92,7 @@ class FittedSteps:
         outside_ms: Milliseconds of a request outside the server's engine, from the client's measurements; the
             attribute ``outside_ticks`` has them in ticks.
         repeated_reads: Time of a repeated read of KV over that of a first one.
+        p90_error: Error of the fit that nine of ten steps do not exceed, simulated over measured, less one; None if it is not known.
 
     Attributes:
         effective_context: See ``base.effective_context``; None where repeated reads take as long.
@@ -99,8 +106,9 @@ class FittedSteps:
         about: Mapping[str, object] = {},
         outside_ms: float = 0.0,
         repeated_reads: float = 1.0,
+        p90_error: float | None = None,
     ) -> None:
-        self.coefficients, self._about = coefficients, dict(about)
+        self.coefficients, self._about, self.p90_error = coefficients, dict(about), p90_error
         self.repeated_reads, self.effective_context = repeated_reads, context_of_reads(repeated_reads)
         self.outside_ticks = round(outside_ms * ticks.PER_MS)
         self._row, self._context, self._chunk, self._pair = (
@@ -175,7 +183,7 @@ def read_steps(text: bytes, name: str) -> FittedSteps:
         raise complaint(name, error) from None
     about: dict[str, object] = {"calibration": name, "sha256": hashlib.sha256(text).hexdigest()}
     about |= {"source": content.source, "server": content.server}
-    return FittedSteps(content.coefficients, about, content.outside_ms, content.repeated_reads)
+    return FittedSteps(content.coefficients, about, content.outside_ms, content.repeated_reads, content.fit.p90_error)
 
 
 def _ticks(us: float) -> int:

@@ -121,7 +121,6 @@ static bool fill_replica(struct replica *r, PyObject *args)
     r->max_num_seqs = limits.max_num_seqs;
     r->max_num_batched_tokens = limits.max_num_batched_tokens;
     r->watermark_blocks = limits.watermark_blocks;
-    r->arrives_with = limits.arrives_with;
     for (int place = 0; place < r->num_edges; place++)
         r->edges[place] = edges[place];
     r->ahead = ahead;

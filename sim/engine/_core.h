@@ -231,7 +231,6 @@ struct replica {
     int64_t reserve; /* blocks that a horizon leaves free */
     /* Limits. */
     int64_t max_num_seqs, max_num_batched_tokens, watermark_blocks;
-    int64_t arrives_with; /* tokens of a request that arrives with its prompt computed; 0: nothing is computed */
     /* The running sequences. */
     struct sequence *slots;
     int32_t *unused, num_unused;    /* stack of free slots */

@@ -166,7 +166,7 @@ int32_t leave_queue(struct replica *r)
             .kind = head->kind,
         };
     } else {
-        *sequence = (struct sequence){.request = r->fresh++, .generated_tokens = r->arrives_with, .kind = FRESH};
+        *sequence = (struct sequence){.request = r->fresh++, .kind = FRESH};
     }
     sequence->start_tokens = r->prompt_tokens[sequence->request] + sequence->generated_tokens;
     sequence->start_step = NOT_DECODING;

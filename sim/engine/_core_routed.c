@@ -116,7 +116,7 @@ bool send_request(struct replica *r, int64_t ticks, int64_t prompt_tokens, int64
     r->prompt_tokens = sent->columns[2], r->output_tokens = sent->columns[3];
     r->ends_early = sent->ends_early;
     r->num_requests++;
-    r->queued_tokens += prompt_tokens + r->arrives_with;
+    r->queued_tokens += prompt_tokens;
     return true;
 }
 

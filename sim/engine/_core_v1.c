@@ -257,7 +257,7 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
     for (; num_waiting(r) > 0; held++) {
         const struct preempted *head = r->num_preempted ? &r->preempted[r->num_preempted - 1] : NULL;
         int64_t prompt = r->prompt_tokens[head ? head->request : r->fresh];
-        int64_t tokens = prompt + (head ? head->generated_tokens : r->arrives_with);
+        int64_t tokens = prompt + (head ? head->generated_tokens : 0);
         if (!grants->budget || held == r->max_num_seqs) {
             /* If this step also computed prompts, the next step has more budget for this one. */
             step->valid_until_horizon = step->valid_until_horizon && (grants->budget || !step->prefill_tokens);
@@ -265,8 +265,7 @@ static void admit_waiting(struct replica *r, struct grants *grants, struct step 
             return;
         }
         struct path path = path_of_head(r);
-        /* Preempted, a sequence is computed here, whole. */
-        int64_t known = r->arrives_with && !head ? prompt : known_of_head(r, &path, tokens);
+        int64_t known = known_of_head(r, &path, tokens);
         int64_t now = least(tokens - known, grants->budget);
         /* Found blocks that are free count as taken. */
         int64_t in_tables = r->cache == NULL ? 0 : found_in_tables(r->cache);

@@ -227,7 +227,6 @@ def started(
     edges: tuple[int, ...],
     routed: bool = False,
     mapped: bool = False,
-    only_decodes: bool = False,
 ) -> tuple[ModuleType, object, CoreCache | None]:
     """The core, a handle of a replica in it, and what it computes of the replica's prefix cache, if it has one.
 
@@ -236,7 +235,6 @@ def started(
         most: Maximum number of sequences in a step.
         routed: Whether a router sends the requests one by one; the columns are empty then.
         mapped: Whether a block map is recorded.
-        only_decodes: Whether requests arrive with their prompts computed, and their first token.
     """
     core, memory, limits, cost = compiled()[0], replica.memory, replica.policy.limits, replica.cost
     assert core is not None
@@ -248,7 +246,6 @@ def started(
         max_num_seqs=most,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         watermark_blocks=limits.watermark_blocks,
-        arrives_with=int(only_decodes),
     )
     # A subclass may have other step times.
     terms = cost.terms if type(cost) is PaperCost else None

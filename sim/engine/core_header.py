@@ -32,7 +32,6 @@ class CoreLimits(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark_blocks: int
-    arrives_with: int
 
 
 #: Columns that ``PagedMemory`` fills in a row, for one KV group.

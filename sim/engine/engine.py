@@ -149,6 +149,7 @@ class Engine:
         release = self._release_and_notify if source.hears_of_finishes else memory.release
         ahead, finish = self._ahead, self._finish
         ended: list[Sequence] = []
+        deferred, free_deferred = memory.deferred, self._free_deferred
         carry_out, leap_over, stand_still, rest = self._actions()
         alarm = Alarm(self.env)
         tiers = self._transfers if self._transfers is not None and self._transfers.behind else None
@@ -168,6 +169,8 @@ class Engine:
             first_step = None if plan is CARRY_ON else carry_out(plan, now)
             if ended:
                 first_step = finish(ended, plan, first_step, now)
+            elif deferred:
+                first_step = free_deferred(first_step)
             steps = 0
             # In this order because reading the fields of a plan is slow.
             if state.batch_size and (plan is CARRY_ON or not plan.prefill_only):
@@ -438,15 +441,21 @@ class Engine:
             lost = [sequence for sequence in ended if sequence in plan.preempted]
         for observer in self._observers:
             observer.requests_finished(now, ended, tuple(state.overrunning))
+        if self.memory.deferred:
+            self.memory.free_deferred(decode_step)
         if self.source.hears_of_finishes:
             self._release_and_notify(leaving, decode_step, lost)
         else:
             self.memory.release_finished(leaving, decode_step)
         state.forget_finished()
-        if first_step is not None and state.waiting:
-            ticks, prefill, swap, _, stops_at_arrival = first_step
-            first_step = ticks, prefill, swap, False, stops_at_arrival
+        if state.waiting or self.memory.deferred:
+            return _for_one_step(first_step)
         return first_step
+
+    def _free_deferred(self, first_step: FirstStep) -> FirstStep:
+        """Blocks that waited for the last step come free, now that the plan of the coming step is carried out. As ``_finish``."""
+        self.memory.free_deferred(self.state.decode_step)
+        return _for_one_step(first_step) if self.state.waiting else first_step
 
     def _release_and_notify(self, leaving: list[Sequence], decode_step: int, lost: Iterable[Sequence] = ()) -> None:
         """Release the finished sequences, and notify the source of the answers.
@@ -579,6 +588,14 @@ class Engine:
         held = memory.capacity_slots - memory.pinned_slots - memory.room_after(self.state, 0)
         if held:
             raise SimulationFault(f"{held} slots are held after the last request")
+
+
+def _for_one_step(first_step: FirstStep) -> FirstStep:
+    """The plan of a step does not hold for the next one."""
+    if first_step is None:
+        return None
+    ticks, prefill, swap, _, stops_at_arrival = first_step
+    return ticks, prefill, swap, False, stops_at_arrival
 
 
 class Alarm(simpy.Event):

@@ -13,8 +13,8 @@ from ..memory import GroupSize, Memory, PageGroups, most_prompt_blocks
 from ..memory.prefix.tiers import FleetTiers
 from ..policy import Limits, Pool, Server
 from ..policy.base import AnyPolicy, PairedPolicy
-from ..policy.options import Options, option_names
-from ..policy.registry import allocator, serving
+from ..policy.options import Options, either, option_names
+from ..policy.registry import POLICIES, allocator, serving
 from ..runs.api_server import ApiServer
 from ..runs.replica import Replica
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, gpu, hybrid_layout, model
@@ -95,7 +95,8 @@ def build(
     if states is not None:
         limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, states.most_requests))
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
-    offloaded = options.offloaded(server, num_blocks, size)
+    windows = kind.window_pool(server, options, num_blocks, size)
+    offloaded = options.offloaded(server, num_blocks, size, windows or states)
     if offloaded is not None and fleet is not None:
         offloaded = replace(offloaded, fleet=fleet)
     pool = Pool(
@@ -110,7 +111,7 @@ def build(
         grouped=grouped,
         dialogue=dialogue,
         seed=settings.seed,
-        windows=kind.window_pool(server, options, num_blocks, size),
+        windows=windows,
         states=states,
     )
     memory = _memory(settings, scheduler, pool, server.layout)
@@ -299,7 +300,8 @@ def _layout(
 def _require_states(settings: Settings, shape: ModelSpec) -> None:
     """Raise SettingError for a policy or an option that does not serve a model with states."""
     if not settings.kind.serves_states:
-        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy vllm-v1"
+        able = either(kind.name for kind in POLICIES.values() if kind.serves_states_of(shape))
+        remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy {able}"
         raise SettingError("model", shape.name, remedy)
     if settings.kind.serves_kv_groups and not settings.policy_options.groups_layers:
         remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
@@ -358,6 +360,7 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
         expert_parallel=settings.enable_expert_parallel,
         vllm_minor=LAST_ORDERED,
     )
+    settings.policy_options.require_kv_dtype(shape, card, deployment.kv_dtype)
     found = settings.policy_options.deployed(deployment)
     refuse_experts(shape, card, found, settings.tensor_parallel_size)
     return found

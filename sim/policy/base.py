@@ -13,6 +13,7 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import STATE, PageGroups
+from ..spec import ModelSpec
 from ..spec.startup.sglang_states import StatePool
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -174,6 +175,11 @@ class Policy(Generic[MemoryT, TransactionT]):
         return limits.max_model_len
 
     @classmethod
+    def serves_states_of(cls, shape: ModelSpec) -> bool:
+        """Whether it serves a model with states."""
+        return cls.serves_states
+
+    @classmethod
     def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
         """See ``Pool.windows``."""
         return None
@@ -230,6 +236,10 @@ class Policy(Generic[MemoryT, TransactionT]):
         """
         blocks = 1 - -int(workload.prompt_tokens.mean()) // block_size
         return np.full(len(running), blocks * block_size)
+
+    def windows_to_admit(self, workload: Workload, block_size: int) -> int:
+        """As ``slots_to_admit``, in a pool of windows of their own; 0 where they have none."""
+        return 0
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         """Blocks of the smallest pool that can serve each request, int64 [n]; a request that needs more is refused.

@@ -14,7 +14,7 @@ from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
-from ..memory.prefix.tiers import Offloaded
+from ..spec import ModelSpec
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
     ServerDefaults,
@@ -26,7 +26,7 @@ from ..spec.startup.sglang import (
     slot_bytes,
     stage_memories,
 )
-from ..spec.startup.sglang_states import StatePool, num_states, state_bytes, state_rules
+from ..spec.startup.sglang_states import StatePool, num_states, serves_states, state_bytes, state_rules
 from ..spec.startup.sglang_unified import BUDGET_ALIGNMENT, SharedBuffer, aligned
 from ..types.errors import NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
@@ -72,7 +72,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: windows kept every token")
+    source = Source(
+        "SGLang 0.5.23", "wheel", "2026-11-30: share of the memory of multimodal models, pages by attention backend"
+    )
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
@@ -127,7 +129,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if options.enable_unified_memory and server.model.mixer is None and options.window_of(server.model) is None:
             remedy = f"is for models with windows or states in a pool of their own, and {server.model.name} has none; leave it out"
             raise SettingError("enable_unified_memory", True, remedy)
-        size = block_size or page_size(server.gpu, server.model)
+        for_states = not server.caches_prefixes or options.mamba_radix_cache_strategy == "extra_buffer"
+        size = block_size or page_size(server.gpu, server.model, for_states=for_states)
         chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
         if chunk % size:
             remedy = f"sglang's chunks are whole pages; give a multiple of block_size = {size}, or smaller blocks"
@@ -142,6 +145,11 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if found < 1:
             raise _no_slots(server, options)
         return found // size, size
+
+    @classmethod
+    def serves_states_of(cls, shape: ModelSpec) -> bool:
+        """See ``Policy``."""
+        return serves_states(shape)
 
     @classmethod
     def window_pool(cls, server: Server, options: Options, num_blocks: int, block_size: int) -> WindowPool | None:
@@ -213,28 +221,23 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return max_running_requests(*pool, seqs), tokens or _defaults(server).chunked_prefill_size
 
     def memory(self, pool: Pool) -> RadixMemory:
-        if pool.offloaded is not None:
-            return self._with_host(pool, pool.offloaded)
-        kind = SlotRadixMemory if pool.ids else RadixMemory
-        windows, states, ahead = None, None, self.schedules_ahead
+        windows, states, ahead, size = None, None, self.schedules_ahead, pool.block_size
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows[:3], self.limits.max_num_batched_tokens, in_flight, pool.windows.buffer)
+            self._windows = windows
         if pool.states:
             states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes, pool.states.buffer)
-        self._windows = windows
+            self.admits_by_queue = pool.states.buffer is not None
         buffer = next((each.buffer for each in (windows, states) if each is not None), None)
-        pages = pool.num_blocks if buffer is None else buffer.most_pages
-        found = kind(pages, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
-        self._longest = found.max_output_tokens
-        self.admits_by_queue = states is not None and buffer is not None
-        return found
-
-    def _with_host(self, pool: Pool, host: Offloaded) -> RadixMemory:
-        threshold = THRESHOLDS[self.options.hicache_write_policy]
-        found = HostRadixMemory(
-            pool.num_blocks, host, threshold, pool.token_runs, pool.block_size, self.schedules_ahead
-        )
+        beside = size, ahead, windows, states
+        if pool.offloaded is None:
+            kind = SlotRadixMemory if pool.ids else RadixMemory
+            pages = pool.num_blocks if buffer is None else buffer.most_pages
+            found = kind(pages, pool.token_runs, pool.caches_prefixes, *beside)
+        else:
+            threshold = THRESHOLDS[self.options.hicache_write_policy]
+            found = HostRadixMemory(pool.num_blocks, pool.offloaded, threshold, pool.token_runs, *beside)
         self._longest = found.max_output_tokens
         return found
 
@@ -480,15 +483,26 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def slots_to_admit(self, workload: Workload, block_size: int, running: np.ndarray) -> np.ndarray:
         """See ``Policy``; also its output, and of the running ones what is reserved at least of theirs, of which half has been generated."""
-        declared = workload.max_tokens
-        if declared is None:
-            declared = self.limits.max_model_len - workload.prompt_tokens
+        declared = self._declared(workload)
         to_come, left = (
             np.minimum(each, CLIP_MAX_NEW_TOKENS) for each in (declared, declared - workload.output_tokens / 2)
         )
         waits_for_all = False if workload.ignore_eos is None else workload.ignore_eos == 1
         reserved = float((left * np.where(waits_for_all, 1.0, NewTokenRatio.LEAST)).mean())
         return float((workload.prompt_tokens + to_come).mean()) + block_size + reserved * running
+
+    def windows_to_admit(self, workload: Workload, block_size: int) -> int:
+        """See ``Policy``; ``PrefillBatch.add`` asks for them."""
+        if self._windows is None:
+            return 0
+        window, prompts = self._windows.tokens, workload.prompt_tokens
+        beyond = np.maximum(0, np.minimum(prompts, self.limits.max_num_batched_tokens) - window)
+        return round(float((beyond + np.minimum(prompts + self._declared(workload), window)).mean())) + block_size
+
+    def _declared(self, workload: Workload) -> np.ndarray:
+        """The longest output of each request."""
+        left = self.limits.max_model_len - workload.prompt_tokens
+        return left if workload.max_tokens is None else workload.max_tokens
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.

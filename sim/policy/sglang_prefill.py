@@ -102,22 +102,35 @@ class PrefillBatch:
             return self._admit(sequence, own, min(own, self._chunk_left), beside)
         transaction.lock(sequence)
         # What it locks can be evicted no more.
+        promised = transaction.on_host
+        tokens = self._fitting(sequence, own - promised, own, to_come, beside, transaction.windows_on_host)
+        if tokens and (loaded := transaction.load()):
+            own -= loaded
+            tokens = min(tokens, own)
+        elif tokens and promised:
+            tokens = self._fitting(sequence, own, own, to_come, beside, 0)
+        if not tokens:
+            transaction.unlock(sequence)
+            return False
+        return self._admit(sequence, own, tokens, beside)
+
+    def _fitting(self, sequence: Sequence, lacking: int, own: int, to_come: int, beside: int, on_host: int) -> int:
+        """Tokens that a sequence would compute in the step, of those that it is ``lacking`` after a load; 0 if it is not admitted.
+
+        Args:
+            own: Tokens that it lacks on the device.
+            beside: Slots that have the bytes of the state that it lacks, in one buffer.
+            on_host: Slots of windows for the load.
+        """
         if self._shares:
             chunk = self._first_chunk_in_both(sequence.start_tokens, own, to_come)
             lacks_room = chunk <= 0 < self._chunk_left
         else:
-            chunk = self._chunk_in_windows(self._paged(own), to_come)
+            chunk = self._chunk_in_windows(self._paged(lacking), to_come, on_host)
             lacks_room = own + to_come + self._page + beside >= self._room or chunk <= 0 < self._chunk_left
             lacks_room = lacks_room or (beside > 0 and self._states_left < 1)
         self.is_full = self.is_full or lacks_room
-        if lacks_room or not self._within(own - transaction.on_host, chunk):
-            transaction.unlock(sequence)
-            return False
-        own -= transaction.load()
-        if not (tokens := self._within(own, chunk)):
-            transaction.unlock(sequence)
-            return False
-        return self._admit(sequence, own, tokens, beside)
+        return 0 if lacks_room else self._within(lacking, chunk)
 
     def _within(self, own: int, chunk: int) -> int:
         """Tokens of a prefill of ``own`` that it computes in the rest of the chunk: all, or whole pages."""
@@ -167,16 +180,17 @@ class PrefillBatch:
             return 0
         return self._most_in_both(min(self._chunk_left, own - 1))
 
-    def _chunk_in_windows(self, tokens: int, to_come: int) -> int:
-        """Tokens of the rest of the chunk for which there are windows: all or none, fewer only where the pool could never hold all."""
+    def _chunk_in_windows(self, tokens: int, to_come: int, on_host: int) -> int:
+        """Tokens of the rest of the chunk for which there are windows beside so many slots: all or none, fewer only where the pool could
+        never hold all."""
         if self._windows is None:
             return self._chunk_left
-        needed = self._in_windows(tokens, to_come)
+        needed = self._in_windows(tokens, to_come) + on_host
         if needed < self._window_room:
             return self._chunk_left
         if needed < self._windows.pages * self._page:
             return 0
-        left = (self._window_room - self._in_windows(0, to_come)) // self._page * self._page
+        left = (self._window_room - self._in_windows(0, to_come) - on_host) // self._page * self._page
         return min(self._chunk_left, left)
 
     @property

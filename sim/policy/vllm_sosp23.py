@@ -217,7 +217,8 @@ def steps_until_head_fits(
         if memory.cache_log:
             # Its cached prefix and the free blocks may change with every step.
             return 1
-        wanted = memory.wanted_blocks(state.waiting[0].start_tokens)
+        head = state.waiting[0]
+        wanted = memory.blocks_beside(head.computed_tokens, head.start_tokens)
     else:
         return limit
     step = memory.step_that_frees(state.decode_step, wanted + limits.watermark_blocks)

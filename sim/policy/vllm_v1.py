@@ -28,7 +28,7 @@ from ..types.state import State
 from ..workload.workload import Workload
 from .base import Source
 from .options import Options, VllmServeOptions, VllmV1Options, minor_version
-from .server import PRODUCER, Limits, Pool, Server
+from .server import CONSUMER, PRODUCER, Limits, Pool, Server
 from .token_budget import Chunk, TokenBudget
 from .vllm_sosp23 import steps_until_head_fits
 
@@ -78,7 +78,12 @@ class VllmV1(TokenBudget):
         drops = bool(chosen.speculative and chosen.speculative.hash_lookahead_tokens and connects)
         plain = groups or PageGroups(ahead=self.schedules_ahead)
         retained = chosen.prefix_cache_retention_interval
-        self.groups = plain._replace(drafts=drafts, drops_block=drops, connects=connects, retention_tokens=retained)
+        # vLLM's connector that offloads blocks loads them, too.
+        loads = limits.kv_role == CONSUMER or chosen.offloading is not None
+        defers = loads and self.stages + self.schedules_ahead > 1
+        self.groups = plain._replace(
+            drafts=drafts, drops_block=drops, connects=connects, defers=defers, retention_tokens=retained
+        )
         self._cap, self._longest_chunk = _ChunkCap(limits, chosen), limits.max_num_batched_tokens
         self._cadence = _Cadence(chosen.prefill_schedule_interval) if chosen.prefill_schedule_interval > 1 else None
         self.reserves_whole, self._release = chosen.scheduler_reserve_full_isl, chosen.vllm_release
@@ -91,7 +96,7 @@ class VllmV1(TokenBudget):
         self._by_priority, self._entered = chosen.scheduling_policy == "priority", 0
         # Calls of ``schedule`` so far, which count a sequence's turn where stages work on batches of their own.
         self._calls = 0
-        self._offloads, self._overlaps = chosen.offloading is not None, self.stages + self.schedules_ahead > 1
+        self._offloads = chosen.offloading is not None
         # Whether the KV of a prompt must be sent (``requires_kv_delivery``).
         self._delivers = limits.kv_role == PRODUCER
         # Waiting sequences with blocks, which they load or have loaded from the host.
@@ -261,7 +266,9 @@ class VllmV1(TokenBudget):
             self._calls += 1
             self.known_calls = self._calls - self.schedules_ahead
             self.passed.intersection_update(state.waiting)
-        alike = self._in_lockstep and not state.stalled and not (self.splits_chunks and state.prefilling)
+        # A prefill that the step in flight computes is not preempted for its own next chunk.
+        in_turn = self.splits_chunks or self.groups.defers
+        alike = self._in_lockstep and not state.stalled and not (in_turn and state.prefilling)
         if alike and transaction.free >= transaction.takes:
             plan = self._fill(state, transaction, next(iter(state.prefilling), None))
         else:
@@ -335,7 +342,7 @@ class VllmV1(TokenBudget):
                 given_back += transaction.free
                 while transaction.free < needed and sequence in kept[place : place + 1]:
                     victim = self._victim(kept)
-                    if self._offloads and self._overlaps and _in_flight(victim, state, transaction):
+                    if self.groups.defers and _in_flight(victim, state, transaction):
                         break
                     if victim in scheduled:
                         more, taken = scheduled.pop(victim)
@@ -351,6 +358,7 @@ class VllmV1(TokenBudget):
                         continue
                     break
                 if transaction.free < needed:
+                    transaction.pass_in_vain(sequence, tokens)
                     break
                 free = transaction.free
                 transaction.take(sequence, tokens, needed)

@@ -134,7 +134,9 @@ def _divided(
     live, held, target, requested = sums["live"], sums["held"], sums["target"], sums["requested"]
     tail = tail + sums["prefill_tail"]
     # A page of each growing group, less what groups gave back, and what several tables name.
-    state = (groups.rings + (0 if groups.states_by_block else groups.states)) * sums["states"]
+    # Of a state also one for each draft.
+    fixed = groups.rings + (0 if groups.states_by_block else groups.states * (1 + groups.drafts))
+    state = fixed * sums["states"]
     if groups.states_by_block:
         state = state + groups.states * (held - sums["skipped_states"])
     state = state - sums["shared_states"] * (groups.states > 0)

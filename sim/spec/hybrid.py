@@ -140,7 +140,7 @@ def formed_layout(
     """
     drafts = settings.num_speculative_blocks
     layers = cache_layers(model, kv_dtype, tensor_parallel, export_tokens=export_tokens, drafts=drafts)
-    drafted = () if drafter is None else cache_layers(drafter, kv_dtype, tensor_parallel)
+    drafted = () if drafter is None else cache_layers(drafter, kv_dtype, tensor_parallel, drafts=drafts)
     config = form_kv_cache((*layers, *drafted), settings)
     kept, groups = (*owners(model), *[model.num_layers - 1] * len(drafted)), []
     for group in config.groups:

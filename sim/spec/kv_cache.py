@@ -206,8 +206,9 @@ class KvCacheConfig:
 
     @property
     def last_group(self) -> int:
-        """The group of the last layer, which is a drafter's where there is one."""
-        return max(range(len(self.groups)), key=lambda place: max(self.groups[place].layers))
+        """The group of the last layer that look-ups ask for, which is a drafter's where there is one."""
+        looked_up = [place for place, group in enumerate(self.groups) if group.kind != "ring"]
+        return max(looked_up, key=lambda place: max(self.groups[place].layers))
 
     @property
     def exports_states(self) -> bool:
@@ -452,14 +453,16 @@ def _groups(specs: list[KvCacheSpec]) -> list[KvCacheGroup]:
 def _alignment_bytes(specs: list[KvCacheSpec]) -> int:
     """Bytes of which packed blocks are a multiple (``get_block_stride_alignment``).
 
-    Kernels read the latent vectors as rows. Those of the indexer read 64 keys at once, or 32 where 64 do not divide a block.
+    Kernels read the latent vectors as rows. Those of the indexer read up to 64 keys at once, as many as divide a block; a block that they read at
+    once has no alignment of its own (``KVCacheSpec.get_block_stride_alignment``).
     """
     ring = next((spec.layer for spec in specs if isinstance(spec.layer, RingLayer)), None)
     if ring is None:
         return 1
     row, key = sorted({spec.layer.page_bytes(1) for spec in specs if spec.kind == "mla"}, reverse=True)
     block_size = next(spec.block_size for spec in specs if spec.kind == "mla")
-    return lcm(row, key * gcd(_MOST_KERNEL_KEYS * ring.tokens, block_size))
+    read = gcd(_MOST_KERNEL_KEYS * ring.key_tokens, block_size)
+    return row if read == block_size else lcm(row, key * read)
 
 
 def _members(specs: list[KvCacheSpec], layers: tuple[int, ...]) -> KvCacheGroup:

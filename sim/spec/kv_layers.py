@@ -103,12 +103,20 @@ class RingLayer:
     A sequence has one, of ``tokens`` tokens, from its first chunk on (``Glm5NextTailCache`` of vLLM).
 
     Attributes:
-        tokens: Tokens of a key.
+        key_tokens: Tokens of a key.
         width: Elements of a token: its key and its gates.
+        drafts: Drafts of a step, which are written before it is known whether they are accepted.
     """
 
-    tokens: int
+    key_tokens: int
     width: int
+    drafts: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it has room for: keys of tokens and drafts, their number raised to a power of two."""
+        keys = -(-(self.key_tokens + self.drafts) // self.key_tokens)
+        return self.key_tokens << (keys - 1).bit_length()
 
     @property
     def kind(self) -> str:
@@ -217,17 +225,18 @@ def cache_layers(
         caches = (cache for layer in range(model.num_layers) for cache in model.compressed.caches(layer))
         return tuple(VectorLayer(cache=cache) for cache in caches)
     mixer = model.state_mixer(tensor_parallel)
-    if mixer is None:
-        return attention_layers(model, kv_dtype, tensor_parallel)
-    shapes, dtypes = mixer.state_shapes(tensor_parallel, drafts), mixer.state_dtypes(dtype)
-    state = StateLayer(shapes=shapes, dtypes=dtypes, export_tokens=export_tokens)
+    state = None
+    if mixer is not None:
+        shapes, dtypes = mixer.state_shapes(tensor_parallel, drafts), mixer.state_dtypes(dtype)
+        state = StateLayer(shapes=shapes, dtypes=dtypes, export_tokens=export_tokens)
     found: list[Layer] = []
     for layer in range(model.num_layers):
         if model.span(layer).keeps_tokens:
             found += _kept_by(model, layer, kv_dtype, tensor_parallel)
-            if model.indexer and layer in model.indexer.layers and model.indexer.pool_tokens > 1:
-                found.append(RingLayer(tokens=model.indexer.pool_tokens, width=2 * model.indexer.head_dim))
-        elif model.span(layer).kind == "state":
+            indexer = model.indexer
+            if indexer and layer in indexer.layers and indexer.pool_tokens > 1:
+                found.append(RingLayer(key_tokens=indexer.pool_tokens, width=2 * indexer.head_dim, drafts=drafts))
+        elif state is not None and model.span(layer).kind == "state":
             found.append(state)
     return tuple(found)
 

@@ -98,15 +98,14 @@ class SpeculativeConfig:
 
         Raises:
             SettingError: A draft model that is not known.
-            NotSimulated: A draft model with layers of several kinds; other than MTP beside compressed attention, whose number format they lack; or a
-                target with an indexer beside states, of which blocks of several sizes are packed.
+            NotSimulated: A draft model with layers of several kinds; other than MTP beside packed blocks of compressed attention, or of an indexer
+                beside states.
         """
-        if target.indexer and target.state_layers:
-            raise _uncounted(target, "an indexer beside states")
         if not self.has_layers:
             return None
-        if target.compressed and self.method != "mtp":
-            raise _uncounted(target, "vectors in a number format of their own", "draft models and EAGLE")
+        if self.method != "mtp" and (target.compressed or (target.indexer and target.state_layers)):
+            kept = "vectors in a number format of their own" if target.compressed else "an indexer beside states"
+            raise _uncounted(target, kept, "draft models and EAGLE")
         if self.method != "draft_model":
             return one_layer(target, with_experts=self.method == "mtp")
         assert self.model is not None

@@ -290,7 +290,7 @@ DEPLOYMENTS = (
             lines(rf"{_BEFORE}(\S*/)?llama-server(\.exe)?\s", "`llama-server`"),
             both(_DOCKER, lines(r"/llama\.cpp:(server|full)|\sllama-server\s", "`llama.cpp:server`")),
         ),
-        "give it as --serve to plan, which prints the command that simulates it",
+        "give it as --serve to plan, which prints the command that simulates it", "serve",
     ),
 )  # fmt: skip
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from fragmeter.sim.engine.replica import build
 
 from . import ours
-from .shapes import Layer
+from .shapes import Layer, drafter_layers
 from .workloads import KINDS, OPTIONS, Case, with_options
 
 METHODS = ("ngram", "eagle", "draft_model")
-#: Those of DeepSeek V4, whose number format the drafters of others do not have.
-COMPRESSED = [("compressed", "ngram"), ("compressed", "mtp")]
+#: Those of packed blocks: the drafters of others do not have DeepSeek V4's number format, nor GLM-5.3-Flash's indexer.
+PACKED = [(kind, method) for kind in ("compressed", "rings") for method in ("ngram", "mtp")]
 #: Kinds of workloads that steps with drafts of every method serve.
 DRAFTED = tuple(kind for kind in KINDS if kind not in ("rings", "compressed"))
 #: Kinds over several KV groups.
@@ -72,7 +72,10 @@ def beside_drafts(layers: tuple[Layer, ...], method: str, drafts: int) -> tuple[
         if layer.kind == "state":
             (channels, inputs), *others = layer.state_shapes
             layer = replace(layer, state_shapes=((channels, inputs + drafts), *others))
+        elif layer.kind == "ring":
+            # ``Glm5NextTailCache``: keys of tokens and drafts, a power of two of them.
+            layer = replace(
+                layer, tokens=layer.tokens * (1 << (-(-(layer.tokens + drafts) // layer.tokens) - 1).bit_length())
+            )
         kept.append(layer)
-    # EAGLE's and MTP's is like a layer of the target; a draft model has its own.
-    full = next((layer for layer in layers if layer.kind in ("full", "window")), Layer())
-    return (*kept, *({"ngram": (), "eagle": (full,), "mtp": (full,)}.get(method, (Layer(),))))
+    return (*kept, *drafter_layers(kept, method))

@@ -14,7 +14,7 @@ from typing import Any
 from tools.live.step_log import Served
 
 from . import captures
-from .drafts import COMPRESSED, DRAFTED, HYBRIDS, METHODS, drawn
+from .drafts import DRAFTED, HYBRIDS, METHODS, PACKED, drawn
 from .starts import starts
 from .workloads import KINDS, OPTIONS, Case
 
@@ -26,7 +26,7 @@ NAMES = [f"{kind}/{seed}/{mode}" for kind in KINDS for seed in range(SEEDS) for 
 NAMES += [f"{option}/{kind}/3/{mode}" for option in OPTIONS for kind in KINDS for mode in _MODES]
 #: With drafts: over several KV groups, and over all under an option.
 _DRAFTS = [f"{kind}/{seed}/{METHODS[seed % 3]}" for kind in HYBRIDS for seed in range(SEEDS)]
-_DRAFTS += [f"{kind}/{seed}/{method}" for kind, method in COMPRESSED for seed in range(2)]
+_DRAFTS += [f"{kind}/{seed}/{method}" for kind, method in PACKED for seed in range(2)]
 _DRAFTS += [f"{option}/{kind}/4/eagle" for option in ("priorities", "intervals", "combined") for kind in DRAFTED]
 NAMES += [f"drafts/{each}/{mode}" for each in _DRAFTS for mode in _MODES]
 

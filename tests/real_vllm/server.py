@@ -35,7 +35,7 @@ from fragmeter.sim.workload.workload import Workload
 from tools.live.step_log import Served, Step
 
 from .layers import align_block_size, is_packed, spec_of
-from .shapes import Layer
+from .shapes import Layer, drafter_layers
 from .workloads import EOS, Case
 
 #: Names of ``SchedulerConfig`` that are not those of the command line.
@@ -122,6 +122,7 @@ class Recorder(IdleExecutor):
     supports_pp = True
 
     def __init__(self, setup: Setup, config: VllmConfig) -> None:
+        self._layers = setup.layers
         super().__init__(partial(_specs_of, setup), setup.available_bytes, config)
 
     def _init_executor(self) -> None:
@@ -135,8 +136,7 @@ class Recorder(IdleExecutor):
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """Of a worker of each stage; the last one has the drafter."""
         own, stages = self._specs(self.vllm_config), self.vllm_config.parallel_config.pipeline_parallel_size
-        drafts = self.vllm_config.speculative_config
-        target = len(own) - (drafts is not None and drafts.method != "ngram")
+        target = len(own) - _drafter_layers(self._layers, self.vllm_config)
         # Layers of one stage are known by their number.
         named = (f"{stage}." if stages > 1 else "" for stage in range(stages))
         return [
@@ -237,8 +237,14 @@ def _specs_of(setup: Setup, config: VllmConfig) -> list[KVCacheSpec]:
     specs, drafts = [spec_of(layer, config) for layer in setup.layers], config.speculative_config
     if drafts is not None and drafts.use_eagle():
         # The drafter's layer comes last; vLLM's model runner marks it so.
-        specs[-1] = replace(specs[-1], is_draft=True)
+        last = len(specs) - _drafter_layers(setup.layers, config)
+        specs[last:] = (replace(spec, is_draft=True) for spec in specs[last:])
     return specs
+
+
+def _drafter_layers(layers: Iterable[Layer], config: VllmConfig) -> int:
+    drafts = config.speculative_config
+    return 0 if drafts is None else len(drafter_layers(layers, drafts.method))
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -41,3 +42,15 @@ def compressed_layers(ratios: list[int], window: int = 128, key_bytes: int = 132
         if ratio:
             found += [Layer("vectors", ratio), Layer("inputs", ratio, head_size=512)]
     return tuple(found)
+
+
+def drafter_layers(layers: Iterable[Layer], method: str) -> tuple[Layer, ...]:
+    """What a drafter keeps: EAGLE's and MTP's layer is like one of the target; a draft model has its own."""
+    if method == "ngram":
+        return ()
+    if method == "draft_model":
+        return (Layer(),)
+    alike = {layer.kind: layer for layer in layers}
+    if "ring" in alike:
+        return alike["rows"], alike["key"], alike["ring"]
+    return (alike.get("full") or alike.get("window") or Layer(),)

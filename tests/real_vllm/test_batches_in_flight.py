@@ -16,20 +16,32 @@ from fragmeter.sim.memory.paged.host_tier_memory import HostTierMemory
 from fragmeter.sim.memory.paged.speculative import Progress
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import NotSimulated, SimulationFault
+from fragmeter.sim.types.sequence import Sequence
 from fragmeter.sim.workload.content import PromptContent
 from tools.live.step_log import Difference, Served, first_difference
 
 from . import lock_step, offloading, ours, server, speculation
 from .batches import staged
-from .drafts import METHODS, drafting, drawn
+from .drafts import METHODS, PACKED, drafting, drawn
 from .workloads import KINDS, OPTIONS, Case, number_of_workloads, story
 
 #: Kinds of workloads over layers that keep every token, and over several KV groups.
 _PLAIN = ("mixed", "bursts", "tight", "prefixes", "turns", "chunks")
 _GROUPS = ("windows", "windows_cached", "states", "block_sizes", "compressed", "rings")
 #: Kinds with drafts, and with a host.
-_DRAFTED = ("mixed", "tight", "prefixes", "chunks", "windows", "windows_cached", "states")
-_OFFLOADED = ("prefixes", "turns", "windows_cached", "states")
+_DRAFTED = (
+    "mixed",
+    "tight",
+    "prefixes",
+    "chunks",
+    "windows",
+    "windows_cached",
+    "states",
+    "block_sizes",
+    "compressed",
+    "rings",
+)
+_OFFLOADED = ("prefixes", "turns", "windows_cached", "states", "block_sizes", "compressed", "rings")
 #: Workloads of each kind, and most of one test.
 _SEEDS, _SEEDS_A_TEST = 10, 10
 _modes = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -45,6 +57,10 @@ def _firsts(usual: int) -> pytest.MarkDecorator:
 
 def _cases(kind: str, seeds: Iterable[int]) -> Iterator[Case]:
     return (KINDS[kind](seed) for seed in seeds)
+
+
+def _methods(kind: str) -> tuple[str, ...]:
+    return tuple(method for packed, method in PACKED if packed == kind) or METHODS
 
 
 def _both(
@@ -128,7 +144,8 @@ def test_every_batch_over_several_kv_groups_is_that_of_the_real_scheduler(
 @_firsts(4)
 @pytest.mark.parametrize("kind", _DRAFTED)
 def test_every_batch_with_drafts_is_that_of_the_real_scheduler(kind, seeds, stages, record_property):
-    cases = (drawn(kind, seed, METHODS[seed // 3 % len(METHODS)]) for seed in seeds)
+    methods = _methods(kind)
+    cases = (drawn(kind, seed, methods[seed // 3 % len(methods)]) for seed in seeds)
     _compare(f"drafts {kind}", cases, stages, True, record_property)
 
 
@@ -149,7 +166,7 @@ def test_every_batch_with_drafts_and_offloading_is_that_of_the_scheduler_with_th
     kind, seeds, stages, record_property
 ):
     # Of a draft model beside windows the host's blocks have several sizes.
-    cases = (drawn(kind, seed, METHODS[seed // 3 % 2]) for seed in seeds)
+    cases = (drawn(kind, seed, _methods(kind)[seed // 3 % 2]) for seed in seeds)
     _compare(f"drafts offloading {kind}", cases, stages, True, record_property, offloads=True)
 
 
@@ -269,9 +286,11 @@ def test_windows_and_states_that_do_not_wait_for_batches_in_flight_are_noticed(m
 
 def test_blocks_that_come_free_before_their_fence_are_noticed(monkeypatch):
     """With a connector the blocks of a sequence that was computed in vain wait for all batches that are scheduled by then."""
-    monkeypatch.setattr(
-        HostTierMemory,
-        "_defer",
-        lambda memory, sequence: memory.group_tables.give_back_all(memory.group_tables.detach(sequence)),
-    )
+    defer = HostTierMemory._defer
+
+    def at_once(memory: HostTierMemory, sequence: Sequence) -> None:
+        defer(memory, sequence)
+        memory._process(memory.fences.scheduled)
+
+    monkeypatch.setattr(HostTierMemory, "_defer", at_once)
     assert _differing(_cases("prefixes", range(8)), 2, True, offloads=True)[1]

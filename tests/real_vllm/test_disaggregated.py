@@ -10,6 +10,7 @@ import pytest
 
 from fragmeter.sim.memory.paged.group_tables import GroupTables
 from fragmeter.sim.memory.paged.paged import PagedMemory
+from fragmeter.sim.policy import vllm_v1
 from fragmeter.sim.policy.vllm_v1 import VllmV1
 from fragmeter.sim.types.errors import SimulationFault
 from fragmeter.sim.types.sequence import Sequence
@@ -17,10 +18,10 @@ from tools.live.step_log import first_difference
 
 from . import arrived
 from .batches import staged
-from .drafts import COMPRESSED, HYBRIDS, METHODS, drawn
+from .drafts import HYBRIDS, METHODS, PACKED, drawn
 from .server import Stuck
 from .test_checkpoints import RETAINING, retaining
-from .workloads import KINDS, Case, number_of_workloads
+from .workloads import KINDS, OPTIONS, Case, in_vain, number_of_workloads, short_of_blocks
 
 _SEEDS = number_of_workloads(6)
 
@@ -31,13 +32,13 @@ def _case(kind: str, seed: int, method: str | None) -> Case:
     return drawn(kind, seed, method, prefix_caching=False)
 
 
-def _differences(cases: list[Case], asynchronous: bool = False, defers: bool = True) -> tuple[dict[str, object], int]:
+def _differences(cases: list[Case], asynchronous: bool = False) -> tuple[dict[str, object], int]:
     differing: dict[str, object] = {}
     steps = 0
     stuck = 0
     for case in cases:
         try:
-            real = arrived.comparable(arrived.serve(case, asynchronous, defers))
+            real = arrived.comparable(arrived.serve(case, asynchronous))
         except Stuck:
             # Its pool has no room for the first request, which comes whole; so says ours.
             with pytest.raises(SimulationFault, match="is stuck"):
@@ -57,7 +58,7 @@ def _differences(cases: list[Case], asynchronous: bool = False, defers: bool = T
         ("mixed", None),
         ("mixed", "draft_model"),
         ("compressed", None),
-        *COMPRESSED,
+        *PACKED,
         *((kind, method) for kind in HYBRIDS for method in (None, *METHODS)),
     ],
 )
@@ -71,36 +72,67 @@ def test_every_step_is_that_of_the_scheduler_with_a_connector(
 
 @pytest.mark.parametrize(("stages", "asynchronous"), [(1, True), (2, False), (2, True), (4, True)])
 @pytest.mark.parametrize(
-    ("kind", "method"),
+    ("kind", "method", "option"),
     [
-        ("mixed", None),
-        ("tight", None),
-        *((kind, None) for kind in HYBRIDS),
-        ("mixed", "eagle"),
-        ("states", "draft_model"),
+        ("mixed", None, None),
+        ("tight", None, None),
+        *((kind, None, None) for kind in HYBRIDS),
+        ("mixed", "eagle", None),
+        ("states", "draft_model", None),
+        ("windows", "ngram", None),
+        ("tight", None, "priorities"),
+        ("windows", None, "priorities"),
     ],
 )
-def test_so_it_is_with_batches_in_flight_but_for_blocks_that_wait_for_these(
-    kind: str, method: str | None, stages: int, asynchronous: bool, record_property: Callable[[str, object], None]
+def test_every_batch_in_flight_is_that_of_the_scheduler_with_a_connector(
+    kind: str,
+    method: str | None,
+    option: str | None,
+    stages: int,
+    asynchronous: bool,
+    record_property: Callable[[str, object], None],
 ):
-    """vLLM frees the blocks of a sequence that a batch in flight computes after that batch, and does not preempt it; ours at once
-    (docs/limits.md)."""
+    """Blocks of a sequence that a batch in flight computes come free after that batch, and it is not preempted."""
     if method is not None and not asynchronous:
         pytest.skip("is refused")
     cases = [_case(kind, seed, method) for seed in range(number_of_workloads(4))]
+    if option is not None:
+        cases = [*map(OPTIONS[option], cases)]
     if stages > 1:
         cases = [staged(case, stages, asynchronous) for case in cases]
-    differing, steps = _differences(cases, asynchronous, defers=False)
+    differing, steps = _differences(cases, asynchronous)
     mode = "async" if asynchronous else "sync"
-    record_property(f"compared/decodes in flight {kind} {method} {stages} {mode}", [len(cases), steps, len(differing)])
+    label = f"decodes in flight {kind} {method} {option} {stages} {mode}"
+    record_property(f"compared/{label}", [len(cases), steps, len(differing)])
     assert not differing
 
 
-def test_only_blocks_that_wait_for_batches_in_flight_differ():
-    """One stage behind the other, nothing does."""
-    cases = [_case("mixed", seed, None) for seed in range(3)]
-    assert not _differences([staged(case, 2, False) for case in cases])[0]
-    assert _differences(cases, asynchronous=True)[0]
+@pytest.mark.parametrize("make", [in_vain, short_of_blocks])
+def test_a_story_is_that_of_the_scheduler_with_a_connector(make: Callable[[], Case]):
+    """``tests/sim/engine/test_deferred_frees.py`` tells them."""
+    assert not _differences([make()], asynchronous=True)[0]
+
+
+def _in_flight(kind: str, method: str | None, stages: int) -> list[Case]:
+    cases = [_case(kind, seed, method) for seed in range(6)]
+    return cases if stages == 1 else [staged(case, stages, True) for case in cases]
+
+
+@pytest.mark.parametrize(("kind", "method", "stages"), [("mixed", None, 1), ("mixed", "eagle", 1), ("mixed", None, 2)])
+def test_blocks_that_come_free_before_their_batch_is_over_are_noticed(monkeypatch, kind, method, stages):
+    def at_once(memory: PagedMemory, sequence: Sequence) -> None:
+        defer(memory, sequence)
+        memory._process(memory.fences.scheduled)
+
+    defer = PagedMemory._defer
+    monkeypatch.setattr(PagedMemory, "_defer", at_once)
+    assert _differences(_in_flight(kind, method, stages), asynchronous=True)[0]
+
+
+@pytest.mark.parametrize(("kind", "method", "stages"), [("tight", None, 1), ("mixed", "eagle", 1), ("tight", None, 2)])
+def test_sequences_of_batches_in_flight_that_are_preempted_are_noticed(monkeypatch, kind, method, stages):
+    monkeypatch.setattr(vllm_v1, "_in_flight", lambda *given: False)
+    assert _differences(_in_flight(kind, method, stages), asynchronous=True)[0]
 
 
 def _prefills(case: Case) -> Case:

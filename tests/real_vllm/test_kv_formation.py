@@ -131,11 +131,11 @@ def _vllm_layers(layers: Sequence[kv_layers.Layer]) -> tuple[Layer, ...]:
     if not rings:
         return tuple(map(_vllm_layer, layers))
     # Of sparse attention beside states: a latent vector, the keys of an indexer with a scale of 4 bytes, and their buffer.
-    tokens, width = rings[0].tokens, rings[0].width
+    tokens, width = rings[0].key_tokens, rings[0].width
     found = []
     for layer in layers:
         if isinstance(layer, RingLayer):
-            found.append(Layer("ring", tokens, head_size=width))
+            found.append(Layer("ring", layer.tokens, head_size=width))
         elif isinstance(layer, AttentionLayer):
             is_key = layer.page_bytes(tokens) == width // 2 + 4
             found.append(

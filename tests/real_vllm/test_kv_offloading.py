@@ -19,16 +19,16 @@ from fragmeter.sim.types.errors import SimulationFault
 from tools.live.step_log import first_difference
 
 from . import offloading
-from .drafts import COMPRESSED, METHODS, drawn
+from .drafts import METHODS, PACKED, drawn
 from .server import Stuck
 from .workloads import KINDS, OPTIONS, number_of_workloads
 
 #: Kinds of workloads over several KV groups.
-HYBRIDS = ("windows_cached", "states", "block_sizes", "compressed")
+HYBRIDS = ("windows_cached", "states", "block_sizes", "compressed", "rings")
 #: Kinds and methods of drafts.
 _DRAFTED = [
     *product(("prefixes", "turns", "windows_cached", "states", "block_sizes"), METHODS),
-    *COMPRESSED,
+    *PACKED,
 ]
 #: Random runs, and operations of each.
 _SEEDS, _OPERATIONS = 60, 400

@@ -15,7 +15,7 @@ from fragmeter.sim.types.state import State
 from tools.live.step_log import first_difference
 
 from . import ours, speculation
-from .drafts import COMPRESSED, DRAFTED, HYBRIDS, METHODS, drawn
+from .drafts import DRAFTED, HYBRIDS, METHODS, PACKED, drawn
 from .server import Stuck
 from .workloads import Case, number_of_workloads
 
@@ -66,8 +66,8 @@ def test_every_step_over_several_kv_groups_is_that_of_the_real_scheduler(
 
 
 @_modes
-@pytest.mark.parametrize(("kind", "method"), COMPRESSED)
-def test_every_step_over_compressed_caches_is_that_of_the_real_scheduler(
+@pytest.mark.parametrize(("kind", "method"), PACKED)
+def test_every_step_over_packed_blocks_is_that_of_the_real_scheduler(
     kind: str, method: str, asynchronous: bool, record_property
 ):
     cases = [drawn(kind, seed, method) for seed in range(_SEEDS)]

@@ -89,6 +89,7 @@ class PageGroups(NamedTuple):
             vLLM): its KV depends on the token after the block, which the hash covers only without a KV connector.
         connects: Whether there is a KV connector. A finished sequence then frees the blocks before its windows first
             (``_connector_finished`` of vLLM's scheduler).
+        defers: Whether blocks that a batch in flight may write come free after it (``defer_block_free``; see ``paged.fences``).
         retention_tokens: Tokens from one checkpoint of windows and states that stays cached within a prompt to the next; 0 for none
             (``prefix_cache_retention_interval``).
     """
@@ -104,6 +105,7 @@ class PageGroups(NamedTuple):
     drafter: int = 0
     drops_block: bool = False
     connects: bool = False
+    defers: bool = False
     retention_tokens: int = 0
 
     @classmethod

@@ -103,10 +103,12 @@ class Allocation(Protocol):
     Attributes:
         pipelined: Whether pipeline stages have batches of their own in flight; the engine sets it before the first step.
         batch: What the last decision scheduled, for ``land``.
+        deferred: Finished sequences whose blocks come free after a batch in flight.
     """
 
     pipelined: bool = False
     batch: Mapping[Sequence, object] = MappingProxyType({})
+    deferred: Mapping[Sequence, object] = MappingProxyType({})
 
     def transaction(self, decode_step: int) -> Transaction:
         """Open the tentative grants of ``decode_step``; earlier grants become void."""
@@ -181,6 +183,10 @@ class Allocation(Protocol):
     def land(self, batch: Mapping[Sequence, object]) -> None:
         """With batches in flight: what ``batch`` had, as the decision was carried out, is over, and its tokens are known."""
         raise _cannot(self, "have batches in flight")
+
+    def free_deferred(self, decode_step: int) -> None:
+        """Under asynchronous scheduling, once ``decode_step`` is decided: the step before it is over, and the blocks of ``deferred`` come free."""
+        raise _cannot(self, "defer blocks")
 
     def expect(self, children: np.ndarray) -> None:
         """State how many requests continue each request, int64 [requests]; called before anything else.

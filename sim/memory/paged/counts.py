@@ -45,6 +45,7 @@ from ..accounting.ledger import METER, of_class
 from ..interface.memory import Memory
 from ..prefix import BlockPool, Chains, FreeKVCacheBlockQueue
 from ..prefix.block_tables import BlockTables
+from .fences import Fences
 from .group_cache import GroupCache
 from .group_tables import GroupTables
 from .phases import GrowingGroups, Phases
@@ -102,6 +103,7 @@ class BlockCounts(Memory):
         tables: Block tables of one group, where there are ids.
         group_tables: Block tables of KV groups, one per sequence and group, where there are ids.
         cache: The prefix cache of KV groups, or None.
+        fences: The batches in flight that keep blocks from coming free, where ``groups.defers``.
     """
 
     #: What ``advance`` tells the ledger.
@@ -123,11 +125,15 @@ class BlockCounts(Memory):
     ) -> None:
         self.num_blocks, self.block_size, self.host_blocks = num_blocks, block_size, host_blocks
         self.free = num_blocks
-        self.host_free = host_blocks
+        self.host_free, self.groups = host_blocks, groups
+        self.fences = Fences()
+        self.deferred = self.fences.deferred
         self.tables: BlockTables | None = None
         self.partial: dict[Sequence, Partial] = {}
         self.phases = Phases(block_size)
         self._whole_prompts = whole_prompts
+        # A sequence that decodes, and has passed blocks in a step for which it then lacked some.
+        self._passing_in_vain: Sequence | None = None
         self.is_plain, self.growing, self.fixed, self.unit_tokens = True, 1, 0, block_size
         self.classes: tuple[GroupClass, ...] = ()
         self.sizes: list[GrowingGroups] = []
@@ -142,7 +148,7 @@ class BlockCounts(Memory):
 
     def _manage(self, groups: PageGroups, ids: bool, chains: Chains | None, order: type[FreeKVCacheBlockQueue]) -> None:
         """Set up the managers of KV groups."""
-        size, self.is_plain, self.groups = self.block_size, False, groups
+        size, self.is_plain = self.block_size, False
         pool, self.classes = BlockPool(self.num_blocks, order), groups.classes(size)
         self.fixed = groups.rings + (0 if groups.states_by_block else groups.states)
         self.growing = groups.number - self.fixed
@@ -256,6 +262,16 @@ class BlockCounts(Memory):
         kinds = zip(self.giving, holding.skipped, strict=True)
         known, end = holding.known_tokens, sequence.prefill_end
         return [kind.in_chunk(known, computed, tokens, end) - back for kind, back in kinds]
+
+    def pass_in_vain(self, sequence: Sequence, tokens: int) -> None:
+        """See ``PagedTransaction``; of a sequence that decodes it is counted once it stalls."""
+        held = self.partial.get(sequence)
+        if held is None:
+            self._passing_in_vain = sequence
+            return
+        more = self.skipped_in_prefill(sequence, held, held.computed_tokens, held.computed_tokens + tokens)
+        self._hold(0, more)
+        self.partial[sequence] = held._replace(skipped=tuple(map(add, held.skipped, more)))
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""

@@ -6,39 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
-from typing import NamedTuple
 
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import FULL, RING, SLIDING
 from ..prefix.contents_log import SettledContentsLog
 from ..prefix.host_tier import HostTier, Offer
 from ..prefix.tiers import Link, Offloaded
-from .group_cache import Table as GroupTable
 from .host_prefixes import HostPrefixes, Seeker
 
 
-class Deferred(NamedTuple):
-    """Blocks of a finished sequence that a batch in flight computes in vain.
-
-    Attributes:
-        fence: Batches that must be over before they come free.
-        tables: Its block tables.
-    """
-
-    fence: int
-    tables: tuple[GroupTable, ...]
-
-
 class HostTierMemory(HostPrefixes, ABC):
-    """As ``HostPrefixes``, with what sequences offer to the host, and the blocks that batches in flight still compute.
+    """As ``HostPrefixes``, with what sequences offer to the host.
 
     Attributes:
         watermark_blocks: Blocks that an admission leaves free beside running sequences.
         reserves_whole: Whether a load needs the blocks of all tokens of its sequence to be free.
         step_blocks: Blocks that a load leaves free beside those that prefills in progress still need.
-        deferred: Finished sequences that batches in flight compute in vain, in the order in which their blocks come free.
-        scheduled, processed: Batches that compute anything that were scheduled, and that are over (``sched_step_seq``,
-            ``processed_step_seq``).
         taken: Ids of blocks that the decision has taken or hit, or that an admitted sequence has.
     """
 
@@ -76,8 +59,6 @@ class HostTierMemory(HostPrefixes, ABC):
         self._in_windows: dict[Sequence, dict[int, list[int | None]]] = {}
         self.taken: set[int] = set()
         self.cache.pool.taken = self.taken
-        self.deferred: dict[Sequence, Deferred] = {}
-        self.scheduled = self.processed = 0
         # Whether blocks came free after the last decision.
         self._has_freed = False
 
@@ -122,32 +103,20 @@ class HostTierMemory(HostPrefixes, ABC):
         offering = sorted((each for each in self.tier.offering if each in computed), key=attrgetter("order"))
         offers = [offer for sequence in offering if (offer := self._offer_of(sequence)).blocks]
         # Where batches are in flight the next decision does not begin at once.
-        idle = not computed and not (self.pipelined and self.scheduled > self.processed)
+        idle = not computed and not (self.pipelined and self.fences.scheduled > self.fences.processed)
         wait = self.tier.end_decision(states, offers, self.taken, idle)
         for sequence in offering:
             offered = self.tier.offered(sequence)
             if all(offered[place] >= sequence.prompt_tokens // size for place, size, _, _ in self._seekers):
                 self.forget(sequence)
         self.taken.clear()
-        self.scheduled += bool(computed)
+        self._has_freed = False
         return wait
 
-    def _defer(self, sequence: Sequence) -> None:
-        """A finished sequence keeps its blocks until the batches that are scheduled by now are over."""
-        assert self.group_tables is not None
-        self.deferred[sequence] = Deferred(self.scheduled, self.group_tables.detach(sequence))
-
-    def _process(self, batches: int) -> None:
-        """So many batches are over: blocks that waited for them come free."""
-        assert self.group_tables is not None
-        self.processed, self._has_freed = batches, False
-        while self.deferred and (first := next(iter(self.deferred.items())))[1].fence <= batches:
-            sequence, (_, tables) = first
-            del self.deferred[sequence]
-            self._leave(sequence)
-            # The last group's last block comes first.
-            self.group_tables.give_back_all(tables)
-            self._has_freed = True
+    def _process(self, batches: int) -> bool:
+        freed = super()._process(batches)
+        self._has_freed |= freed
+        return freed
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has nothing to offer any more."""
@@ -245,15 +214,13 @@ class HostTierMemory(HostPrefixes, ABC):
                 return True
         return any(end - needed <= at < end + more for end in ends)
 
-    def _finish(self, sequence: Sequence) -> None:
-        """A sequence offers what it has not, and gives back what its windows have passed, before its other blocks."""
-        tables = self.group_tables
-        assert tables is not None
-        if sequence not in tables.tables:
-            return
-        self.tier.finish(self._offer_of(sequence))
-        self.forget(sequence)
-        self._pass_at_end(sequence)
+    def _pass_at_end(self, sequence: Sequence) -> None:
+        """See ``PagedMemory``; a finished sequence also offers what it has not."""
+        assert self.group_tables is not None
+        if sequence in self.group_tables.tables:
+            self.tier.finish(self._offer_of(sequence))
+            self.forget(sequence)
+            super()._pass_at_end(sequence)
 
     def slots_of(self, tokens: int) -> int:
         """Slots that a step takes which computes the first ``tokens`` of a sequence."""
@@ -261,10 +228,6 @@ class HostTierMemory(HostPrefixes, ABC):
 
     def count_as_tables(self, sequence: Sequence) -> None:
         """Count the blocks that a sequence has in its tables, where counts are kept beside them."""
-
-    @abstractmethod
-    def _leave(self, sequence: Sequence) -> None:
-        """Count the blocks of a deferred sequence no more."""
 
     @abstractmethod
     def _loaded(self, sequence: Sequence) -> None:

@@ -17,8 +17,7 @@ A sequence that waits for a copy keeps its place in the queue, without a slot in
 host has: they are promoted to the host first.
 
 With asynchronous scheduling, and over pipeline stages, a decision is taken while batches are in flight, and a load must not write what
-these may still write (``defer_block_free``). So blocks of a sequence that one of them computes come free only after it: the sequence is
-not preempted, and if it has finished, unknown to the batch, its blocks stay taken until all batches that are scheduled by then are over.
+these may still write (``fences``).
 
 Source: vLLM 0.33, vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py and worker.py,
 vllm/v1/core/sched/scheduler.py, vllm/v1/kv_offload/cpu/gpu_worker.py.
@@ -31,7 +30,6 @@ from collections.abc import Set as AbstractSet
 
 from ...types.sequence import Sequence
 from ..accounting.kv_groups import SLIDING, STATE, PageGroups
-from ..accounting.moments import after_step
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.tiers import Offloaded
 from .counts import Partial
@@ -194,7 +192,7 @@ class OffloadedMemory(HostTierMemory):
 
     def _idle_tables(self, admitted: Iterable[Sequence]) -> list[tuple[GroupTable, ...]]:
         """See ``PagedMemory``; sequences that were computed in vain keep their blocks for another step."""
-        return super()._idle_tables(admitted) + [each.tables for each in self.deferred.values()]
+        return super()._idle_tables(admitted) + [each.tables for each in self.fences.deferred.values()]
 
     # A victim of the decision has no tables any more; every other sequence that leaves has finished.
 
@@ -204,25 +202,7 @@ class OffloadedMemory(HostTierMemory):
         if not self._stalled.keys().isdisjoint(leaving := [*leaving]):
             # They left before the next decision.
             self._publish_stalled()
-        for sequence in leaving:
-            if sequence not in self.partial:
-                self._finish(sequence)
-            super().release((sequence,), decode_step)
-
-    def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
-        self._finish(sequence)
-        super()._release_partial(sequence, decode_step)
-
-    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``; the blocks of sequences that the coming step computes in vain come free after it."""
-        for sequence in leaving:
-            if sequence in self.partial:
-                super().release_finished((sequence,), decode_step)
-            else:
-                assert self.group_tables is not None
-                self.group_tables.grow_until(decode_step + 1)
-                self._finish_in_vain(sequence, decode_step)
-        self._settle_cache(after_step(decode_step))
+        super().release(leaving, decode_step)
 
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``; a block that the running step fills is found from the next decision on."""
@@ -254,19 +234,8 @@ class OffloadedMemory(HostTierMemory):
         self._publish_stalled()
         return super()._open_groups(decode_step)
 
-    def end_decision(self, computed: AbstractSet[Sequence]) -> int:
-        """See ``HostTierMemory``; the step before is over by the next decision."""
-        before, wait = self.scheduled, super().end_decision(computed)
-        self._process(before)
-        if self._has_freed:
-            self._settle_cache()
-        return wait
-
     def _finish_in_vain(self, sequence: Sequence, decode_step: int) -> None:
-        cache, tables = self.cache, self.group_tables
-        assert cache is not None and tables is not None
-        cache.publish(sequence, tables.tables[sequence], sequence.held_tokens(decode_step))
-        self._finish(sequence)
+        self._pass_at_end(sequence)
         super().stall(sequence, decode_step)
         # A step in vain may have passed blocks, and taken some.
         self.count_as_tables(sequence)
@@ -274,8 +243,3 @@ class OffloadedMemory(HostTierMemory):
         tokens = held.computed_tokens + 1
         self.partial[sequence] = held._replace(computed_tokens=tokens, known_tokens=tokens)
         self._defer(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        held = self.partial.pop(sequence)
-        self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
-        self.free += self.fixed

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from operator import sub
 
 from ...types.errors import Overdrawn
 from ...types.sequence import Sequence
@@ -138,7 +139,12 @@ class PagedMemory(BlockCounts):
             self.phases.add(phase, -1)
         else:
             self._change_phase(1 - sequence.lag, -1)
+        passed = [kind.in_decode(sequence, decode_step) for kind in self.giving if sequence is self._passing_in_vain]
         skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
+        if passed:
+            self._passing_in_vain = None
+            self._hold(0, [*map(sub, passed, skipped)])
+            skipped = tuple(passed)
         self.partial[sequence] = Partial(-(-held // self.unit_tokens), skipped, held, held)
         if self.tables:
             self.tables.grow_until(decode_step)
@@ -182,13 +188,17 @@ class PagedMemory(BlockCounts):
             tables.skip(sequence, sequence.target_tokens - 1)
 
     def _release_partial(self, sequence: Sequence, decode_step: int) -> None:
-        held, tables = self.partial.pop(sequence), self.tables or self.group_tables
-        self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
-        self.free += self.fixed
+        tables = self.tables or self.group_tables
+        self._count_out(sequence)
         if tables:
             tables.grow_until(decode_step)
             self._pass_at_end(sequence)
             tables.drop(sequence)
+
+    def _count_out(self, sequence: Sequence) -> None:
+        held = self.partial.pop(sequence)
+        self._hold(-held.blocks, [-back for back in held.skipped], held.blocks)
+        self.free += self.fixed
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         tables = self.tables or self.group_tables
@@ -201,10 +211,45 @@ class PagedMemory(BlockCounts):
                 self.cache.publish(sequence, self.group_tables.tables[sequence], tokens)
             if sequence in self.partial:
                 self._release_partial(sequence, decode_step)
+            elif self.groups.defers:
+                self._finish_in_vain(sequence, decode_step)
             else:
                 self.release((sequence,), decode_step)
         # Nothing may be scheduled for long after this.
         self._settle_cache(after_step(decode_step))
+
+    def _finish_in_vain(self, sequence: Sequence, decode_step: int) -> None:
+        """A finished sequence keeps its blocks while the coming step computes it in vain."""
+        self.stall(sequence, decode_step, finished=True)
+        self.pass_windows(sequence)
+        held = self.partial[sequence]
+        tokens = held.computed_tokens + 1
+        blocks = -(-tokens // self.unit_tokens)
+        self._hold(blocks - held.blocks, self._nothing.skipped, held.blocks)
+        self.partial[sequence] = held._replace(blocks=blocks, computed_tokens=tokens, known_tokens=tokens)
+        self._defer(sequence)
+
+    def _defer(self, sequence: Sequence) -> None:
+        """A finished sequence keeps its blocks until the batches that are scheduled by now are over."""
+        tables = self.tables or self.group_tables
+        self.fences.defer(sequence, tables.detach(sequence) if tables else ())
+
+    def _process(self, batches: int) -> bool:
+        """So many batches are over: blocks that waited for them come free. Returns whether any did."""
+        tables, freed = self.tables or self.group_tables, False
+        for sequence, own in self.fences.process(batches):
+            self._count_out(sequence)
+            if tables:
+                tables.give_back_all(own)
+            freed = True
+        return freed
+
+    def free_deferred(self, decode_step: int) -> None:
+        if tables := self.tables or self.group_tables:
+            # The coming step was decided without them.
+            tables.grow_until(decode_step + 1)
+        self._process(self.fences.scheduled)
+        self._settle_cache()
 
     def evict(self, preempted: tuple[Sequence, ...], swapped_out: tuple[Sequence, ...], decode_step: int) -> None:
         """Free the blocks of preempted sequences before ``decode_step``; some of these may still compute their prompt in chunks."""

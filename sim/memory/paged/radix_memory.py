@@ -19,7 +19,7 @@ where too few are left, leaves are evicted first, also in the middle of a leap. 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import ceil
 
 from ...spec.startup.sglang_unified import SharedBuffer
@@ -68,7 +68,11 @@ class RadixMemory(Memory):
 
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
     #: Classes of trees: plain, with windows in a pool of their own, with states.
-    trees: tuple[type[RadixTree], type[WindowTree], type[StateTree]] = (RadixTree, WindowTree, StateTree)
+    trees: tuple[Callable[..., RadixTree], Callable[..., WindowTree], Callable[..., StateTree]] = (
+        RadixTree,
+        WindowTree,
+        StateTree,
+    )
     evicted_blocks = steps_in_vain = 0
 
     def __init__(
@@ -93,10 +97,7 @@ class RadixMemory(Memory):
             self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
         self.buffer = next((each.buffer for each in (windows, states) if each is not None), None)
         self.num_blocks = self.free = num_blocks
-        plain, with_windows, with_states = self.trees
-        self.tree: RadixTree = plain() if states is None else with_states()
-        if windows is not None:
-            self.tree = with_windows(self.pages_of(windows.tokens))
+        self.tree: RadixTree = self._plant()
         self._pages, self.phases = Pages(block_size), Phases(block_size)
         self.holdings: dict[Sequence, Holding] = {}
         self.departures = 0
@@ -109,6 +110,13 @@ class RadixMemory(Memory):
         self._leaving: dict[Sequence, int] = {}
         self._known: dict[Sequence, Known] = {}
         self._transaction = RadixTransaction(self)
+
+    def _plant(self, *sizes: int) -> RadixTree:
+        """The tree, empty; ``sizes`` are the first arguments of its class."""
+        plain, with_windows, with_states = self.trees
+        if self.windows is not None:
+            return with_windows(*sizes, self.pages_of(self.windows.tokens))
+        return plain(*sizes) if self.states is None else with_states(*sizes)
 
     @property
     def room(self) -> int:
@@ -143,11 +151,10 @@ class RadixMemory(Memory):
     def _units(self) -> int:
         """Pages of windows, or states, that are not free."""
         assert isinstance(self.tree, ComponentTree)
-        held = self.tree.component_evictable + self.tree.component_protected
         if self.windows is not None:
-            return held + self.windows.own
+            return self.tree.components + self.windows.own
         assert self.states is not None
-        return held + self.states.own + self.states.ahead
+        return self.tree.components + self.states.own + self.states.ahead
 
     def _left(self, buffer: SharedBuffer, pages: int = 0, units: int = 0) -> int:
         """Bytes of the buffer that are free once so many more pages and units are taken."""
@@ -173,6 +180,13 @@ class RadixMemory(Memory):
         """States that are free or can be evicted."""
         assert isinstance(self.tree, ComponentTree)
         return self.state_free + self.tree.component_evictable
+
+    @property
+    def component_free(self) -> int:
+        """Free pages of the pool of windows, or free states; 0 without such a pool."""
+        if self.windows is not None:
+            return self.window_free
+        return 0 if self.states is None else self.state_free
 
     @property
     def window_room(self) -> int:
@@ -330,18 +344,19 @@ class RadixMemory(Memory):
         self._stop(sequence)
 
     def make_free(self, pages: int, states: int = 0) -> None:
-        """Evict so many that these are free, as far as there are any to evict."""
-        if self.buffer is not None:
-            if self.windows is not None:
-                self._make_windows_free(self.buffer, pages)
-            else:
-                self._make_free_together(pages, states)
-            return
-        lacking, components = max(0, pages - self.free), 0
-        if self.windows is not None:
-            components = max(0, pages - self.window_free)
-        elif states:
-            components = max(0, states - self.state_free)
+        """Evict so many that these are free, as far as there are any to evict; with windows so many pages of both pools."""
+        if self.buffer is None:
+            self.make_room(pages, states if self.windows is None else pages)
+        elif self.windows is not None:
+            self._make_windows_free(self.buffer, pages)
+        else:
+            self._make_free_together(pages, states)
+
+    def make_room(self, pages: int, components: int) -> None:
+        """As ``make_free``, with so many pages of windows, or states, in pools of their own."""
+        lacking = max(0, pages - self.free)
+        if components:
+            components = max(0, components - self.component_free)
         if lacking or components:
             self._evict(lacking, components)
 
@@ -434,7 +449,7 @@ class RadixMemory(Memory):
         if self.windows is not None:
             # The pages that are not full are last ones, which both pools have.
             assert isinstance(self.tree, ComponentTree)
-            in_windows = (self.windows.own + self.tree.component_protected) * self.block_size
+            in_windows = (self.windows.own + self.tree.components - self.tree.component_unlocked) * self.block_size
             return live, held, tail, in_windows - (held - live), in_windows
         if self.states is not None:
             assert isinstance(self.tree, ComponentTree)
@@ -526,7 +541,10 @@ class RadixMemory(Memory):
         self._batch.clear()
         if not self.ahead:
             self.process_results()
-        # The next decision, which is the first to see results without the overlap schedule, begins with these.
+        self._keep_chunks(chunks)
+
+    def _keep_chunks(self, chunks: Iterable[tuple[Sequence, int]]) -> None:
+        """Chunks join the tree, with which the next decision begins: it is the first to see results without the overlap schedule."""
         for sequence, tokens in chunks:
             self._keep(sequence, tokens)
         self._settle(after_row(self.log.row - 1))
@@ -551,7 +569,7 @@ class RadixMemory(Memory):
         self.log.settle(self.tree.unlocked_tokens, moment)
         if self.second_pool is not None:
             assert isinstance(self.tree, ComponentTree)
-            self.second_pool.cached_level.settle(self.tree.component_evictable, moment)
+            self.second_pool.cached_level.settle(self.tree.component_unlocked, moment)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """What a prefill computed joins the tree, and the sequence's lock moves there."""
@@ -615,8 +633,10 @@ class RadixMemory(Memory):
         if holding.rest is None:
             holding.rest = Rest(self._pages.of(self._runs_of(sequence)))
             holding.rest.take(holding.pages)
-        pages = tokens // self.block_size - holding.pages
-        node, known = self.tree.insert(holding.rest.take(pages), holding.node, max(0, holding.freed - holding.pages))
+        first, end = holding.pages, tokens // self.block_size
+        key, live = holding.rest.take(end - first), max(0, holding.freed - first)
+        node, known = self.tree.insert(key, holding.node, live, holding.inserted - first)
+        holding.inserted = max(holding.inserted, end)
         self.free += known
         return node
 

@@ -213,6 +213,9 @@ class SpeculativeTransaction(PagedTransaction):
     def pass_over(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``; batches in flight are counted."""
 
+    def pass_in_vain(self, sequence: Sequence, tokens: int) -> None:
+        """See ``PagedTransaction``; the pool says what is free."""
+
     # Tables are always up to date, and nothing is granted tentatively.
 
     def grow_tables(self, steps: int) -> None:
@@ -325,12 +328,15 @@ class SpeculativeMemory(PagedMemory):
 
     def begin_batch(self) -> None:
         """The decision is taken: what it schedules counts as computed for the next one."""
+        self.fences.scheduled += bool(self.batch)
         for scheduled in self.batch.values():
             scheduled.progress.computed += scheduled.tokens
             scheduled.progress.in_flight += scheduled.tokens
 
     def land(self, batch: Mapping[Sequence, object]) -> None:
         """See ``Memory``; vLLM's ``update_from_output``."""
+        if batch and self._process(self.fences.processed + 1):
+            self.free = self.kept.pool.num_free
         for sequence, scheduled in cast(Batch, batch).items():
             progress = scheduled.progress
             progress.in_flight -= scheduled.tokens
@@ -404,7 +410,8 @@ class SpeculativeMemory(PagedMemory):
 
     def _held_tables(self) -> list[tuple[Sequence, tuple[Table, ...]]]:
         """The tables of all sequences with blocks."""
-        return [*self.kept.tables.items()]
+        deferred = self.fences.deferred.items()
+        return [*self.kept.tables.items(), *((sequence, each.tables) for sequence, each in deferred)]
 
     def _meter(self) -> Meter:
         """Slots of the step by the columns of ``meter``: those of a full group, and what groups of another kind have less of."""
@@ -429,8 +436,7 @@ class SpeculativeMemory(PagedMemory):
                 blocks = len(own[state_group]) - own[state_group].count(NULL_BLOCK)
                 sums["skipped_states"] += slots - blocks * size
         if self.fixed:
-            # Of a state also those of its drafts.
-            sums["states"] = size * len(self._held_tables()) * (1 if groups.states_by_block else 1 + groups.drafts)
+            sums["states"] = size * len(self._held_tables())
         if self.cache is not None and groups.sizes:
             for place, each in enumerate(self.classes):
                 sums[of_class("shared", place)] = self.cache.shared[place] * each.block_size
@@ -467,7 +473,14 @@ class SpeculativeMemory(PagedMemory):
     def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
         for sequence in leaving:
             self._pass_at_end(sequence)
-            self.drop_table(sequence)
+            progress = self.progress.get(sequence)
+            if self.groups.defers and progress is not None and progress.in_flight:
+                self._defer(sequence)
+                self.stand(sequence, progress.processed)
+                # What it has passed is free at once.
+                self.free = self.kept.pool.num_free
+            else:
+                self.drop_table(sequence)
             self._forget(sequence)
         self._end_row()
 
@@ -475,6 +488,12 @@ class SpeculativeMemory(PagedMemory):
         if not self.pipelined:
             self._land()
         self.release(leaving, decode_step)
+
+    def free_deferred(self, decode_step: int) -> None:
+        self._land()
+
+    def _count_out(self, sequence: Sequence) -> None:
+        del self.progress[sequence]
 
     def _forget(self, sequence: Sequence) -> None:
         """A sequence has finished."""

@@ -9,14 +9,12 @@ What vLLM 0.33 does beside drafts (vllm/v1/core/sched/scheduler.py):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from ...types.sequence import Sequence
 from ..accounting.drafts import Speculation
 from ..accounting.kv_groups import STATE, PageGroups
 from ..prefix import Chains, FreeKVCacheBlockQueue
 from ..prefix.tiers import Offloaded
-from .group_cache import NULL_BLOCK, Table
+from .group_cache import NULL_BLOCK
 from .host_tier_memory import HostTierMemory
 from .offload import OffloadTransaction
 from .speculative import SpeculativeMemory, SpeculativeTransaction
@@ -102,9 +100,6 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
 
     # --- Steps ---
 
-    def _held_tables(self) -> list[tuple[Sequence, tuple[Table, ...]]]:
-        return [*super()._held_tables(), *((sequence, each.tables) for sequence, each in self.deferred.items())]
-
     def admit(self, sequence: Sequence, decode_step: int, padded_tokens: int = 0, past: bool = False) -> None:
         super().admit(sequence, decode_step, padded_tokens, past)
         self.in_progress.pop(sequence, None)
@@ -112,35 +107,3 @@ class SpeculativeOffloadedMemory(HostTierMemory, SpeculativeMemory):
     def drop_table(self, sequence: Sequence) -> None:
         super().drop_table(sequence)
         self.in_progress.pop(sequence, None)
-
-    def release(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        for sequence in leaving:
-            # What its windows have passed comes free after the blocks of those before it.
-            self._finish(sequence)
-            super().release((sequence,), decode_step)
-
-    def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``; the blocks of sequences that batches in flight compute in vain come free after these."""
-        if not self.pipelined:
-            self._land()
-        for sequence in leaving:
-            self._finish(sequence)
-            progress = self.progress[sequence]
-            if progress.in_flight:
-                self._defer(sequence)
-                self.stand(sequence, progress.processed)
-                # What it has passed is free at once.
-                self.free = self.kept.pool.num_free
-            else:
-                self.drop_table(sequence)
-            self._forget(sequence)
-        self._end_row()
-
-    def land(self, batch: Mapping[Sequence, object]) -> None:
-        if batch:
-            self._process(self.processed + 1)
-            self.free = self.kept.pool.num_free
-        super().land(batch)
-
-    def _leave(self, sequence: Sequence) -> None:
-        del self.progress[sequence]

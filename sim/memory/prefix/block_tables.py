@@ -73,6 +73,14 @@ class BlockTables:
         """Give back the blocks of a table; nothing where that was done before."""
         self.pool.free_blocks(self.tables.pop(sequence, []))
 
+    def detach(self, sequence: Sequence) -> tuple[list[int | None], ...]:
+        """Remove the table of a sequence that grows no more, the blocks of which stay taken until they are given back."""
+        return ([*self.tables.pop(sequence)],)
+
+    def give_back_all(self, tables: tuple[list[int | None], ...]) -> None:
+        """Give back the blocks of tables that were detached."""
+        self.pool.free_blocks([block for table in tables for block in table if block is not None])
+
     def append(self, sequence: Sequence) -> None:
         """A block for the token that a sequence computes in the coming step."""
         self.tables[sequence] += self.pool.get_new_blocks(1)

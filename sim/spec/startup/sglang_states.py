@@ -68,6 +68,11 @@ def copies_states(model: ModelSpec) -> bool:
     return model.model_type in _COPIED
 
 
+def serves_states(model: ModelSpec) -> bool:
+    """Whether the states of a model are simulated as SGLang keeps them."""
+    return model.model_type in _COPIED | _NOT_COPIED
+
+
 def turns_overlap_off(model: ModelSpec, strategy: Strategy) -> bool:
     """Whether SGLang turns the overlap schedule off beside a radix cache: for states that it cannot copy, where the strategy is its choice."""
     return strategy == "auto" and model.model_type in _NOT_COPIED
@@ -88,9 +93,9 @@ def state_rules(
         NotSimulated: The model's states are not simulated.
         SettingError: SGLang refuses the flags, or would change another one.
     """
-    served = _COPIED | _NOT_COPIED
-    if model.model_type not in served:
-        reason = f"has layers with a fixed-size state, which policy sglang simulates for {', '.join(sorted(served))}"
+    if not serves_states(model):
+        served = ", ".join(sorted(_COPIED | _NOT_COPIED))
+        reason = f"has layers with a fixed-size state, which policy sglang simulates for {served}"
         raise NotSimulated("model", model.name, reason, "use --policy vllm-v1")
     assert model.mixer is not None
     if not keeps:

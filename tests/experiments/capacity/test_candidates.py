@@ -80,10 +80,11 @@ def test_drafts_that_are_not_simulated_are_refused(given, complaint, capsys):
 def test_drafts_that_no_memory_counts_are_refused(capsys):
     """Else a candidate would be measured without its drafts."""
     model = "glm-5.3-flash"
-    drafts = '{"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}'
+    drafts = '{"method": "eagle", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}'
     flags = ["--goodput", "tpot:20", "--speculative-config", drafts]
     assert status(["plan", "--model", model, "--gpu", "h200", *flags]) == MISTAKE
-    assert f"{model}': has an indexer beside states, beside which drafts are not simulated" in capsys.readouterr().err
+    refusal = "has an indexer beside states, beside which draft models and EAGLE are not simulated"
+    assert f"{model}': {refusal}" in capsys.readouterr().err
 
 
 def test_every_combination_is_a_serve_line_with_other_flags():

@@ -222,6 +222,11 @@ def test_the_data_is_the_summary_that_is_printed(trace, tmp_path):
     assert f"Results: {tmp_path / 'out'}\n" in printed.stdout
 
 
+def test_a_block_of_one_slot_is_in_the_singular(trace, capsys):
+    assert status(["simulate", "--policy", "sglang", "--trace", str(trace)]) == DONE
+    assert "blocks of 1 slot\n" in capsys.readouterr().out
+
+
 def test_what_is_assumed_about_engines_that_share_experts_is_stated(trace, capsys):
     shared = ["--model", "qwen3-30b-a3b", "--gpu", "h200", "--policy", "vllm-v1", "--data-parallel-size", "2"]
     assert status(["simulate", "--trace", str(trace), *shared]) == DONE

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from calibrations import document
+from fragmeter.experiments.capacity.measurement import after_a_benchmark
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.diagnose.diagnosis import Gain
 from fragmeter.experiments.diagnose.server import server_of
@@ -20,6 +21,7 @@ from fragmeter.traces import Trace, write
 from paths import ROOT
 
 PROBE = ROOT / "tests" / "data" / "real_server" / "1" / "tight" / "probe.jsonl.gz"
+STEPS = ROOT / "tests" / "data" / "incidents" / "steps.json"
 LINE = "vllm serve llama-3.1-8b --max-model-len 16K"
 SMALL = ("--seeds", "3", "--jobs", "1")
 
@@ -214,6 +216,49 @@ class TestCertainty:
             for name in ("prediction", "interval")
         }
         assert held["prediction"] == pytest.approx(0.95, abs=0.012) and held["interval"] < 0.85
+
+    def test_the_prediction_has_the_error_of_step_times(self):
+        """Draws that agree leave that error alone; else the two are independent. The interval of the mean does not have it."""
+        exact = Gain.over([0.5, 0.5, 0.5], True, (0.2, 0.1))
+        assert exact.prediction == pytest.approx((0.3, 0.6)) and exact.interval == (0.5, 0.5)
+        apart = [0.4, 0.5, 0.6]
+        of_draws, both = (Gain.over(apart, True, by_steps) for by_steps in ((0.0, 0.0), (0.3, 0.0)))
+        half = of_draws.prediction[1] - 0.5
+        assert both.prediction == pytest.approx((0.5 - sqrt(half**2 + 0.3**2), 0.5 + half))
+        assert (both.interval, both.chance) == (of_draws.interval, of_draws.chance)
+
+    @pytest.mark.slow
+    def test_an_effect_of_waiting_is_less_sure_with_steps_that_are_not_known(self, tmp_path):
+        """The pace decides how long a queue is. A fit that states no error leaves the interval of the draws."""
+        content = json.loads(STEPS.read_text())
+        intervals = []
+        for error in (None, 0.3):
+            content["fit"] = {} if error is None else {"p90_error": error}
+            path = tmp_path / f"{error}.json"
+            path.write_text(json.dumps(content))
+            cost = ("--cost", path, "--input-len", 60, "--output-len", 80, "--request-rate", 1.2)
+            line = "vllm serve llama-3.1-8b --max-model-len 800 --max-num-seqs 2 --num-gpu-blocks-override 1200"
+            found = diagnose(tmp_path, line, "h100-80gb", *cost, count=60)
+            intervals.append(next(each for each in found["changes"] if each["causes"] == ["max-num-seqs too low"]))
+        sure, unsure = intervals
+        assert sure["interval"] == unsure["interval"] and sure["gain"] == unsure["gain"]
+        wide, narrow = (each["prediction_interval"] for each in (unsure, sure))
+        assert wide[0] <= narrow[0] and wide[1] >= narrow[1] and wide[1] - wide[0] > 1.02 * (narrow[1] - narrow[0])
+
+    def test_what_is_known_of_step_times(self, tmp_path):
+        """The error of nine of ten steps of a fit, the servers like this one, or the benchmark of the server itself; a calibration of a
+        device without an error is taken as given."""
+
+        def interval(**changes):
+            return replace(server_of(parse_serve(LINE), "h100-80gb", None, None), **changes).step_interval()
+
+        error = json.loads(STEPS.read_text())["fit"]["p90_error"]
+        assert interval(cost=str(STEPS)) == pytest.approx((1 / (1 + error), 1 / (1 - error)))
+        assert interval(cost=str(STEPS), step_scale=1.2) == interval(step_scale=1.2) == after_a_benchmark()
+        low, high = interval()
+        assert 0.5 < low < 1 < high < 2
+        (tmp_path / "calibration.json").write_text(json.dumps(document()))
+        assert interval(cost=str(tmp_path / "calibration.json")) is None
 
     def test_the_intervals_of_a_closed_form(self):
         """Four draws: mean 0.5, deviation 0.2, Student's t of three degrees 3.1824; of the index exp(-saved)."""

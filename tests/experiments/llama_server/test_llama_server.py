@@ -220,6 +220,22 @@ def test_bad_lines_are_refused_in_one_line(arguments, complaint, capsys):
     assert complaint in error and error.count("\n") == 1
 
 
+def test_a_line_in_a_file_is_read_as_pasted(tmp_path, capsys):
+    line, script = f"llama-server -m {LLAMA_8B} -c 8192 -np 2", tmp_path / "start.sh"
+    script.write_text(f"#!/bin/sh\n# on the card\nexec {line} \\\n  --port 8080\n")
+    answers = []
+    for given in (line, str(script)):
+        assert status(["plan", "--gpu", "h100-80gb", "--serve", given]) == DONE
+        answers.append(capsys.readouterr().out)
+    assert answers[1].startswith(answers[0].partition("Of no effect")[0].rstrip())
+    # A fault of the line names the file; and no other command takes a line of llama-server, from either.
+    script.write_text("llama-server -m unheard-of-Q4_K_M.gguf")
+    assert status(["plan", "--gpu", "h100-80gb", "--serve", str(script)]) == MISTAKE
+    for given in (line, str(script)):
+        assert status(["diagnose", "--gpu", "h100-80gb", "--serve", given]) == MISTAKE
+        assert "starts llama-server, which plan alone reads" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "more",
     [["--mean-tokens", "100"], ["--goodput", "ttft:500"], ["--vllm", "0.30"], ["--gpu", "l4"], ["--input-len", "9"]],

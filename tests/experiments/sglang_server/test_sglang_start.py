@@ -125,6 +125,74 @@ def test_a_named_pool_is_kept_when_flags_change():
     assert fp8.changed({"kv-cache-dtype": None}).pool().num_tokens == 350_000
 
 
+def test_flags_without_an_effect_are_said(tmp_path, capsys):
+    """By the rule of unread settings: each alone, and not where another flag of the line gives it one."""
+    flags = {
+        "--hicache-ratio 3": "nothing is copied to the host",
+        "--mamba-ssm-dtype bfloat16": "qwen3-8b has no layers with a state",
+        "--swa-full-tokens-ratio 0.5": "SGLang gives the windows of qwen3-8b no pool of their own",
+        "--retraction-policy priority": "requests are not served by priority",
+    }
+    for flag, why in flags.items():
+        named = f"{flag.partition(' ')[0]} ({why})"
+        assert started(parse_line(f"sglang serve qwen3-8b {flag}"), "h100-80gb").without_effect == (named,)
+    for line in (
+        "qwen3-8b --enable-hierarchical-cache --hicache-ratio 3",
+        "gpt-oss-20b --swa-full-tokens-ratio 0.5",
+        "qwen3-8b --retraction-policy priority --enable-priority-scheduling",
+        # The default of a flag asks for nothing.
+        "qwen3-8b --hicache-ratio 2 --mamba-full-memory-ratio 0.9",
+    ):
+        assert started(parse_line(f"sglang serve {line}"), "h100-80gb").without_effect == ()
+    out = tmp_path / "answer.json"
+    words = ["plan", "--gpu", "h100-80gb", "--serve", f"sglang serve qwen3-8b {' '.join(flags)}", "--json", str(out)]
+    assert status(words) == DONE
+    assert sorted(json.loads(out.read_text())["without_effect"]) == sorted(
+        f"{flag.partition(' ')[0]} ({why})" for flag, why in flags.items()
+    )
+    assert "Has no effect: " in capsys.readouterr().out
+
+
+class TestLogOfAServerWithoutAComputedPool:
+    """By the arithmetic the weights leave no slots; the log says how many there are."""
+
+    LINE = "sglang serve meta-llama/Llama-3.1-70B-Instruct --tp-size 2 --mem-fraction-static 0.7"
+
+    def test_the_log_wins(self):
+        line = parse_line(self.LINE)
+        assert "leaves no slots" in started(line, "h100-80gb").refused
+        named = started(
+            line, "h100-80gb", log=read_start_log(line, "max_total_num_tokens=35000, chunked_prefill_size=8192")
+        )
+        assert named.refusal() is None and named.pool().num_tokens == named.settings().num_gpu_blocks_override == 35_000
+        # What the computed pool lacked, the arithmetic of other flags lacks, too.
+        assert named.changed({"kv-cache-dtype": "fp8"}).pool().num_tokens == pytest.approx(70_000, abs=2)
+        larger = named.changed({"mem-fraction-static": "0.75"}).pool().num_tokens
+        assert larger == pytest.approx(35_000 + 0.05 * gpu("h100-80gb").memory_bytes / (40 * 8 * 128 * 2 * 2), rel=0.01)
+
+    def test_its_states_too(self):
+        line = parse_line("sglang serve Qwen/Qwen3-Next-80B-A3B-Instruct --tp-size 2")
+        states = "[2026-11-20 TP0] Mamba Cache is allocated. max_mamba_cache_size: 100, conv_state size: 0.04GB, ssm_state size: 1.76GB"
+        pool = "max_total_num_tokens=35000, chunked_prefill_size=8192"
+        # Without them nothing says how many there are.
+        assert "leaves no slots" in started(line, "h100-80gb", log=read_start_log(line, pool)).refused
+        named = started(line, "h100-80gb", log=read_start_log(line, f"{states}\n{pool}"))
+        assert (named.pool().num_tokens, named.own_pool().slots, named.launch.max_num_seqs) == (35_000, 100, 20)
+        assert named.changed({"max-num-batched-tokens": "4096"}).own_pool().slots == 100
+
+    def test_plan_answers_with_it(self, tmp_path, capsys):
+        (tmp_path / "sglang.log").write_text("max_total_num_tokens=35000, chunked_prefill_size=8192")
+        words = ["plan", "--gpu", "h100-80gb", "--serve", self.LINE]
+        assert status(words) == DONE and "does not start" in capsys.readouterr().out
+        assert status([*words, "--startup-log", str(tmp_path / "sglang.log")]) == DONE
+        assert "It starts: " in (shown := capsys.readouterr().out) and "35,000 tokens fit" in shown
+
+    def test_another_fault_is_none_of_the_pool(self):
+        line = parse_line(self.LINE.replace("size 2", "size 3"))
+        named = started(line, "h100-80gb", log=read_start_log(line, "max_total_num_tokens=35000, chunked"))
+        assert "must divide" in named.refused
+
+
 def test_a_change_is_one_of_sglangs_flags():
     server = server_of(parse_line(f"{START} --max-total-tokens 30000"), "h100-80gb", None, None)
     larger = [*server.started.larger_pools()]

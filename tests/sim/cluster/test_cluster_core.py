@@ -24,7 +24,6 @@ from fragmeter.sim import settings
 from fragmeter.sim.cluster import (
     ClusterRun,
     FleetSchedule,
-    Pair,
     cluster,
     cluster_summary,
     routed_core,
@@ -92,75 +91,6 @@ def served(load: FleetLoad, **switches: Any) -> tuple[ClusterRun, list[object]]:
 @given(seed=st.integers(0, 1 << 40))
 def test_core_and_python_are_the_same_bits(policy, router, seed):
     compare(FleetLoad(seed, policy, router))
-
-
-class DividedLoad(FleetLoad):
-    """A ``Load`` for replicas that prefill, and others that decode with a pool, limits and step times of their own, or with the same."""
-
-    def __init__(self, seed: int, decode_router: str, most: int = 80) -> None:
-        super().__init__(seed, "vllm-v1", "round-robin", most)
-        self.load.work = self.work = replace(self.work, n=None)
-        rng = np.random.default_rng(seed + 1)
-        sides = {"prefill_replicas": int(rng.integers(1, 4)), "decode_replicas": int(rng.integers(1, 4))}
-        link = {"kv_transfer_bandwidth": float(rng.choice([1e9, 8e6, 1e5])), "decode_router": decode_router}
-        self.sides = sides | link | TIGHT
-        other, self.decode_cost = Load(seed + 2, "vllm-v1", 4), None
-        longest = int((self.work.prompt_tokens + self.work.output_tokens).max())
-        self.decode = None
-        if rng.random() < 0.6:
-            size = other.chosen["block_size"]
-            room = max(other.chosen["num_gpu_blocks_override"] * size, longest + size)
-            self.decode_cost, own = other.cost, {"max_model_len": self.load.chosen["max_model_len"]}
-            self.decode = self.load.chosen | other.chosen | own | {"num_gpu_blocks_override": 1 + -(-room // size)}
-
-    def run(self, **switches: Any) -> ClusterRun:
-        chosen, fleet = settings(**self.load.chosen | switches), cluster(**self.sides)
-        if self.decode is not None:
-            fleet = Pair(**self.sides, decode=settings(**self.decode | switches))
-        with unrefused():
-            return simulate_cluster(chosen, self.work, fleet, self.load.cost, decode_cost=self.decode_cost)
-
-
-def compare_divided(load: DividedLoad) -> None:
-    """Decode replicas on the core and in Python; those that prefill are in Python in both."""
-    (compiled, seen), (python, views) = served(load), served(load, core=False)
-    assert seen == views
-    assert everything(compiled) == everything(python)
-    assert {name: each.tolist() for name, each in compiled.transfers.items()} == {
-        name: each.tolist() for name, each in python.transfers.items()
-    }
-
-
-DECODE_ROUTERS = [name for name in ROUTERS if name != "prefix-affine"]
-
-
-@needs_core
-@pytest.mark.parametrize("router", DECODE_ROUTERS)
-@hypothesis_settings(max_examples=4)
-@given(seed=st.integers(0, 1 << 40))
-def test_decode_replicas_on_the_core_are_the_same_bits(router, seed):
-    compare_divided(DividedLoad(seed, router))
-
-
-@needs_core
-@pytest.mark.slow
-@pytest.mark.parametrize("router", DECODE_ROUTERS)
-@hypothesis_settings(max_examples=300)
-@given(seed=st.integers(0, 1 << 40))
-def test_decode_replicas_on_the_core_are_the_same_bits_at_length(router, seed):
-    compare_divided(DividedLoad(seed, router, most=160))
-
-
-@pytest.mark.slow
-@needs_core
-def test_the_divided_loads_preempt_where_they_decode_and_have_sides_of_their_own():
-    """The property would say little if they did not."""
-    loads = [DividedLoad(seed, "round-robin") for seed in range(60)]
-    runs = [load.run() for load in loads]
-    decoding = [part for run in runs for part in run.runs[run.num_arriving :]]
-    assert sum(part.log.compiled is not None for part in decoding) > 60
-    assert sum(bool(len(part.log.evictions["index"])) for part in decoding) > 5
-    assert sum(load.decode is not None for load in loads) > 20
 
 
 @needs_core
@@ -243,7 +173,7 @@ THREE = np.array([0, 1, 2]), np.array([20, 30, 40]), np.array([5, 6, 7])
         ({"policy": "vllm-v1"}, {"num_replicas": 2, "router": "prefix-affine"}, {}, 2),
         ({"leap": False}, {"num_replicas": 2, "router": "kv-aware"}, {}, 0),
         ({}, {"num_replicas": 2, "router": "kv-aware"}, {"users": Users(2, np.zeros(3, dtype=np.int64))}, 0),
-        ({"policy": "vllm-v1"}, {"prefill_replicas": 1, "decode_replicas": 1}, {}, 1),
+        ({"policy": "vllm-v1"}, {"prefill_replicas": 1, "decode_replicas": 1}, {}, 0),
         (
             {"policy": "vllm-v1", "model": "deepseek-v3", "gpu": "h200", "data_parallel_size": 8, "quantization": "fp8", "max_model_len": 65536},
             {"num_replicas": 8},

@@ -17,7 +17,7 @@ from fragmeter.sim.cost.states import StateOperations
 from fragmeter.sim.engine.replica import build
 from fragmeter.sim.policy import POLICIES
 from fragmeter.sim.spec import Deployment, gpu, model
-from fragmeter.sim.types.errors import SettingError
+from fragmeter.sim.types.errors import NotSimulated, SettingError
 from fragmeter.sim.types.ticks import PER_SECOND, PER_US
 
 H200, SHARE = gpu("h200"), SHARES["h200"]
@@ -218,8 +218,16 @@ def test_other_policies_refuse_such_a_model(policy):
     chosen = settings(policy=policy, model="kimi-linear-48b-a3b", gpu="h200")
     with pytest.raises(SettingError) as error:
         build(chosen)
-    expected = f"has layers with a fixed-size state, which {policy} does not serve; use --policy vllm-v1"
+    expected = f"has layers with a fixed-size state, which {policy} does not serve; use --policy vllm-v1 or sglang"
     assert str(error.value) == f"model = 'kimi-linear-48b-a3b': {expected}"
+
+
+@pytest.mark.parametrize("name", ["jamba-1.5-mini", "zamba2-7b"])
+def test_a_policy_is_named_for_the_models_whose_states_it_serves(name):
+    with pytest.raises(SettingError, match="use --policy vllm-v1$"):
+        build(settings(policy="sarathi", model=name, gpu="h200"))
+    with pytest.raises(NotSimulated):
+        build(settings(policy="sglang", model=name, gpu="h200"))
 
 
 def test_vllm_v1_serves_it_in_the_blocks_that_vllm_forms():

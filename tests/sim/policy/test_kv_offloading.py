@@ -309,7 +309,7 @@ class _Feed(Observer):
         memory, tier = self.memory, self.memory.tier
         assert memory.cache is not None and memory.group_tables is not None
         tables = [table for (table,) in memory.group_tables.tables.values()]
-        tables += (table for each in memory.deferred.values() for table in each.tables)
+        tables += (table for each in memory.fences.deferred.values() for table in each.tables)
         held = {block for table in tables for block in table}
         assert memory.cache.pool.num_free == memory.num_blocks - len(held)
         assert tier.cache.used_blocks == self.replay.stored - self.replay.evicted <= tier.cache.num_blocks
