@@ -7,7 +7,7 @@ from ...sim.memory import RadixMemory
 from ...sim.runs.replica import Replica
 from ...sim.spec.gpu import GIB, GpuSpec
 from ..runs.output import Report
-from ..sglang_server.start import SGLangStarted
+from ..sglang_server.start import SGLangStarted, most_tokens
 from .start_answer import print_lists, simulate_command
 
 
@@ -35,7 +35,7 @@ def print_sglang(answer: SGLangStarted, report: Report) -> None:
         # Their requests are dispatched in turn, as by SGLang (``handle_load_balance_method``).
         command = simulate_command(chosen) + f" --num-replicas {answer.replicas}" * several
         report.print_line(
-            f"{subject} starts: {where}; {replica.memory.capacity_slots:,} tokens fit into its KV cache, and"
+            f"{subject} starts: {where}; {most_tokens(replica):,} tokens fit into its KV cache, and"
             f" {replica.policy.limits.max_num_seqs:,} requests run at once."
         )
         report.print_line()
@@ -58,6 +58,8 @@ def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
         beside["window_slots"] = "swa_max_total_num_tokens", memory.windows.pages * replica.block_size
     if isinstance(memory, RadixMemory) and memory.states is not None:
         beside["states"] = "max_mamba_cache_size", memory.states.slots
+    if isinstance(memory, RadixMemory) and memory.buffer is not None:
+        beside["buffer_bytes"] = "one buffer for both, bytes", memory.buffer.bytes
     if memory.transfers is not None:
         beside["host_slots"] = "HiCache, tokens", memory.transfers.cache.num_blocks * replica.block_size
         if memory.transfers.beside is not None and isinstance(memory, RadixMemory):
@@ -67,7 +69,7 @@ def _rows(replica: Replica) -> dict[str, tuple[str, int]]:
             else:
                 beside["host_states"] = "HiCache, states", places
     return {
-        "slots": ("max_total_num_tokens", memory.capacity_slots),
+        "slots": ("max_total_num_tokens", most_tokens(replica)),
         **beside,
         "page_size": ("page_size", replica.block_size),
         "max_running_requests": ("max_running_requests", limits.max_num_seqs),

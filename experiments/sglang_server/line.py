@@ -56,6 +56,7 @@ _READ = {
     "mamba_full_memory_ratio": "--mamba-full-memory-ratio",
     "max_mamba_cache_size": "--max-mamba-cache-size",
     "mamba_ssm_dtype": "--mamba-ssm-dtype",
+    "enable_unified_memory": "--enable-unified-memory",
     "enable_hierarchical_cache": "--enable-hierarchical-cache",
     "hicache_ratio": "--hicache-ratio",
     "hicache_size": "--hicache-size",
@@ -111,7 +112,6 @@ _APART = {
     "another cache": "--enable-lmcache --enable-flexkv --enable-hisparse --enable-unified-cache-external-linker --radix-cache-backend"
     " --enable-session-radix-cache --enable-streaming-session --prefill-only-disable-kv-cache --swa-prefix-tails",
     "another layout of the cache": "--enable-page-major-kv-layout --enable-kv-cache-sharding",
-    "one pool of bytes": "--enable-unified-memory",
     "a bound on states of a path": "--mamba-max-states-per-path",
     "states of the tree in int8": "--enable-int8-mamba-checkpoint",
     "another strategy of states": "--linear-attn-backend --enable-linear-replayssm",

@@ -143,7 +143,7 @@ class SGLangStarted(Started):
     def pool(self, outlook: Literal["low", "likely", "high"] = "likely") -> Capacity:
         """See ``Started``; of layers that keep every token, where windows have slots of their own."""
         replica = not_none(self.replica)
-        tokens = replica.memory.capacity_slots
+        tokens = most_tokens(replica)
         return Capacity(min(self.memories, key=_pages), replica.num_blocks, tokens / replica.max_model_len, tokens)
 
     def stages(self) -> list[StageMemory]:
@@ -384,6 +384,12 @@ def _memories(launch: Launch, chosen: Settings, replica: Replica | None) -> list
         ranks, parts = launch.tensor_parallel, launch.deployment.pipeline_parallel
         of_states = (states + 1) * state_bytes(launch.model, ranks, parts, options.mamba_ssm_dtype)
     return stage_memories(launch, options.mem_fraction_static, share, of_states)
+
+
+def most_tokens(replica: Replica) -> int:
+    """``max_total_num_tokens`` of SGLang."""
+    assert isinstance(replica.memory, RadixMemory)
+    return replica.memory.most_tokens
 
 
 def _pages(memory: StageMemory) -> float:

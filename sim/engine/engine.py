@@ -359,7 +359,7 @@ class Engine:
             # They hold blocks, so the ledger has a row.
             self.state.idle_spans += 1
             return until - now, (now, 0, until - now, 0, 0, 0, 0, 0, waiting)
-        if until < NEVER and (not waiting or self._transfers is not None):
+        if until < NEVER and (not waiting or self._transfers is not None or self.policy.admits_by_queue):
             self.state.idle_spans += 1
             return until - now, None
         return None

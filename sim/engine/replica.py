@@ -91,7 +91,7 @@ def build(
     kind = serving(settings.kind, options, grouped)
     num_blocks, size = _pool_size(settings, kind, server, options)
     limits = replace(_limits(kind, server, options, num_blocks, size), kv_role=kv_role)
-    states = kind.state_pool(server, options, size)
+    states = kind.state_pool(server, options, size, num_blocks)
     if states is not None:
         limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, states.most_requests))
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))

@@ -52,7 +52,8 @@ def group_buckets_at_rows(run: Run, part: slice = slice(None)) -> dict[str, np.n
     layout = run.replica.layout
     if run.accounts.pools:
         rows_of = [(name, held, accounts.at_rows(part)) for name, held, _, accounts in _named_pools(run)]
-        return {f"{name}.{bucket}": rows[bucket] for name, held, rows in rows_of for bucket in (*held, *_BESIDE)}
+        beside = _beside(run)
+        return {f"{name}.{bucket}": rows[bucket] for name, held, rows in rows_of for bucket in (*held, *beside)}
     if layout is None:
         return {}
     found: dict[int, dict[str, np.ndarray]] = {}
@@ -75,17 +76,22 @@ def _named_pools(run: Run) -> list[tuple[str, tuple[str, ...], int, Accounts]]:
     return [(*each, *pool) for each, pool in zip(named, run.accounts.pools, strict=True)]
 
 
+def _beside(run: Run) -> tuple[str, ...]:
+    """The buckets of a pool that its group does not hold; free slots of one buffer are of no group."""
+    return _BESIDE[:1] if run.log.shared_slots else _BESIDE
+
+
 def _pools(run: Run) -> list[dict[str, Any]]:
     """The groups of two pools."""
     span, shape, second = run.window, model(run.settings.model), not_none(run.log.second_pool)
-    found = []
+    found, beside = [], _beside(run)
     for number, (name, held, weight, accounts) in enumerate(_named_pools(run)):
         # A state and a window are no full span.
         groups = [each for each in shape.kv_groups() if (each.span.kind != "full") == bool(number)]
         own = accounts.window(span.start_ticks, span.end_ticks)
         shares = {
             f"mean_over_{over}_pct": {
-                bucket: 100 * weight * slots[bucket] / max(1, sum(whole.values())) for bucket in (*held, *_BESIDE)
+                bucket: 100 * weight * slots[bucket] / max(1, sum(whole.values())) for bucket in (*held, *beside)
             }
             for over, slots, whole in (
                 ("iterations", own.slot_steps, span.slot_steps),

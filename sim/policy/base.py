@@ -72,6 +72,7 @@ class Policy(Generic[MemoryT, TransactionT]):
         disaggregates: Whether it can decode requests that another replica prefilled.
         serves_kv_groups: Whether it supports several KV groups.
         serves_block_sizes: Whether it supports KV groups with different block sizes.
+        admits_by_queue: Whether what it admits depends on how many wait, so that an arrival may let an earlier request in while nothing runs.
         serves_states: Whether it supports fixed-size states: as KV groups, or without these in a pool of their own (``state_pool``).
         default_max_num_seqs: Default of ``max_num_seqs``; None is the number of sequences of the model's length that
             fit into the pool.
@@ -101,6 +102,7 @@ class Policy(Generic[MemoryT, TransactionT]):
     serves_kv_groups: ClassVar[bool] = False
     serves_block_sizes: ClassVar[bool] = False
     serves_states: ClassVar[bool] = False
+    admits_by_queue: bool = False
     default_max_num_seqs: ClassVar[int | None] = 256
     default_max_num_batched_tokens: ClassVar[int] = 2048
     has_token_budget: ClassVar[bool] = True
@@ -196,8 +198,14 @@ class Policy(Generic[MemoryT, TransactionT]):
         return None
 
     @classmethod
-    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
-        """See ``Pool.states``. It bounds the requests that run, too."""
+    def state_pool(
+        cls, server: Server, options: Options, block_size: int, num_blocks: int | None = None
+    ) -> StatePool | None:
+        """See ``Pool.states``. It bounds the requests that run, too.
+
+        Args:
+            num_blocks: Blocks of the other pool; None while these are not known.
+        """
         return None
 
     def memory(self, pool: Pool) -> Memory:

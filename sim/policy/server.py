@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, GpuSpec, HybridLayout, ModelSpec, page_bytes, paper_num_blocks
 from ..spec.startup.sglang_states import StatePool
+from ..spec.startup.sglang_unified import SharedBuffer
 from ..types.errors import SettingError
 from ..workload.content import Tokens
 from ..workload.dialogue import Dialogue
@@ -49,11 +50,13 @@ class WindowPool(NamedTuple):
         tokens: Tokens of the window.
         blocks: Blocks of the pool.
         slot_bytes: Bytes of a slot of the other pool, and of this one.
+        buffer: What both share; None where each has its own.
     """
 
     tokens: int
     blocks: int
     slot_bytes: tuple[int, int]
+    buffer: SharedBuffer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from ..spec.startup.sglang import (
     stage_memories,
 )
 from ..spec.startup.sglang_states import StatePool, num_states, serves_states, state_bytes, state_rules
+from ..spec.startup.sglang_unified import BUDGET_ALIGNMENT, SharedBuffer, aligned
 from ..types.errors import NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
@@ -113,8 +114,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._decodes = False
         self._prefilled: frozenset[Sequence] = frozenset()
         self._lacked: dict[Sequence, int] = {}
-        # Tokens of a window with a pool of its own.
-        self._window = 0
+        self._windows: Windows | None = None
 
     @classmethod
     def kv_dtype(cls, model: ModelSpec, gpu: GpuSpec, given: str) -> str:
@@ -131,9 +131,12 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         """See ``Policy``; the slots that SGLang computes at its start (``spec.startup.sglang``).
 
         Raises:
-            SettingError: The weights leave no slot, or chunks are not whole pages.
+            SettingError: The weights leave no slot, chunks are not whole pages, or there is nothing to share one buffer with.
         """
         assert isinstance(options, SGLangOptions)
+        if options.enable_unified_memory and server.model.mixer is None and options.window_of(server.model) is None:
+            remedy = f"is for models with windows or states in a pool of their own, and {server.model.name} has none; leave it out"
+            raise SettingError("enable_unified_memory", True, remedy)
         for_states = not server.caches_prefixes or options.mamba_radix_cache_strategy == "extra_buffer"
         size = block_size or page_size(server.gpu, server.model, for_states=for_states)
         chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
@@ -169,16 +172,21 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if window is None:
             return None
         blocks = int(num_blocks * block_size * ratio) // block_size
+        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
+        if options.enable_unified_memory:
+            buffer = _buffer_of_windows(server, options, bytes_of, (num_blocks, blocks), block_size)
+            return WindowPool(window, blocks, bytes_of, buffer)
         # The window of its prefix, which it locks; its own; that of another node on the way; and what it has left since.
         least = 3 * window + 2 * EVICTION_INTERVAL + 4 * block_size
         if least > blocks * block_size:
             reason = f"leaves {blocks * block_size} slots for windows, and a request may need {least}"
             raise NotSimulated("swa_full_tokens_ratio", ratio, reason, "give more, or a larger pool")
-        bytes_of = slot_bytes(server.model, server.deployment.kv_dtype, server.tensor_parallel)
         return WindowPool(window, blocks, bytes_of)
 
     @classmethod
-    def state_pool(cls, server: Server, options: Options, block_size: int) -> StatePool | None:
+    def state_pool(
+        cls, server: Server, options: Options, block_size: int, num_blocks: int | None = None
+    ) -> StatePool | None:
         """See ``Policy``; the states that SGLang computes at its start.
 
         Raises:
@@ -209,7 +217,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
             )
             remedy += f" {rules.of_request}; give more, or use more or larger GPUs"
             raise SettingError(field, getattr(options, field), remedy)
-        return found
+        if not options.enable_unified_memory or num_blocks is None:
+            return found
+        return found._replace(buffer=_buffer_of(server, options, found, num_blocks, block_size))
 
     @classmethod
     def step_limits(
@@ -222,14 +232,17 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         windows, states, ahead, size = None, None, self.schedules_ahead, pool.block_size
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
-            windows = Windows(*pool.windows, in_flight)
-            self._window = windows.tokens
+            windows = Windows(*pool.windows[:3], self.limits.max_num_batched_tokens, in_flight, pool.windows.buffer)
+            self._windows = windows
         if pool.states:
-            states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes)
+            states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes, pool.states.buffer)
+            self.admits_by_queue = pool.states.buffer is not None
+        buffer = next((each.buffer for each in (windows, states) if each is not None), None)
         beside = size, ahead, windows, states
         if pool.offloaded is None:
             kind = SlotRadixMemory if pool.ids else RadixMemory
-            found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, *beside)
+            pages = pool.num_blocks if buffer is None else buffer.most_pages
+            found = kind(pages, pool.token_runs, pool.caches_prefixes, *beside)
         else:
             threshold = THRESHOLDS[self.options.hicache_write_policy]
             found = HostRadixMemory(pool.num_blocks, pool.offloaded, threshold, pool.token_runs, *beside)
@@ -361,6 +374,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         batch = PrefillBatch(transaction, self.limits, self._generated(state, transaction), ratio)
         for sequence in state.prefilling:
             batch.continue_prefill(sequence)
+        transaction.take_ahead(len(queue))
         for sequence in queue:
             if batch.is_spent:
                 break
@@ -372,6 +386,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
                 self._lacked[sequence] = batch.lacked
                 break
             self._lacked.pop(sequence, None)
+        transaction.take_ahead(0)
         # What a prefill beside no running sequence finds is forgotten, and one that leaves a prefill unfinished is looked at again.
         if batch.is_full and batch.running:
             self._full_at = transaction.departures
@@ -486,9 +501,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def windows_to_admit(self, workload: Workload, block_size: int) -> int:
         """See ``Policy``; ``PrefillBatch.add`` asks for them."""
-        if not (window := self._window):
+        if self._windows is None:
             return 0
-        prompts = workload.prompt_tokens
+        window, prompts = self._windows.tokens, workload.prompt_tokens
         beyond = np.maximum(0, np.minimum(prompts, self.limits.max_num_batched_tokens) - window)
         return round(float((beyond + np.minimum(prompts + self._declared(workload), window)).mean())) + block_size
 
@@ -499,6 +514,12 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
 
     def smallest_pool_blocks(self, workload: Workload, block_size: int) -> np.ndarray:
         # SGLang cuts outputs to the pool less a page and 1 less the pages of the prompt; and the last token is never stored.
+        if self._windows is not None and (buffer := self._windows.buffer) is not None:
+            # One that it cannot hold is aborted.
+            lengths = zip(workload.prompt_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
+            asked = ((p + o + block_size, self._windows.needed(p, o, block_size)) for p, o in lengths)
+            held = [buffer.holds(*each, block_size) and each[0] < buffer.most_tokens for each in asked]
+            return np.where(held, 1, np.iinfo(np.int64).max)
         prompts = blocks_of(workload.prompt_tokens, block_size) * block_size
         return blocks_of(prompts + workload.output_tokens + block_size + 1, block_size)
 
@@ -523,6 +544,34 @@ def _no_slots(server: Server, options: SGLangOptions) -> SettingError:
     fraction = options.mem_fraction_static or fraction_of(_launch(server))
     remedy = f"{server.model.name} leaves no slots on {server.gpu.name}; give more, or use more or larger GPUs"
     return SettingError("mem_fraction_static", fraction, remedy)
+
+
+def _buffer_of(
+    server: Server, options: SGLangOptions, states: StatePool, num_blocks: int, block_size: int
+) -> SharedBuffer:
+    """The buffer of states and so many pages, if SGLang is told how many; else of all memory that weights leave (``config_from_budget``)."""
+    of_slot, of_state = states.slot_bytes
+    slots, pool = num_blocks * block_size, states.slots * of_state
+    (memory,) = stage_memories(_launch(server), options.mem_fraction_static, 1, pool + of_state)
+    budget = memory.kv_cache_bytes
+    if budget // of_slot // block_size != num_blocks:
+        budget = slots * aligned(of_slot)
+    else:
+        budget -= budget % BUDGET_ALIGNMENT
+    return SharedBuffer.of(budget + pool, of_slot, of_state, block_size, slots)
+
+
+def _buffer_of_windows(
+    server: Server, options: SGLangOptions, bytes_of: tuple[int, int], blocks: tuple[int, int], block_size: int
+) -> SharedBuffer:
+    """As ``_buffer_of``, of so many pages of the KV cache and of windows."""
+    ratio = options.swa_full_tokens_ratio
+    slots, windows = (each * block_size for each in blocks)
+    (memory,) = stage_memories(_launch(server), options.mem_fraction_static, ratio)
+    budget, given = memory.kv_cache_bytes, num_slots(_launch(server), options.mem_fraction_static, ratio)
+    if given // block_size == blocks[0]:
+        return SharedBuffer.of_windows(budget - budget % BUDGET_ALIGNMENT, *bytes_of, block_size, None)
+    return SharedBuffer.of_windows(slots * bytes_of[0] + windows * bytes_of[1], *bytes_of, block_size, slots)
 
 
 def _state_bytes(server: Server, options: SGLangOptions) -> int:

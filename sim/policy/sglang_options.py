@@ -126,6 +126,10 @@ class SGLangOptions(Options):
         Literal["bf16", "fp16", "fp32"] | None,
         Field(description="Number format of a state's matrices; by default that of the checkpoint, or fp32."),
     ] = None
+    enable_unified_memory: Annotated[
+        bool,
+        Field(description="One buffer for the KV cache and the states, in which either takes what the other leaves."),
+    ] = False
     enable_hierarchical_cache: Annotated[
         bool, Field(description="HiCache: copy KV of the radix tree to host memory, and load it from there.")
     ] = False
@@ -213,17 +217,24 @@ class SGLangOptions(Options):
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
     ) -> dict[str, dict[str, bool]]:
-        if not self.enable_hierarchical_cache:
-            return {}
-        return {
-            "enable_hierarchical_cache": {
+        found: dict[str, dict[str, bool]] = {}
+        if self.enable_unified_memory:
+            found["enable_unified_memory"] = {
+                "windows and enable_prefix_caching = False": self.window_of(model(replica.model)) is not None
+                and replica.enable_prefix_caching is False,
+                "enable_hierarchical_cache": self.enable_hierarchical_cache,
+                "pipeline parallelism": replica.pipeline_parallel_size > 1,
+                "block ids, which recordings need": replica.ids,
+            }
+        if self.enable_hierarchical_cache:
+            found["enable_hierarchical_cache"] = {
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "hicache_size over an indexer (use hicache_ratio)": bool(self.hicache_size)
                 and model(replica.model).indexer is not None,
                 "pipeline parallelism": replica.pipeline_parallel_size > 1,
                 "block ids, which recordings need": replica.ids,
             }
-        }
+        return found
 
     def window_of(self, shape: ModelSpec) -> int | None:
         """The window of layers with a pool of their own, see ``spec.startup.sglang``; None without such a pool."""

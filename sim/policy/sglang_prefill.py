@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 from ..memory.paged.radix_transaction import RETRACT_STEPS, RadixTransaction
@@ -51,6 +52,10 @@ class PrefillBatch:
         self._taken = sum(self.reserved.values())
         self._taken_now = self._windows_taken = 0
         self._windows = transaction.windows
+        # In one buffer with states: slots that have the bytes of one, and states that may be taken.
+        self._state_slots, self._states_left = 0, 1
+        if transaction.buffer is not None and not transaction.windows:
+            self._state_slots, self._states_left = transaction.buffer.unit_slots, transaction.state_room
 
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
@@ -71,13 +76,15 @@ class PrefillBatch:
 
     def continue_prefill(self, sequence: Sequence) -> None:
         """The next chunk of a prefill: as much as the room has, or a whole one if there is none."""
-        left = min(self._chunk_left, int(self._room))
-        if self._windows is not None:
-            left = min(left, self._window_room - self._page)
-            if left <= 0:
-                # It waits, with what it has.
-                return
         own = sequence.start_tokens - sequence.computed_tokens
+        left = min(self._chunk_left, int(self._room))
+        if self._shares:
+            left = self._chunk_in_both(sequence, own)
+        elif self._windows is not None:
+            left = min(left, self._window_room - self._page)
+        if self._windows is not None and left <= 0:
+            # It waits, with what it has.
+            return
         self._compute(sequence, own, min(own, left if left > 0 else self._chunk_left))
 
     def add(self, sequence: Sequence) -> bool:
@@ -85,35 +92,43 @@ class PrefillBatch:
         transaction = self._transaction
         self.lacked = own = sequence.start_tokens - transaction.look_up(sequence)
         to_come = min(max(0, transaction.max_output_tokens(sequence) - sequence.generated_tokens), CLIP_MAX_NEW_TOKENS)
+        beside = 0 if transaction.has_copy else self._state_slots
         if sequence.ignores_eos and not transaction.keeps:
-            if not self._fits_to_its_end(sequence, self._paged(own) + self._page, self._in_windows(own, to_come)):
+            paged = self._paged(own) + self._page + beside
+            if not self._fits_to_its_end(sequence, paged, self._in_windows(own, to_come)):
                 self.is_full = True
                 return False
             transaction.lock(sequence)
-            return self._admit(sequence, own, min(own, self._chunk_left))
+            return self._admit(sequence, own, min(own, self._chunk_left), beside)
         transaction.lock(sequence)
         # What it locks can be evicted no more.
         promised = transaction.on_host
-        tokens = self._fitting(own, own - promised, to_come, transaction.windows_on_host)
+        tokens = self._fitting(sequence, own - promised, own, to_come, beside, transaction.windows_on_host)
         if tokens and (loaded := transaction.load()):
             own -= loaded
             tokens = min(tokens, own)
         elif tokens and promised:
-            tokens = self._fitting(own, own, to_come, 0)
+            tokens = self._fitting(sequence, own, own, to_come, beside, 0)
         if not tokens:
             transaction.unlock(sequence)
             return False
-        return self._admit(sequence, own, tokens)
+        return self._admit(sequence, own, tokens, beside)
 
-    def _fitting(self, own: int, lacking: int, to_come: int, on_host: int) -> int:
+    def _fitting(self, sequence: Sequence, lacking: int, own: int, to_come: int, beside: int, on_host: int) -> int:
         """Tokens that a sequence would compute in the step, of those that it is ``lacking`` after a load; 0 if it is not admitted.
 
         Args:
             own: Tokens that it lacks on the device.
+            beside: Slots that have the bytes of the state that it lacks, in one buffer.
             on_host: Slots of windows for the load.
         """
-        chunk = self._chunk_in_windows(self._paged(lacking), to_come, on_host)
-        lacks_room = own + to_come + self._page >= self._room or chunk <= 0 < self._chunk_left
+        if self._shares:
+            chunk = self._first_chunk_in_both(sequence.start_tokens, own, to_come)
+            lacks_room = chunk <= 0 < self._chunk_left
+        else:
+            chunk = self._chunk_in_windows(self._paged(lacking), to_come, on_host)
+            lacks_room = own + to_come + self._page + beside >= self._room or chunk <= 0 < self._chunk_left
+            lacks_room = lacks_room or (beside > 0 and self._states_left < 1)
         self.is_full = self.is_full or lacks_room
         return 0 if lacks_room else self._within(lacking, chunk)
 
@@ -122,11 +137,48 @@ class PrefillBatch:
         return own if self._paged(own) <= chunk else chunk // self._page * self._page
 
     def _in_windows(self, tokens: int, to_come: int) -> int:
-        """Slots of windows that are asked for so many tokens, and the outputs that follow (``estimate_swa_kv_tokens``)."""
-        if self._windows is None:
+        """See ``Windows.needed``."""
+        return 0 if self._windows is None else self._windows.needed(tokens, to_come, self._page, self._chunk_left)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether slots and windows share a buffer, so that one sum of bytes is asked for both (``SharedSWAPrefillBudget``)."""
+        return self._windows is not None and self._transaction.buffer is not None
+
+    def _fits_both(self, tokens: int, to_come: int, slots: int) -> bool:
+        """Whether there is room for a prefill's windows and so many slots, beside what is spoken for."""
+        windows = self._in_windows(tokens, to_come) + self._windows_taken
+        return self._transaction.can_reserve(slots + self._taken, windows)
+
+    def _most_in_both(self, tokens: int) -> int:
+        """Tokens in whole pages, at most so many, that there is room for without an output."""
+        page = self._page
+
+        def lacks(pages: int) -> bool:
+            return not self._fits_both(pages * page, 0, pages * page + page)
+
+        return page * bisect_left(range(1, max(0, tokens) // page + 1), True, key=lacks)
+
+    def _chunk_in_both(self, sequence: Sequence, own: int) -> int:
+        """Tokens of the next chunk of a prefill of ``own``; 0 without room."""
+        if self._chunk_left <= 0:
             return 0
-        window = self._windows.tokens
-        return max(0, min(tokens, self._chunk_left) - window) + min(tokens + to_come, window) + self._page
+        left = self._transaction.max_output_tokens(sequence) - sequence.generated_tokens
+        tokens = min(own, self._chunk_left)
+        to_come = min(max(left, 0), CLIP_MAX_NEW_TOKENS) if tokens == own else 0
+        if self._fits_both(tokens, to_come, tokens + to_come + self._page):
+            return self._chunk_left
+        return self._most_in_both(tokens - 1 if tokens == own else tokens)
+
+    def _first_chunk_in_both(self, known: int, own: int, to_come: int) -> int:
+        """Tokens of the rest of the chunk for which a request of ``known`` tokens finds room: all or none, fewer only where all of it never does."""
+        page = self._page
+        assert self._transaction.buffer is not None
+        if self._fits_both(own, to_come, own + to_come + page):
+            return self._chunk_left
+        if self._transaction.buffer.holds(known + to_come + page, self._in_windows(known, to_come), page):
+            return 0
+        return self._most_in_both(min(self._chunk_left, own - 1))
 
     def _chunk_in_windows(self, tokens: int, to_come: int, on_host: int) -> int:
         """Tokens of the rest of the chunk for which there are windows beside so many slots: all or none, fewer only where the pool could
@@ -149,9 +201,14 @@ class PrefillBatch:
         """Slots of the pages that so many tokens take."""
         return -(-tokens // self._page) * self._page
 
-    def _admit(self, sequence: Sequence, own: int, tokens: int) -> bool:
+    def _admit(self, sequence: Sequence, own: int, tokens: int, beside: int) -> bool:
         self._transaction.enter(sequence)
         self._compute(sequence, own, tokens)
+        if beside:
+            # Neither its copies nor that of a state which joins the tree are counted.
+            self._states_left -= 1
+            self._taken_now += beside
+            self._taken += beside
         self.is_full = self.is_full or not self._has_room
         return self._has_room and not self.is_spent
 
@@ -197,7 +254,9 @@ class PrefillBatch:
 
     @property
     def _has_room(self) -> bool:
-        if self._windows is not None and self._window_room <= 0:
+        if self._shares:
+            return self._transaction.can_reserve(self._taken, self._windows_taken)
+        if (self._windows is not None and self._window_room <= 0) or self._states_left <= 0:
             return False
         return self._room > 0 and self._transaction.room > self._taken_now
 

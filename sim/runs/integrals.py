@@ -244,9 +244,10 @@ class Accounts:
             return self._window_of_classes(start_ticks, end_ticks)
         if self.pools:
             parts = [(weight, each.window(start_ticks, end_ticks)) for weight, each in self.pools]
+            twice = run_log.shared_slots
             steps, ticks = (
-                _added([(weight, getattr(each, name)) for weight, each in parts])
-                for name in ("slot_steps", "slot_ticks")
+                _added([(weight, getattr(each, name)) for weight, each in parts], twice * span)
+                for name, span in (("slot_steps", parts[0][1].num_steps), ("slot_ticks", end_ticks - start_ticks))
             )
             return replace(parts[0][1], slot_steps=steps, slot_ticks=ticks)
         over_steps: Counter[str] = Counter()
@@ -399,7 +400,9 @@ class Accounts:
         """
         run_log = self.log
         if self.pools:
-            return _added([(weight, each.at_rows(part)) for weight, each in self.pools])
+            found = _added([(weight, each.at_rows(part)) for weight, each in self.pools], run_log.shared_slots)
+            self._require(found, part.start or 0)
+            return found
         if self.classes:
             parts = [(slots, accounts.at_rows(part)) for slots, accounts in self.classes]
             found = self._of_classes(parts, self._cached_at_rows[part], run_log.capacity_slots)
@@ -428,13 +431,13 @@ class Accounts:
         return tuple(_changes(tails, at) for at in (tails.start_iteration, tails.release_iteration))
 
 
-def _added(parts: Iterable[tuple[int, Mapping[str, Sums]]]) -> dict[str, Sums]:
-    """The buckets of several pools together, from those of each and their weights."""
+def _added(parts: Iterable[tuple[int, Mapping[str, Sums]]], twice: int) -> dict[str, Sums]:
+    """The buckets of several pools together, from those of each and their weights; ``twice`` is what two of them count as free."""
     found: dict[str, Sums] = {}
     for weight, buckets in parts:
         for name, own in buckets.items():
             found[name] = found[name] + weight * own if name in found else weight * own
-    return found
+    return found | {"free": found["free"] - twice}
 
 
 def _changes(tails: Tails, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

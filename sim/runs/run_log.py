@@ -144,8 +144,20 @@ class RunLog:
     @property
     def ledger_slots(self) -> int:
         """Slots of all pools, as the ledger adds them up."""
+        return self._slots_of_both - self.shared_slots
+
+    @property
+    def _slots_of_both(self) -> int:
         first, second = self.pool_weights
         return first * self.capacity_slots + (second * self.second_pool.capacity_slots if self.second_pool else 0)
+
+    @property
+    def shared_slots(self) -> int:
+        """Of these, slots that the two pools count both, as they share a buffer."""
+        second = self.second_pool
+        if second is None or not second.shared_bytes:
+            return 0
+        return self._slots_of_both - second.shared_bytes // gcd(*second.slot_bytes)
 
     def forget(self) -> None:
         """Drop the columns that are quickly computed again: in a long run they take more room than the log."""

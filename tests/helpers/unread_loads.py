@@ -128,6 +128,7 @@ SHOWN_IN = {
     "mamba_full_memory_ratio": "states in sessions",
     "max_mamba_cache_size": "states in sessions",
     "mamba_ssm_dtype": "states in sessions",
+    "enable_unified_memory": "states in sessions",
     "long_prefill_token_threshold_adaptive": "chunks of 8",
     "scheduling_policy": "priorities",
     "scheduler_reserve_full_isl": "chunks of 70, at once",

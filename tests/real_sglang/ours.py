@@ -12,19 +12,21 @@ import numpy as np
 
 from fragmeter.sim import Settings, settings, simulate
 from fragmeter.sim.engine.observer import Observed, Observer
+from fragmeter.sim.memory import SlotRadixMemory
 from fragmeter.sim.memory.accounting.ledger import LEAP, Leap, Meter
 from fragmeter.sim.memory.prefix.tiers import Offloaded
 from fragmeter.sim.policy.server import WindowPool
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.policy.sglang_options import SGLangOptions
 from fragmeter.sim.spec.startup.sglang_states import StatePool
-from fragmeter.sim.types.errors import SimulationFault
+from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
+from fragmeter.sim.types.errors import Overdrawn, SimulationFault
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.types.state import State
 from real_vllm.ours import ConstantCost
 
 from .steps import Served, Step
-from .workloads import LAYERS, Case
+from .workloads import LAYERS, SLOT_BYTES, Case
 
 _STEPS = LEAP.index("steps")
 
@@ -66,7 +68,7 @@ class StepLog(Observer):
         self._levels: dict[str, int] | None = None
         self._vain: tuple[Sequence, ...] = ()
         # Decodes of a step that has not taken its slots.
-        self._unbegun: int | None = None
+        self.unbegun: int | None = None
 
     def run_started(self, engine: Observed, refused: np.ndarray) -> None:
         if refused.any():
@@ -80,13 +82,14 @@ class StepLog(Observer):
             process(moment)
 
         memory.process_results = note_and_process
-        if memory.transfers is None:
+        if isinstance(memory, SlotRadixMemory):
             return
         begin = memory._begin_row
 
         def begin_and_note(state: State, steps: int) -> Meter:
-            self._levels, self._unbegun = None, None
+            self._levels = None
             row = begin(state, steps)
+            self.unbegun = None
             self.steps[-1] = self.steps[-1]._replace(**(self._levels or self._slots()))
             return row
 
@@ -95,7 +98,7 @@ class StepLog(Observer):
 
     def _slots(self) -> dict[str, int]:
         memory = self._engine.memory
-        pages = {"free": memory.free, "evictable": memory.tree.evictable_tokens}
+        pages = {"free": memory.available, "evictable": memory.tree.evictable_tokens}
         if memory.windows is not None:
             pages |= {"beside_free": memory.window_free, "beside_evictable": memory.tree.component_evictable}
         if memory.transfers is not None:
@@ -119,8 +122,8 @@ class StepLog(Observer):
         state, memory = self._engine.state, self._engine.memory
         prefills, holding = plan.prefill_only, [*memory.holdings]
         self._levels = None
-        self._unbegun = 0 if prefills else min(1, leap[_STEPS])
-        memory.settle(state, self._unbegun)
+        self.unbegun = 0 if prefills else min(1, leap[_STEPS])
+        memory.settle(state, self.unbegun)
         levels = self._levels or self._slots()
         self._note_finished()
         computed = [(each, 1) for each in holding if each in state.running or each in self._vain]
@@ -154,9 +157,9 @@ class StepLog(Observer):
         """Everything up to now."""
         self._note_finished()
         memory = self._engine.memory
-        if memory.transfers is not None and self._unbegun is not None:
+        if not isinstance(memory, SlotRadixMemory) and self.unbegun is not None:
             # The last step computes in vain, and is no part of our run.
-            memory._begin_row(self._engine.state, self._unbegun)
+            memory._begin_row(self._engine.state, self.unbegun)
         return Served(self.steps, sorted(self.finished))
 
 
@@ -188,7 +191,13 @@ def settings_of(case: Case, **others: object) -> Settings:
 def pools_of(case: Case) -> Iterator[None]:
     """With the case's pools of windows and of states, whatever the model."""
     windows = WindowPool(case.window, case.window_slots // case.page_size, (1, 1)) if case.window else None
+    if windows is not None and case.unified:
+        windows = windows._replace(slot_bytes=(SLOT_BYTES, case.window_bytes), buffer=case.window_buffer)
     states = StatePool(case.states, case.state_rules, (1, 1)) if case.states else None
+    if states is not None and case.unified:
+        total = case.num_slots * SLOT_BYTES + case.states * case.state_bytes
+        buffer = SharedBuffer.of(total, SLOT_BYTES, case.state_bytes, case.page_size, case.num_slots)
+        states = states._replace(slot_bytes=(SLOT_BYTES, case.state_bytes), buffer=buffer)
     with mock.patch.multiple(SGLang, window_pool=lambda *args: windows, state_pool=lambda *args: states):
         yield
 
@@ -198,8 +207,13 @@ def serve(case: Case) -> Served:
     log = StepLog()
     try:
         with pools_of(case), linked_at(case):
-            chosen = settings_of(case, ids=not case.hicache_ratio)
+            chosen = settings_of(case, ids=not (case.hicache_ratio or case.unified))
             simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
+    except Overdrawn:
+        if not case.unified:
+            raise
+        # The last step finds too few, or the next decision does.
+        return Served(log.steps[: len(log.steps) - (log.unbegun is not None)], [], is_out_of_memory=True)
     except SimulationFault as fault:
         if "is stuck" not in str(fault):
             raise

@@ -25,6 +25,9 @@ from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import is_hybrid_swa_model as is_hybrid_swa_model
 from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.mem_cache.allocator.unified_hybrid_swa import UnifiedSWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.unified_mamba import UnifiedMambaTokenToKVPoolAllocator
+from sglang.srt.mem_cache.unified_memory_pool import MambaSubPoolSpec, MHASubPoolSpec, MLASubPoolSpec, UnifiedKVPool
 from sglang.srt.model_executor import cuda_graph_config, pool_configurator
 from sglang.srt.server_args import ServerArgs
 from transformers.models.auto import modeling_auto
@@ -189,6 +192,46 @@ def window_pool(model: ModelSpec, available: int, ratio: float, page: int) -> tu
     return found.full_max_total_num_tokens, found.swa_max_total_num_tokens
 
 
+def window_buffer(model: ModelSpec, available: int, ratio: float, page: int, most: int | None) -> list[int]:
+    """Of one buffer of slots and windows: bytes of a page of each, pages that an empty one has of each, and the slots of the longest request."""
+    groups = {group.span.kind == "full": group for group in model.kv_groups()}
+    with runtime_context.get_context().override_server_args(enable_unified_memory=True, page_size=page):
+        slots, windows = window_pool(model, available, ratio, page)
+        total = _budget(slots, available, most)
+        if total is None:
+            slots = min(slots, most or slots)
+            windows = int(slots * ratio) // page * page
+            total = sum(n * model.group_slot_bytes(groups[full]) for n, full in ((slots, True), (windows, False)))
+        specs = [
+            MHASubPoolSpec(
+                name="full" if full else "swa",
+                layer_num=1,
+                head_num=1,
+                head_dim=model.group_slot_bytes(groups[full]) // 4,
+                store_dtype=torch.bfloat16,
+                grow_direction="down" if full else "up",
+            )
+            for full in (True, False)
+        ]
+        buffer = UnifiedKVPool(
+            total_bytes=total, sub_pool_specs=specs, device="meta", enable_memory_saver=False, page_size=page
+        )
+        kept = SimpleNamespace(
+            full_kv_pool=SimpleNamespace(), swa_kv_pool=SimpleNamespace(), attach_allocators=lambda **ends: None
+        )
+        allocator = UnifiedSWATokenToKVPoolAllocator(
+            unified_buffer=buffer, kvcache=kept, device="cpu", page_size=page, lazy_compaction=True
+        )
+        capacity = kv_cache_configurator.KVCacheConfigurator.hybrid_swa_token_capacity
+        most_slots = capacity(None, allocator=allocator, full_capacity=None, swa_capacity=None)
+        return [
+            *(end.entry_bytes_per_page for end in (allocator.full_attn_allocator, allocator.swa_attn_allocator)),
+            allocator.size_full // page,
+            allocator.size_swa // page,
+            min(most_slots, most or most_slots),
+        ]
+
+
 def bytes_of_state(name: str, ranks: int) -> int:
     """Bytes of a state on each rank."""
     config = WITH_STATES[name](**preset_config(name)).get_text_config()
@@ -220,6 +263,76 @@ def state_pool(bytes_each: int, left: int, **line: object) -> tuple[int, int, in
         rest = kind._handle_max_mamba_cache(configurator, left / (1 << 30))
         states = runtime_context.get_schedule().max_mamba_cache_size
         return states, int(rest * (1 << 30)), kind.resolve_max_num_reqs(configurator, 1 << 40)
+
+
+def _budget(slots: int, budget: int, most: int | None) -> int | None:
+    """Bytes of the buffer beside the states where so many fit into the budget; None where the slots are bounded."""
+    sizes = SimpleNamespace(calculate_pool_sizes=lambda *args: SimpleNamespace(max_total_num_tokens=slots))
+    sizes.calculate_pool_sizes_from_max_tokens = lambda slots, page: SimpleNamespace(unified_total_bytes=None)
+    configurator = SimpleNamespace(_apply_token_constraints=lambda slots: min(slots, most or slots))
+    with mock.patch.object(pool_configurator, "create_memory_pool_configurator", lambda configurator: sizes):
+        config = kv_cache_configurator.KVCacheConfigurator.config_from_budget(configurator, budget)
+    found: int | None = config.unified_total_bytes
+    return found
+
+
+def _specs(name: str) -> tuple[Any, Any]:
+    """Of the KV cache and of the states, as ``init_unified_mamba_pools`` makes them."""
+    config = WITH_STATES[name](**preset_config(name)).get_text_config()
+    with mock.patch.object(type(runtime_context.get_parallel()), "attn_tp_size", 1, create=True):
+        params = config.mamba2_cache_params
+    full = {"name": "full", "layer_num": len(config.full_attention_layer_ids), "grow_direction": "down"}
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank:
+        rope = config.qk_rope_head_dim
+        kept = MLASubPoolSpec(kv_lora_rank=rank, qk_rope_head_dim=rope, store_dtype=torch.bfloat16, **full)
+    else:
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kept = MHASubPoolSpec(head_num=config.num_key_value_heads, head_dim=dim, store_dtype=torch.bfloat16, **full)
+    states = MambaSubPoolSpec(
+        name="mamba",
+        layer_num=len(params.layers),
+        conv_state_shapes=tuple(tuple(map(int, shape)) for shape in params.shape.conv),
+        conv_dtype=params.dtype.conv,
+        temporal_state_shape=tuple(map(int, params.shape.temporal)),
+        temporal_dtype=params.dtype.temporal,
+        grow_direction="up",
+    )
+    return kept, states
+
+
+def unified_buffer(name: str, slots: int, states: int, budget: int, page: int, most: int | None) -> list[int]:
+    """Of the buffer of a model with so many slots and states: bytes of a slot and of a state; pages and states that an empty one has; names of
+    states; and slots that a state counts as.
+
+    Args:
+        budget: Bytes that states leave.
+        most: ``--max-total-tokens``.
+    """
+    with runtime_context.get_context().override_server_args(enable_unified_memory=True, page_size=page):
+        full, state = _specs(name)
+        bytes_beside = _budget(slots, budget, most)
+        if bytes_beside is None:
+            bytes_beside = min(slots, most or slots) * full.entry_bytes()
+        buffer = UnifiedKVPool(
+            total_bytes=bytes_beside + states * state.entry_bytes(),
+            sub_pool_specs=[full, state],
+            device="meta",
+            enable_memory_saver=False,
+            page_size=page,
+        )
+        stand_in = SimpleNamespace(full_kv_pool=SimpleNamespace(), mamba_pool=None)
+        allocator = UnifiedMambaTokenToKVPoolAllocator(
+            unified_buffer=buffer, kvcache=stand_in, device="cpu", page_size=page, lazy_compaction=True
+        )
+        return [
+            full.entry_bytes(),
+            state.entry_bytes(),
+            allocator.available_size() // page,
+            allocator.mamba_allocator.schedulable_available_size(),
+            buffer.max_slots("mamba") - 1,
+            allocator.mamba_slot_full_token_cost(),
+        ]
 
 
 def _resolved_states(architecture: str, page: int, strategy: str, overlaps: bool) -> tuple[str, bool]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -70,6 +71,8 @@ DECISIONS = (
 MAX_PREFILL_TOKENS = 16_384
 #: No token that a request generates.
 EOS_TOKEN = 0
+#: What SGLang says where a step finds no slot or no state.
+_OUT_OF_MEMORY = re.compile("^Out of memory|alloc_req_slots runs out|Not enough space for mamba|Can not alloc mamba")
 
 
 def _decisions() -> dict[str, ast.FunctionDef]:
@@ -151,6 +154,11 @@ class _NoStats:
         return None
 
 
+def _abort(*args: Any, **kwargs: Any) -> None:
+    """Of the last request, which finds no slot alone."""
+    raise RuntimeError("Out of memory: a request is aborted")
+
+
 def _methods() -> dict[str, Any]:
     names = {
         "AddReqResult": AddReqResult,
@@ -160,6 +168,7 @@ def _methods() -> dict[str, Any]:
         "PrefillStats": _NoStats,
         "SCHEDULER_STAGE_GET_NEXT_BATCH": "",
         "ScheduleBatch": ScheduleBatch,
+        "_make_abort_req": _abort,
         "TEST_RETRACT": False,
         "_make_abort_req": lambda *args, **kwargs: None,
         "TEST_RETRACT_NO_PREFILL_BS": 0,
@@ -214,8 +223,14 @@ class Scheduler:
         overlaps = case.overlaps
         self.page_size, device, self.joined = case.page_size, "cpu", 0
         pool = (case.num_slots, torch.float16, device, MagicMock(), False)
-        if case.window:
-            self.token_to_kv_pool_allocator: Any = window_allocator(
+        if case.window and case.unified:
+            from . import unified
+
+            self.token_to_kv_pool_allocator: Any = unified.window_pool(
+                case.num_slots, case.window_slots, case.window_bytes, case.page_size
+            )
+        elif case.window:
+            self.token_to_kv_pool_allocator = window_allocator(
                 case.num_slots, case.window_slots, case.page_size, device
             )
         elif case.page_size == 1:
@@ -225,8 +240,23 @@ class Scheduler:
             self.token_to_kv_pool_allocator.use_triton_kernels = False
         longest = case.num_slots + case.page_size
         copied = bool(case.state_rules.tracked)
-        if case.states:
-            self.req_to_token_pool: Any = state_rows(case.max_num_seqs, longest, case.states, device, copied, overlaps)
+        if case.unified and case.states:
+            from . import unified
+
+            pools = unified.state_pools(
+                case.max_num_seqs,
+                longest,
+                case.num_slots,
+                case.states,
+                case.state_bytes,
+                case.page_size,
+                copied,
+                overlaps,
+            )
+            self.req_to_token_pool: Any = pools.rows
+            self.token_to_kv_pool_allocator = pools.allocator
+        elif case.states:
+            self.req_to_token_pool = state_rows(case.max_num_seqs, longest, case.states, device, copied, overlaps)
         else:
             self.req_to_token_pool = ReqToTokenPool(case.max_num_seqs, longest, device, False)
         params = CacheInitParams(
@@ -262,7 +292,12 @@ class Scheduler:
         self.max_running_requests = case.max_num_seqs
         self.max_prefill_tokens = MAX_PREFILL_TOKENS
         self.chunked_prefill_size = case.max_num_batched_tokens
-        self.max_total_num_tokens, self.max_req_len = case.num_slots, case.num_slots - 1
+        most = case.num_slots
+        if case.unified and case.window:
+            # ``hybrid_swa_token_capacity``.
+            most = self.token_to_kv_pool_allocator.size_full
+            most = min(most, case.num_slots) if case.is_bounded else most
+        self.max_total_num_tokens, self.max_req_len = most, most - 1
         self.model_config = SimpleNamespace(
             is_encoder_decoder=False,
             vocab_size=1 << 40,
@@ -303,6 +338,7 @@ class Scheduler:
         self.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, chunked_req: batch)
         self.metrics_reporter = MagicMock(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
         self.load_inquirer = MagicMock()
+        self.send_abort_output = _abort
         self.tp_worker = SimpleNamespace(
             model_runner=SimpleNamespace(attn_backend=object(), prefill_aware_swa=False),
         )
@@ -363,16 +399,21 @@ def serve(case: Case) -> Served:
         "mamba_radix_cache_strategy": "extra_buffer" if case.states and case.state_rules.tracked else "no_buffer",
         "mamba_track_interval": case.track_interval,
     }
+    steps: list[Step] = []
     with published(max(case.state_chunk, case.page_size), **fields):
-        return _serve(case)
+        try:
+            return _serve(case, steps)
+        except (RuntimeError, AssertionError) as error:
+            if not (case.unified and _OUT_OF_MEMORY.search(str(error))):
+                raise
+            return Served(steps, [], is_out_of_memory=True)
 
 
-def _serve(case: Case) -> Served:
+def _serve(case: Case, steps: list[Step]) -> Served:
     # Until when arrivals are known, when the last step ends.
     scheduler, known, end, arrived = Scheduler(case), 0, 0, 0
     prompts, outputs = tokens_of(case.workload)
     arrivals = case.workload.arrival_ticks.tolist()
-    steps: list[Step] = []
     finished: dict[int, int] = {}
     requests: list[Req] = []
     while True:
@@ -382,8 +423,17 @@ def _serve(case: Case) -> Served:
             arrived += 1
         retracted = [request.retraction_count for request in requests]
         scheduler.now_is(known, end)
-        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        try:
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+        except AssertionError as error:
+            if scheduler.chunked_req is None or str(error) or not case.unified:
+                raise
+            # A prefill in progress waits, and another one begins, which SGLang holds to be impossible.
+            return Served(steps, [], is_cut=True)
         scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+        _uncount_waiting_chunk(scheduler, batch)
         lost = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
         if any(request.to_finish for request in requests):
             raise RuntimeError(f"{case.name}: SGLang aborts a request")
@@ -398,6 +448,8 @@ def _serve(case: Case) -> Served:
         elif not scheduler.result_queue:
             # As ``on_idle``.
             scheduler.new_token_ratio_tracker.reset()
+            if case.unified:
+                scheduler.token_to_kv_pool_allocator.flush_opportunistic()
             until = [] if arrived == len(arrivals) else [arrivals[arrived]]
             if scheduler.waiting_queue and scheduler.link and scheduler.link.next_end is not None:
                 # The server asks again and again; what it finds changes when a copy ends.
@@ -417,6 +469,14 @@ def _serve(case: Case) -> Served:
             scheduler.now_is(known, end)
             scheduler.tree_cache.flush_pending_backups()
         scheduler.last_batch = batch
+
+
+def _uncount_waiting_chunk(scheduler: Any, batch: ScheduleBatch | None) -> None:
+    """Correct SGLang where a prefill in progress waits while others are admitted: it counts one more chunk of it in flight, for ever, so that it
+    drops the first token of that request, and decodes without it."""
+    waiting = scheduler.chunked_req
+    if waiting is not None and batch and batch.forward_mode.is_extend() and waiting not in batch.reqs:
+        waiting.inflight_middle_chunks -= 1
 
 
 def _request(case: Case, index: int, prompt: list[int], scheduler: Any) -> Req:
@@ -461,7 +521,7 @@ def _levels(scheduler: Any) -> dict[str, int]:
     levels = on_host | {"free": pool.available_size(), "evictable": tree.full_evictable_size()}
     if tree.supports_mamba():
         states = scheduler.req_to_token_pool.mamba_allocator
-        levels |= {"beside_free": states.available_size(), "beside_evictable": tree.mamba_evictable_size()}
+        levels |= {"beside_free": states.schedulable_available_size(), "beside_evictable": tree.mamba_evictable_size()}
     return levels
 
 

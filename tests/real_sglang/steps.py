@@ -42,11 +42,16 @@ class Served(NamedTuple):
 
     Attributes:
         is_stuck: Whether requests wait at the end that are never admitted: a pool without a tree may be too small for one.
+        is_out_of_memory: Whether it ends where a step finds no slot or no state, as with one buffer, whose admission counts no copies of
+            states; then without finishes.
+        is_cut: Whether SGLang stops by a fault of its own there, so that what follows is not compared.
     """
 
     steps: list[Step]
     finished: list[tuple[int, int]]
     is_stuck: bool = False
+    is_out_of_memory: bool = False
+    is_cut: bool = False
 
 
 class Difference(NamedTuple):
@@ -63,13 +68,14 @@ class Difference(NamedTuple):
 
 def first_difference(real: Served, ours: Served) -> Difference | None:
     """Where ``ours`` first differs from ``real``; None if nowhere."""
-    for number, (theirs, mine) in enumerate(zip_longest(real.steps, ours.steps)):
+    steps = ours.steps[: len(real.steps)] if real.is_cut else ours.steps
+    for number, (theirs, mine) in enumerate(zip_longest(real.steps, steps)):
         if theirs is None or mine is None:
             return Difference(number, "number of steps", len(real.steps), len(ours.steps))
         for field, value, known in zip(Step._fields, theirs, mine, strict=True):
             if value != known:
                 return Difference(number, field, value, known)
-    for field in ("finished", "is_stuck"):
+    for field in () if real.is_cut else ("finished", "is_stuck", "is_out_of_memory"):
         value, known = getattr(real, field), getattr(ours, field)
         if value != known:
             return Difference(len(real.steps), field, value, known)

@@ -172,6 +172,53 @@ def test_pools_of_states_are_those_of_the_real_configurator(left: int, line: dic
     assert slots == rest // slot
 
 
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize("most", [None, 100_032])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "llama-4-scout", "mimo-v2-flash"])
+def test_buffers_of_windows_and_slots_are_those_of_the_real_pool(name: str, most: int | None, page: int):
+    """Given the bytes that weights leave, or ``--max-total-tokens``."""
+    shape, left = model(name), (40 << 30) + 123_457_789
+    server = Server(model=shape, gpu=gpu("h100-80gb"), deployment=Deployment(), max_model_len=8192)
+    chosen = SGLangOptions(mem_fraction_static=1e-12, enable_unified_memory=True)
+    with (
+        mock.patch.object(sglang, "_used_at_start", lambda launch: 0),
+        mock.patch.object(sglang, "loaded_bytes", lambda launch: [SimpleNamespace(likely=-left)]),
+    ):
+        computed, _ = SGLang.pool_size(server, chosen, None, page)
+        pages = computed if most is None else most // page
+        buffer = SGLang.window_pool(server, chosen, pages, page).buffer
+    ours = [
+        buffer.page_bytes,
+        buffer.unit_bytes,
+        buffer.most_pages,
+        min(buffer.most_units, buffer.ids),
+        buffer.most_tokens,
+    ]
+    assert ours == resolution.window_buffer(shape, left, 0.8, page, most)
+
+
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize("most", [None, 100_032])
+@pytest.mark.parametrize("name", resolution.WITH_STATES)
+def test_buffers_of_states_and_slots_are_those_of_the_real_pool(name: str, most: int | None, page: int):
+    """Given the bytes that weights leave, or ``--max-total-tokens``."""
+    left, shape = (16 << 30) + 123_457_789, model(name)
+    server = Server(model=shape, gpu=gpu("h100-80gb"), deployment=Deployment(), max_model_len=8192)
+    chosen = SGLangOptions(mem_fraction_static=1e-12, enable_unified_memory=True)
+    with (
+        mock.patch.object(sglang, "_used_at_start", lambda launch: 0),
+        mock.patch.object(sglang, "loaded_bytes", lambda launch: [SimpleNamespace(likely=-left)]),
+    ):
+        computed, _ = SGLang.pool_size(server, chosen, None, page)
+        pages = computed if most is None else most // page
+        pool = SGLang.state_pool(server, chosen, page, pages)
+    buffer, each = pool.buffer, state_bytes(shape, 1, 1, None)
+    budget = left - (pool.slots + 1) * each
+    ours = [buffer.slot_bytes, buffer.unit_bytes, buffer.most_pages, buffer.most_units, buffer.ids, buffer.unit_slots]
+    assert ours == resolution.unified_buffer(name, computed * page, pool.slots, budget, page, most)
+    assert buffer.most_tokens == pages * page
+
+
 _ARCHITECTURES = {
     "Lfm2ForCausalLM": "LiquidAI/LFM2-1.2B",
     "Qwen3NextForCausalLM": "qwen3-next-80b-a3b",

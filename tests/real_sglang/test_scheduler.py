@@ -23,6 +23,7 @@ from fragmeter.sim.memory.paged.radix_transaction import RadixTransaction
 from fragmeter.sim.memory.prefix import HostComponents, HostTree, HostWindowTree, StateTree, WindowTree
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.policy.sglang_prefill import PrefillBatch
+from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
 from fragmeter.sim.types.errors import SettingError, SimulationFault
 from fragmeter.sim.types.sequence import LayeredLoad
 from fragmeter.sim.types.state import State
@@ -383,6 +384,68 @@ def test_a_copy_that_a_refused_request_keeps_is_noticed(monkeypatch):
 def test_a_prefill_without_room_for_copies_of_its_state_is_noticed(monkeypatch):
     monkeypatch.setattr(RadixMemory, "_take_states_of_prefills", lambda memory, each: None)
     assert _is_noticed("states")
+
+
+def test_room_that_does_not_lack_the_states_taken_ahead_is_noticed(monkeypatch):
+    """SGLang takes one for each request of the queue while it looks at it."""
+    monkeypatch.setattr(RadixMemory, "take_ahead", lambda memory, number: None)
+    assert _is_noticed("unified")
+
+
+def test_states_that_give_way_before_leaves_are_noticed(monkeypatch):
+    """As in pools of their own."""
+
+    def alone(memory, pages, states):
+        while memory.available < pages and memory._evict(1):
+            pass
+        while memory.state_free < states and memory.tree.component_evictable:
+            memory._evict(0, 1)
+
+    monkeypatch.setattr(RadixMemory, "_make_free_together", alone)
+    assert _is_noticed("unified")
+
+
+def test_an_admission_that_does_not_count_its_state_is_noticed(monkeypatch):
+    monkeypatch.setattr(SharedBuffer, "unit_slots", 0)
+    assert _is_noticed("unified")
+
+
+def test_leaves_that_leave_the_bytes_of_their_states_are_noticed(monkeypatch):
+    """SGLang stops when the page and its state have made room, not when pages alone have."""
+
+    def by_pages(memory, pages, states):
+        memory._evict(max(0, pages - memory.available))
+        together(memory, 0, states)
+
+    together = RadixMemory._make_free_together
+    monkeypatch.setattr(RadixMemory, "_make_free_together", by_pages)
+    assert _is_noticed("unified")
+
+
+def test_windows_that_are_asked_for_beside_the_slots_are_noticed(monkeypatch):
+    """As of pools of their own: in one buffer both are one sum."""
+    monkeypatch.setattr(RadixMemory, "can_reserve", lambda memory, slots, windows: slots <= memory.room)
+    assert _is_noticed("unified windows")
+
+
+def test_leaves_that_give_way_for_all_that_lacks_are_noticed(monkeypatch):
+    """Without a look at what a leaf's windows leave."""
+
+    def by_pages(memory, buffer, pages):
+        lacking = -memory._left(buffer, pages, pages)
+        if lacking > 0:
+            memory._evict(-(-lacking // buffer.page_bytes))
+
+    monkeypatch.setattr(RadixMemory, "_make_windows_free", by_pages)
+    assert _is_noticed("unified windows")
+
+
+def test_outputs_as_long_as_the_slots_alone_are_noticed(monkeypatch):
+    def alone(memory, sequence, windows, buffer):
+        return min(sequence.max_tokens, buffer.most_tokens - sequence.prompt_tokens - 2)
+
+    monkeypatch.setattr(RadixMemory, "_most_output_tokens", alone)
+    assert _difference(KINDS["unified windows"](33)) is not None
 
 
 def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):

@@ -10,11 +10,15 @@ from math import lcm
 import numpy as np
 
 from fragmeter.sim import Workload
+from fragmeter.sim.memory.paged.radix_holdings import Windows
 from fragmeter.sim.spec.startup.sglang_states import StateRules
+from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
 from fragmeter.sim.workload.content import PromptContent
 
 #: Layers of the model that serves all cases.
 LAYERS = 40
+#: Bytes of a slot of the KV cache in one buffer with states: the least that it aligns to.
+SLOT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Case:
         window_slots: Slots of their pool.
         spare_states: States of their pool beyond what the requests that run need, of a model with layers that keep one; None without any.
         state_chunk, track_interval: Tokens of a chunk of their kernels, and ``--mamba-track-interval``.
+        unified: Whether states and slots share one buffer.
+        is_bounded: Whether the longest request is bounded by the slots, as with ``--max-total-tokens``; else by all of that buffer.
+        state_bytes, window_bytes: Bytes of a state and of a slot of windows there, where a slot of all tokens has 32.
         extra_buffer: Whether copies of states join the tree in any case; they do with the overlap schedule and with pages.
         step_ticks: Duration of every step.
         hicache_ratio: As in SGLang; 0 is no host tier.
@@ -63,6 +70,10 @@ class Case:
     spare_states: int | None = None
     state_chunk: int = 64
     track_interval: int = 256
+    unified: bool = False
+    state_bytes: int = 32
+    window_bytes: int = 32
+    is_bounded: bool = True
     extra_buffer: bool = True
     hicache_ratio: float = 0
     hicache_write_policy: str = "write_through"
@@ -79,6 +90,13 @@ class Case:
             return StateRules(0, 1, 1, 3)
         grid, tracked = max(self.state_chunk, self.page_size), 1 + self.overlaps
         return StateRules(tracked, grid, lcm(grid, self.track_interval), 3 + tracked)
+
+    @property
+    def window_buffer(self) -> SharedBuffer:
+        """The buffer that windows and slots share."""
+        total = self.num_slots * SLOT_BYTES + self.window_slots * self.window_bytes
+        most = self.num_slots if self.is_bounded else None
+        return SharedBuffer.of_windows(total, SLOT_BYTES, self.window_bytes, self.page_size, most)
 
     @property
     def states(self) -> int:
@@ -298,6 +316,39 @@ def _states(seed: int) -> Case:
     )
 
 
+def _unified(seed: int) -> Case:
+    """States in one buffer with the slots, from smaller than a slot to larger than most prompts."""
+    draw, case = random.Random(f"unified/{seed}"), _states(seed)
+    return replace(
+        case,
+        name=f"unified/{seed}",
+        unified=True,
+        state_bytes=4 * draw.choice((3, 8, 13, 40, 100, 401, 1000)),
+        max_num_seqs=draw.choice((case.max_num_seqs, case.max_num_seqs, 8, 20)),
+    )
+
+
+def _unified_windows(seed: int) -> Case:
+    """Windows in one buffer with the slots, of as many bytes or of more."""
+    draw, case = random.Random(f"unified windows/{seed}"), _windows(seed)
+    size = 32 * draw.choice((1, 1, 1, 2, 5))
+    bounded = draw.random() < 0.5
+    case = replace(case, name=f"unified windows/{seed}", unified=True, window_bytes=size, is_bounded=bounded)
+    # Without a tree SGLang decides by holes, which is refused here.
+    case = replace(case, prefix_caching=True)
+    page, work = case.page_size, case.workload
+    windows = Windows(case.window, 0, (0, 0), case.max_num_batched_tokens, 0)
+    lengths = [*zip(work.prompt_tokens.tolist(), work.output_tokens.tolist(), strict=True)]
+    # SGLang aborts a request that the empty buffer does not hold.
+    while not all(
+        case.window_buffer.holds(prompt + output + page, windows.needed(prompt, output, page), page)
+        and prompt + output + page < case.window_buffer.most_tokens
+        for prompt, output in lengths
+    ):
+        case = replace(case, num_slots=case.num_slots + 16 * page)
+    return case
+
+
 def _hicache(seed: int) -> Case:
     """A host tier, often smaller than the device, behind a pool that hardly holds the requests; copies from fast to slow.
 
@@ -390,6 +441,8 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "priorities": _priorities,
     "windows": _windows,
     "states": _states,
+    "unified": _unified,
+    "unified windows": _unified_windows,
     "hicache": _hicache,
     "hicache_states": _hicache_states,
     "hicache_windows": _hicache_windows,

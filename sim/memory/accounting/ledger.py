@@ -70,12 +70,14 @@ class SecondPool(NamedTuple):
         capacity_slots: Its slots.
         cached_level: Changes of its cached slots.
         slot_bytes: Bytes of a slot of the first pool, and of this one.
+        shared_bytes: Bytes of one buffer that both share, each of which has the slots of all of it; 0 where each has its own.
     """
 
     kind: str
     capacity_slots: int
     cached_level: CacheLog
     slot_bytes: tuple[int, int]
+    shared_bytes: int = 0
 
 
 #: What a memory with a second pool fills of it, by its kind: of windows as of KV groups of class 1.

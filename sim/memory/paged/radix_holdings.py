@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...spec.startup.sglang_unified import SharedBuffer
 from ...workload.content import Run
 from ..prefix import Place, RadixNode, Rest
 
@@ -68,15 +69,29 @@ class Windows:
         tokens: ``sliding_window_size`` of SGLang: tokens before the coming one that it attends to.
         pages: Pages of the pool.
         slot_bytes: Bytes of a slot of the other pool, and of this one.
-        in_flight: Most tokens of a chunk that runs while the next step is decided.
+        chunk: Most tokens of a chunk.
+        in_flight: Of a chunk that runs while the next step is decided.
+        buffer: As of ``States``.
         own: Pages of it that sequences have beside the tree.
     """
 
     tokens: int
     pages: int
     slot_bytes: tuple[int, int]
+    chunk: int
     in_flight: int
+    buffer: SharedBuffer | None = None
     own: int = 0
+
+    def needed(self, tokens: int, to_come: int, page: int, chunk: int | None = None) -> int:
+        """Slots of windows that are asked for so many tokens, and the outputs that follow (``estimate_swa_kv_tokens``).
+
+        Args:
+            page: Tokens of a page.
+            chunk: Tokens of the chunk that are left; None is all of one.
+        """
+        computed = min(tokens, self.chunk if chunk is None else chunk)
+        return max(0, computed - self.tokens) + min(tokens + to_come, self.tokens) + page
 
 
 @dataclass(slots=True)
@@ -90,7 +105,9 @@ class States:
         grid: Tokens of a prefill from one that can be copied to the next.
         interval: Tokens of a sequence that decodes from one that is copied to the next.
         slot_bytes: Bytes of a slot of the other pool, and of a state.
+        buffer: What both pools share; None where each has its own.
         own: States of it that sequences have beside the tree.
+        ahead: States that are taken for copies to come, see ``RadixMemory.take_ahead``.
     """
 
     slots: int
@@ -98,7 +115,9 @@ class States:
     grid: int
     interval: int
     slot_bytes: tuple[int, int]
+    buffer: SharedBuffer | None = None
     own: int = 0
+    ahead: int = 0
 
     def of_prefill(self, first: int, end: int, branch: int) -> int:
         """Tokens of a sequence up to a state that joins the tree after a prefill from ``first`` to ``end``; 0 without any.

@@ -18,8 +18,11 @@ where too few are left, leaves are evicted first, also in the middle of a leap. 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from math import ceil
 
+from ...spec.startup.sglang_unified import SharedBuffer
 from ...types.errors import Overdrawn
 from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
@@ -53,6 +56,7 @@ class RadixMemory(Memory):
         holdings: For each sequence that runs or prefills, its part of the tree; those that run in the order of SGLang's batch.
         decoding: Sequences that decode in the next step that does, in the order in which their prefills ended.
         phases: In which steps these begin a page.
+        buffer: What the pool shares with that of states; ``num_blocks`` is then the pages of the whole buffer.
         free: Pages that are neither in the tree nor held by one sequence.
         departures: Finished sequences so far.
         keeps: Whether the tree keeps nodes that no sequence locks.
@@ -86,12 +90,12 @@ class RadixMemory(Memory):
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
         if windows is not None:
-            own = CacheLog(block_size)
-            self.second_pool = SecondPool(SLIDING, windows.pages * block_size, own, windows.slot_bytes)
+            self.second_pool = _pool_of(windows, SLIDING, windows.pages * block_size, block_size)
         if states is not None:
-            self.second_pool = SecondPool(STATE, states.slots, CacheLog(1), states.slot_bytes)
+            self.second_pool = _pool_of(states, STATE, states.slots)
         if self.second_pool is not None:
             self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
+        self.buffer = next((each.buffer for each in (windows, states) if each is not None), None)
         self.num_blocks = self.free = num_blocks
         self.tree: RadixTree = self._plant()
         self._pages, self.phases = Pages(block_size), Phases(block_size)
@@ -117,19 +121,65 @@ class RadixMemory(Memory):
     @property
     def room(self) -> int:
         """Slots that are free or can be evicted."""
-        return (self.free + self.tree.evictable_tokens) * self.block_size
+        return (self.available + self.tree.evictable_tokens) * self.block_size
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken without evictions."""
+        if self.buffer is None:
+            return self.free
+        return self._left(self.buffer) // self.buffer.page_bytes
 
     @property
     def window_free(self) -> int:
-        """Free pages of the pool of windows."""
-        assert self.windows is not None and isinstance(self.tree, ComponentTree)
-        return self.windows.pages - self.windows.own - self.tree.components
+        """Pages of windows that can be taken without evictions."""
+        assert self.windows is not None
+        if self.buffer is None:
+            return self.windows.pages - self._units
+        most = min(self.buffer.ids, self.buffer.most_units)
+        return min(most - self._units, self._left(self.buffer) // self.buffer.unit_bytes)
 
     @property
     def state_free(self) -> int:
-        """Free states."""
-        assert self.states is not None and isinstance(self.tree, ComponentTree)
-        return self.states.slots - self.states.own - self.tree.components
+        """States that can be taken without evictions."""
+        assert self.states is not None
+        if self.buffer is None:
+            return self.states.slots - self._units
+        return self._left(self.buffer) // self.buffer.unit_bytes
+
+    @property
+    def _units(self) -> int:
+        """Pages of windows, or states, that are not free."""
+        assert isinstance(self.tree, ComponentTree)
+        if self.windows is not None:
+            return self.tree.components + self.windows.own
+        assert self.states is not None
+        return self.tree.components + self.states.own + self.states.ahead
+
+    def _left(self, buffer: SharedBuffer, pages: int = 0, units: int = 0) -> int:
+        """Bytes of the buffer that are free once so many more pages and units are taken."""
+        return buffer.left(self.num_blocks - self.free + pages, self._units + units)
+
+    def fits(self, slots: int) -> bool:
+        """Whether so many slots are free, in both pools where there are windows."""
+        pages = self.pages_of(slots)
+        if self.windows is None:
+            return self.available >= pages
+        if self.buffer is not None:
+            return self._left(self.buffer, pages, pages) >= 0
+        return min(self.free, self.window_free) >= pages
+
+    def can_reserve(self, slots: float, windows: float) -> bool:
+        """Whether one buffer has room for so many slots and windows once all that can be is evicted."""
+        assert self.buffer is not None and isinstance(self.tree, ComponentTree)
+        pages, beside = self.pages_of(ceil(slots)), self.pages_of(ceil(windows))
+        return self._left(self.buffer, pages - self.tree.evictable_tokens, beside - self.tree.component_evictable) >= 0
+
+    @property
+    def state_room(self) -> int:
+        """States that are free or can be evicted."""
+        assert isinstance(self.tree, ComponentTree)
+        return self.state_free + self.tree.component_evictable
 
     @property
     def component_free(self) -> int:
@@ -155,10 +205,20 @@ class RadixMemory(Memory):
         """Copy the state of a node for a sequence that goes on from there, and the number of its states then."""
         if self.states is None or node is self.tree.root:
             return 0
+        if self.states.ahead:
+            self.states.ahead -= 1
+            self.states.own += 1
+            return 1
         bound = self.tree.lock(node)
         self._take_states(1)
         self.tree.unlock(node, bound)
         return 1
+
+    def take_ahead(self, number: int) -> None:
+        """In one buffer, take a state for each of so many waiting requests whose state may be copied, if there are so many
+        (``alloc_group_begin``); 0 gives back what is left of them. The room of the KV cache lacks them meanwhile."""
+        if self.buffer is not None and self.states is not None:
+            self.states.ahead = number if number <= self.state_free else 0
 
     def _take_states(self, number: int) -> None:
         """Take so many states, after others were evicted where too few are free."""
@@ -190,10 +250,27 @@ class RadixMemory(Memory):
         """Pages that so many tokens take."""
         return -(-tokens // self.block_size)
 
+    @property
+    def most_tokens(self) -> int:
+        """``max_total_num_tokens`` of SGLang."""
+        return self.capacity_slots if self.buffer is None else self.buffer.most_tokens
+
     def max_output_tokens(self, sequence: Sequence) -> int:
         """The declared longest output, capped by what the pool can hold."""
         prompt = self.pages_of(sequence.prompt_tokens) * self.block_size
-        return min(sequence.max_tokens, self.capacity_slots - prompt - self.block_size - 1)
+        if self.buffer is not None and self.windows is not None:
+            return self._most_output_tokens(sequence, self.windows, self.buffer)
+        return min(sequence.max_tokens, self.most_tokens - prompt - self.block_size - 1)
+
+    def _most_output_tokens(self, sequence: Sequence, windows: Windows, buffer: SharedBuffer) -> int:
+        """As ``max_output_tokens`` where slots and windows share a buffer (``max_new_tokens_for_memory``)."""
+        prompt, page = sequence.prompt_tokens, self.block_size
+
+        def lacks(output: int) -> bool:
+            return not buffer.holds(prompt + output + page, windows.needed(prompt, output, page), page)
+
+        declared = max(0, min(sequence.max_tokens, buffer.most_tokens - prompt - 2))
+        return bisect_left(range(1, declared + 1), True, key=lacks)
 
     def known(self, sequence: Sequence) -> tuple[Run, ...]:
         """The tokens that a sequence's next (or last) prefill covers: its prompt and the tokens it has generated."""
@@ -268,21 +345,73 @@ class RadixMemory(Memory):
 
     def make_free(self, pages: int, states: int = 0) -> None:
         """Evict so many that these are free, as far as there are any to evict; with windows so many pages of both pools."""
-        self.make_room(pages, states if self.windows is None else pages)
+        if self.buffer is None:
+            self.make_room(pages, states if self.windows is None else pages)
+        elif self.windows is not None:
+            self._make_windows_free(self.buffer, pages)
+        else:
+            self._make_free_together(pages, states)
 
     def make_room(self, pages: int, components: int) -> None:
-        """As ``make_free``, with so many pages of windows, or states."""
+        """As ``make_free``, with so many pages of windows, or states, in pools of their own."""
         lacking = max(0, pages - self.free)
         if components:
             components = max(0, components - self.component_free)
         if lacking or components:
-            freed = self.tree.evict(lacking, components)
-            self.free += freed
-            self.evicted_blocks += freed
+            self._evict(lacking, components)
+
+    def _make_free_together(self, pages: int, states: int) -> None:
+        """As ``make_free`` in one buffer (``evict_for_alloc``): leaves give way to states, too, and states to states where no leaf is left.
+
+        States alone give way where there are no names for more.
+        """
+        while self.available < pages and self._evict(1):
+            pass
+        if self.state_free >= states:
+            return
+        assert self.buffer is not None and isinstance(self.tree, ComponentTree)
+        named = self.buffer.ids - states
+        while self._units > named and self.state_free < states and self.tree.component_evictable:
+            self._evict(0, 1)
+        if self._units > named:
+            return
+        while self.state_free < states and self._evict(1):
+            pass
+        while self.state_free < states and self.tree.component_evictable:
+            self._evict(0, 1)
+
+    def _make_windows_free(self, buffer: SharedBuffer, pages: int) -> None:
+        """As ``make_free`` of so many pages of both kinds in one buffer (``evict_to_free_tokens``): leaves as far as they reach, then windows alone.
+
+        Nothing is evicted where all would be too little. What goes with a leaf may make the rest needless.
+        """
+        tree, lacking = self.tree, -self._left(buffer, pages, pages)
+        assert isinstance(tree, ComponentTree)
+        beside = max(0, -(-(lacking - tree.evictable_tokens * buffer.page_bytes) // buffer.unit_bytes))
+        if lacking <= 0 or beside > tree.component_evictable:
+            return
+        leaves, before = -(-(lacking - beside * buffer.unit_bytes) // buffer.page_bytes), tree.component_evictable
+        while leaves > 0 and self._left(buffer, pages, pages) < 0 and (freed := self._evict(1)):
+            leaves -= freed
+        while before - tree.component_evictable < beside and self._left(buffer, pages, pages) < 0:
+            self._evict(0, 1)
+
+    def _evict(self, pages: int, components: int = 0) -> int:
+        """Evict leaves with so many pages, then components. Returns how many pages are free."""
+        freed = self.tree.evict(pages, components)
+        self.free += freed
+        self.evicted_blocks += freed
+        return freed
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free or evictable after the running sequences have grown by ``steps`` tokens each."""
-        return self.room - self.phases.total(state.decode_step, steps) * self.block_size
+        growth = self.phases.total(state.decode_step, steps)
+        if self.buffer is None:
+            return self.room - growth * self.block_size
+        assert isinstance(self.tree, ComponentTree)
+        evicted = growth - self.tree.unlocked_tokens, -self.tree.component_evictable
+        left = self._left(self.buffer, *evicted)
+        return left // self.buffer.page_bytes * self.block_size
 
     def repeated_slots(self, admitted: Iterable[Sequence] = ()) -> int:
         """See ``Memory``. SGLang's steps prefill or decode, so that all tables decode where some do."""
@@ -320,7 +449,7 @@ class RadixMemory(Memory):
         if self.windows is not None:
             # The pages that are not full are last ones, which both pools have.
             assert isinstance(self.tree, ComponentTree)
-            in_windows = (self.windows.pages - self.window_free - self.tree.component_unlocked) * self.block_size
+            in_windows = (self.windows.own + self.tree.components - self.tree.component_unlocked) * self.block_size
             return live, held, tail, in_windows - (held - live), in_windows
         if self.states is not None:
             assert isinstance(self.tree, ComponentTree)
@@ -331,7 +460,9 @@ class RadixMemory(Memory):
         """Slots with tokens in the first step, and ``block_tail`` of the prefills in progress."""
         live = state.batch_size * (state.decode_step - (not steps)) + state.lag_sum - self.repeated_slots()
         tail = 0
-        for sequence, tokens in self._batch:
+        # Some prefills may wait, with what they have.
+        chunks = {sequence: sequence.computed_tokens for sequence in state.prefilling} | dict(self._batch)
+        for sequence, tokens in chunks.items():
             if tokens < sequence.start_tokens:
                 live += tokens
                 tail += max(0, self.pages_of(tokens) * self.block_size - sequence.target_tokens)
@@ -346,7 +477,8 @@ class RadixMemory(Memory):
             self._slide_prefills()
         pages = sum(self.pages_of(tokens) - self.pages_of(computed) for tokens, computed in own)
         spare = len(own) * self.block_size * (self.block_size > 1)
-        self._take(pages, self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
+        exact = self.windows is not None and self.buffer is not None
+        self._take(pages, pages if exact else self.pages_of(sum(tokens - computed for tokens, computed in own) + spare))
 
     def _take_states_of_prefills(self, each: int) -> None:
         """Each of the batch has so many states then, of which it may have some already."""
@@ -365,7 +497,7 @@ class RadixMemory(Memory):
         """Take so many pages, after those that are asked for were made free."""
         self.make_free(asked)
         self.free -= pages
-        left = self.free
+        left = self.available
         if self.windows is not None:
             self.windows.own += pages
             left = min(left, self.window_free)
@@ -388,9 +520,9 @@ class RadixMemory(Memory):
         """How many steps from ``decode_step`` to before ``end`` find a free page for each sequence, or nothing to evict."""
         if not self.tree.evictable_tokens:
             return end - decode_step
-        if self.free < batch_size:
+        if (available := self.available) < batch_size:
             return 0
-        return min(1 + self.phases.steps_within(decode_step, self.free - batch_size), end - decode_step)
+        return min(1 + self.phases.steps_within(decode_step, available - batch_size), end - decode_step)
 
     def _end_prefills(self, decode_step: int) -> None:
         """A step that only prefills is over: chunks join the tree, and the results of the other prefills are there."""
@@ -542,3 +674,12 @@ class RadixMemory(Memory):
         for sequence in held:
             self._leaving[sequence] = tokens = sequence.held_tokens(decode_step)
             self._results.setdefault(sequence, tokens)
+
+
+def _pool_of(beside: Windows | States, kind: str, slots: int, unit_slots: int = 1) -> SecondPool:
+    """The pool of windows or states with so many slots, or the whole buffer as one."""
+    buffer, log = beside.buffer, CacheLog(unit_slots)
+    if buffer is None:
+        return SecondPool(kind, slots, log, beside.slot_bytes)
+    of_both = buffer.slot_bytes, buffer.unit_bytes // unit_slots
+    return SecondPool(kind, buffer.most_units * unit_slots, log, of_both, buffer.bytes)

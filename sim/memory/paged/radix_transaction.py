@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ...spec.startup.sglang_unified import SharedBuffer
 from ...types.sequence import LayeredLoad, Sequence
 from ...workload.content import Run
 from ..prefix import Place
@@ -52,6 +53,29 @@ class RadixTransaction:
         """As ``room``, in the pool of windows."""
         return self.memory.window_room
 
+    @property
+    def buffer(self) -> SharedBuffer | None:
+        """See ``RadixMemory``."""
+        return self.memory.buffer
+
+    @property
+    def state_room(self) -> int:
+        """As ``room``, of states."""
+        return self.memory.state_room
+
+    def can_reserve(self, slots: float, windows: float) -> bool:
+        """See ``RadixMemory``."""
+        return self.memory.can_reserve(slots, windows)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the sequence that was looked up last goes on with the copy of a state."""
+        return self._found.states > 0
+
+    def take_ahead(self, states: int) -> None:
+        """See ``RadixMemory``."""
+        self.memory.take_ahead(states)
+
     def max_output_tokens(self, sequence: Sequence) -> int:
         """See ``RadixMemory``."""
         return self.memory.max_output_tokens(sequence)
@@ -67,12 +91,11 @@ class RadixTransaction:
         """Evict until so many slots are free; whether they are."""
         memory = self.memory
         memory.make_free(memory.pages_of(slots))
-        free = memory.free if memory.windows is None else min(memory.free, memory.window_free)
-        return free * memory.block_size >= slots
+        return memory.fits(slots)
 
     def can_decode(self) -> bool:
         """Whether the running sequences find the pages that they begin."""
-        if self.memory.windows is not None:
+        if self.memory.windows is not None or self.memory.buffer is not None:
             return self.make_free(self.begun())
         return self.room >= self.begun()
 

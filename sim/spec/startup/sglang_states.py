@@ -18,6 +18,7 @@ from ...types.errors import NotSimulated, SettingError
 from ..deployment import stages
 from ..shape import ModelSpec
 from ..states import Mamba2
+from .sglang_unified import SharedBuffer
 
 #: ``--mamba-radix-cache-strategy``; ``extra_buffer_lazy`` is not simulated.
 Strategy = Literal["auto", "no_buffer", "extra_buffer"]
@@ -49,11 +50,12 @@ class StateRules(NamedTuple):
 
 
 class StatePool(NamedTuple):
-    """States of the pool, their rules, and the bytes of a slot of the KV cache and of a state."""
+    """States of the pool, their rules, the bytes of a slot of the KV cache and of a state, and the buffer that both share, if they do."""
 
     slots: int
     rules: StateRules
     slot_bytes: tuple[int, int]
+    buffer: SharedBuffer | None = None
 
     @property
     def most_requests(self) -> int:

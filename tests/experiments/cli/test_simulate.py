@@ -75,7 +75,13 @@ WITH = {
     "swap_space": ["--preemption-mode", "swap"],
 }
 STATES = ["--model", "nemotron-3-nano-30b-a3b", "--gpu", "h100-80gb"]
-OF_STATES = ("mamba_track_interval", "mamba_full_memory_ratio", "max_mamba_cache_size", "mamba_ssm_dtype")
+OF_STATES = (
+    "enable_unified_memory",
+    "mamba_track_interval",
+    "mamba_full_memory_ratio",
+    "max_mamba_cache_size",
+    "mamba_ssm_dtype",
+)
 WITH |= dict.fromkeys(OF_STATES, STATES)
 WITH["mamba_radix_cache_strategy"] = [*STATES, "--disable-overlap-schedule"]
 #: Those that ask for priorities of requests, and for another that orders by them.

@@ -221,16 +221,20 @@ def test_pools_of_states_are_counted(tmp_path):
     for flags in (
         "",
         " --max-mamba-cache-size 100 --mamba-ssm-dtype bfloat16 --mamba-radix-cache-strategy extra_buffer",
+        " --enable-unified-memory",
     ):
         path = tmp_path / "out.json"
         assert status(["plan", "--gpu", "h100-80gb", "--serve", line + flags, "--json", str(path)]) == DONE
         found.append(json.loads(path.read_text()))
-    plain, few = found
+    plain, few, together = found
     assert plain["max_running_requests"] == plain["states"] // 5 and few["max_running_requests"] == 20
     assert few["states"] == 100 and few["slots"] > plain["slots"]
     assert few["simulate"].endswith(
         "--mamba-radix-cache-strategy extra_buffer --mamba-ssm-dtype bf16 --max-mamba-cache-size 100"
     )
+    same = ("slots", "states", "max_running_requests")
+    assert [together[name] for name in same] == [plain[name] for name in same]
+    assert together["simulate"].endswith("--enable-unified-memory") and together["not_simulated"] == []
 
 
 def test_weights_that_leave_no_slots_are_an_answer(tmp_path, capsys):

@@ -91,6 +91,35 @@ def test_every_slot_of_both_pools_is_in_one_bucket(model, given):
     assert sum(window.slot_ticks.values()) == run.log.ledger_slots * run.log.end_ticks
 
 
+@pytest.mark.parametrize("given", [{}, {"block_size": 64}, {"disable_overlap_schedule": True}])
+@pytest.mark.parametrize("model", [EQUAL, UNEQUAL])
+def test_every_byte_of_one_buffer_is_in_one_bucket(model, given):
+    """Each kind for itself could have all of it; what is free is free for both."""
+    run = served(model, enable_unified_memory=True, **given)
+    buffer, (first, second) = run.replica.memory.buffer, run.log.pool_weights
+    rows, whole = [each.at_rows() for _, each in run.accounts.pools], run.accounts.at_rows()
+    assert run.log.ledger_slots * buffer.slot_bytes == buffer.bytes * first
+    assert (sum(whole.values()) == run.log.ledger_slots).all() and all((each >= 0).all() for each in whole.values())
+    for name in whole.keys() - {"free"}:
+        assert (whole[name] == first * rows[0].get(name, 0) + second * rows[1].get(name, 0)).all()
+    assert (rows[1]["live"] <= rows[0]["live"]).all()
+    window = run.window
+    assert sum(window.slot_steps.values()) == run.log.ledger_slots * window.num_steps
+    assert sum(window.slot_ticks.values()) == run.log.ledger_slots * run.log.end_ticks
+    assert all("free" not in each["mean_over_time_pct"] for each in summary(run)["kv_groups"])
+
+
+def test_one_buffer_gives_tokens_what_windows_leave():
+    """Two prompts of 13,000 tokens have no room in 16,000 slots, of which the windows beside them leave 12,800 of as many bytes."""
+    outputs = np.array([300, 300])
+    work = Workload("two", np.array([0, 0]), np.array([13_000, 13_000]), outputs, outputs)
+    given = {"work": work, "max_num_batched_tokens": 1024}
+    apart, together = (served(enable_unified_memory=shared, **given) for shared in (False, True))
+    live = [max(group_buckets_at_rows(run)[f"{FULL}.live"]) for run in (apart, together)]
+    assert live[0] <= 16_000 < 26_000 < live[1]
+    assert together.log.end_ticks < apart.log.end_ticks
+
+
 def test_shares_of_the_summary_are_of_the_bytes_of_both():
     run = served(UNEQUAL)
     groups, waste = summary(run)["kv_groups"], summary(run)["waste"]["mean_over_time_pct"]["buckets"]

@@ -14,7 +14,7 @@ from fragmeter.sim.spec.startup.sglang_states import state_bytes
 from fragmeter.sim.workload.content import PromptContent
 
 MODEL, NOT_COPIED = "qwen3-next-80b-a3b", "lfm2-1.2b"
-ALONE = {"disable_overlap_schedule": True}
+ALONE, TOGETHER = {"disable_overlap_schedule": True}, {"enable_unified_memory": True}
 
 
 def sessions(number: int = 80) -> Workload:
@@ -95,8 +95,47 @@ def test_every_slot_of_both_pools_is_in_one_bucket(given):
     assert sum(window.slot_ticks.values()) == run.log.ledger_slots * run.log.end_ticks
 
 
-def test_leaps_have_the_ledger_of_their_steps():
-    leaps, steps = served(), served(leap=False)
+@pytest.mark.parametrize("given", [{}, ALONE, {"block_size": 64}, {"enable_prefix_caching": False}])
+def test_every_byte_of_one_buffer_is_in_one_bucket(given):
+    """Each kind for itself could have all of it; what is free is free for both."""
+    run = served(**TOGETHER | given)
+    buffer, (first, second) = run.replica.memory.buffer, run.log.pool_weights
+    rows, whole = [each.at_rows() for _, each in run.accounts.pools], run.accounts.at_rows()
+    assert run.log.ledger_slots * buffer.slot_bytes == buffer.bytes * first
+    assert (sum(whole.values()) == run.log.ledger_slots).all() and all((each >= 0).all() for each in whole.values())
+    for name in whole.keys() - {"free"}:
+        assert (whole[name] == first * rows[0].get(name, 0) + second * rows[1].get(name, 0)).all()
+    window = run.window
+    assert sum(window.slot_steps.values()) == run.log.ledger_slots * window.num_steps
+    assert sum(window.slot_ticks.values()) == run.log.ledger_slots * run.log.end_ticks
+    groups = summary(run)["kv_groups"]
+    assert all("free" not in each["mean_over_time_pct"] for each in groups)
+    assert {"free", "state.cached"} <= set(memory_table(run)) and "state.free" not in memory_table(run)
+
+
+def test_one_buffer_gives_tokens_what_states_leave():
+    """40 states have 2.4 times the bytes of 16,000 slots. A prompt of 30,000 tokens is longer than the KV cache of its own; beside it, fewer
+    states are kept. The longest request is bounded by the split, as with SGLang, so 15,000 tokens come twice."""
+    work = Workload("two", np.array([0, 0]), np.array([15_000, 15_000]), np.array([300, 300]))
+    apart, together = (served(work, **given) for given in ({}, TOGETHER))
+    live = [max(group_buckets_at_rows(run)["full_attention.live"]) for run in (apart, together)]
+    assert live[0] <= 16_000 < 30_000 < live[1]
+    assert together.log.end_ticks < apart.log.end_ticks
+
+
+def test_a_long_queue_takes_its_states_ahead():
+    """SGLang takes one for each waiting request before it looks at them, so these lack room: with more requests fewer are admitted at once."""
+    admitted = []
+    for number in (20, 30):
+        columns = [np.full(number, each) for each in (0, 2000, 10)]
+        run = served(Workload("queue", *columns), max_num_seqs=8, num_gpu_blocks_override=8000, **TOGETHER)
+        admitted.append(run.log.rows["batch_size"][0])
+    assert admitted[0] > admitted[1]
+
+
+@pytest.mark.parametrize("given", [{}, TOGETHER])
+def test_leaps_have_the_ledger_of_their_steps(given):
+    leaps, steps = served(**given), served(leap=False, **given)
     assert len(leaps.log.row_step) < len(steps.log.row_step)
     assert leaps.window == steps.window
 

@@ -110,6 +110,11 @@ def test_lfm2_has_no_overlap_schedule_by_itself():
         ({"mamba_track_interval": 200, "block_size": 16, "max_num_batched_tokens": 8192}, "must be a multiple of block_size = 16"),
         ({"mamba_track_interval": 64}, "mamba_track_interval = 64: must be at least the 128 tokens of a kernel's chunk"),
         ({"model": "qwen3-next-80b-a3b"}, "mem_fraction_static = 0.829: qwen3-next-80b-a3b leaves no slots on h100-80gb; give more, or use more or larger"),
+        ({"model": "llama-3.1-8b", "enable_unified_memory": True}, "is for models with windows or states in a pool of their own, and llama-3.1-8b has none"),
+        ({"model": "gpt-oss-20b", "enable_unified_memory": True, "enable_prefix_caching": False}, "is not simulated with windows and enable_prefix"),
+        ({"pipeline_parallel_size": 2, "enable_unified_memory": True}, "is not simulated with pipeline parallelism; leave out one of them"),
+        ({"enable_hierarchical_cache": True, "enable_unified_memory": True}, "is not simulated with enable_hierarchical_cache; leave out one"),
+        ({"ids": True, "enable_unified_memory": True}, "is not simulated with block ids, which recordings need; leave out one of them"),
         ({"max_mamba_cache_size": 4}, "max_mamba_cache_size = 4: leaves 4 states on h100-80gb, and a request of nemotron-3-nano-30b-a3b may need 5"),
     ],
 )  # fmt: skip
