@@ -45,8 +45,9 @@ from ... import __version__
 from ...sim.config.settings import setting_error
 from ...sim.output.interrupts import handle, message_of, status_of
 from ...sim.policy.registry import installed, policy
+from ...sim.spec.deployment import require_counted
 from ...sim.types.bounds import human_readable_int
-from ...sim.types.errors import PluginError, SettingError, UserError
+from ...sim.types.errors import NotSimulated, PluginError, SettingError, UserError
 from ...sim.types.notes import collected_notes
 from ...sim.types.plugins import plugin_code
 from ..runs.output import Terminal, print_beside
@@ -245,7 +246,7 @@ def _one_line(error: CycloptsError) -> str:
         case CoercionError(token=Token() as token, argument=Argument() as argument):
             field = _field(argument)
             if get_origin(error.target_type) is Literal:
-                return _unknown(field, token.value, get_args(error.target_type))
+                return _uncounted(field, token.value) or _unknown(field, token.value, get_args(error.target_type))
             if error.target_type in _REQUIREMENTS:
                 return str(SettingError(field, token.value, _REQUIREMENTS[error.target_type]))
     return " ".join(str(error).split())
@@ -258,6 +259,16 @@ def _near_flags(flag: str, known: Sequence[str]) -> list[str]:
     having = [name for name in known if words in f"{name}-"]
     nearest = sorted(having, key=lambda name: (not f"{name}-".endswith(words), len(name)))
     return nearest[:1] or get_close_matches(flag, known, n=1, cutoff=0.7)
+
+
+def _uncounted(field: str, value: str) -> str | None:
+    """The complaint about a format of vLLM's KV cache that is not simulated; None for any other value."""
+    try:
+        if field == "kv_cache_dtype":
+            require_counted(field, value)
+    except NotSimulated as error:
+        return str(error)
+    return None
 
 
 def _unknown(field: str, value: str, known: Iterable[str]) -> str:

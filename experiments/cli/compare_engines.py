@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,18 @@ def _steps(base: Side, other: Side, first: FirstStep | None) -> Iterator[str]:
     if first is None:
         yield f"All {len(base.steps):,} steps are the same."
         return
+    mine, theirs, alike = first.base, first.other, 0
+    if isinstance(mine, list) and isinstance(theirs, list):
+        alike = sum(each in theirs for each in mine)
+        # Where only the order differs, all are shown.
+        if (alike, alike) != (len(mine), len(theirs)):
+            mine, theirs = ([each for each in own if each not in their] for own, their in permutations((mine, theirs)))
+        else:
+            alike = 0
+    same = f" ({alike:,} are the same)" * (alike > 0)
     yield (
         f"The first {first.number:,} steps are the same (A has {len(base.steps):,}, B {len(other.steps):,}). "
-        f"Step {first.number:,} differs, {first.field}: A {_value(first.base)}, B {_value(first.other)}."
+        f"Step {first.number:,} differs, {first.field}{same}: A {_value(mine)}, B {_value(theirs)}."
     )
 
 

@@ -14,7 +14,8 @@ from .start_answer import print_lists, simulate_command
 def print_sglang(answer: SGLangStarted, report: Report) -> None:
     """Report what a line starts with on one kind of GPU, tensor and pipeline ranks as it says."""
     line, chosen, replica = answer.line, answer.chosen, answer.replica
-    where = f"{chosen.model} on {answer.launch.gpu_text}"
+    several = answer.replicas > 1
+    where = f"{chosen.model} on {answer.launch.gpu_text}" + f" (each of {answer.replicas} replicas)" * several
     names = line.uncounted_names
     subject = f"Without {', '.join(names)}, not counted, it" if names else "It"
     data = {
@@ -22,6 +23,7 @@ def print_sglang(answer: SGLangStarted, report: Report) -> None:
         "starts": replica is not None,
         "model": chosen.model,
         "gpu": chosen.gpu,
+        "replicas": answer.replicas,
         "not_simulated": line.not_simulated,
         "ignored": line.ignored,
         "without_effect": answer.without_effect,
@@ -30,7 +32,8 @@ def print_sglang(answer: SGLangStarted, report: Report) -> None:
         report.print_line(f"{subject} does not start: {where}; {answer.refused}")
         data["refusal"] = answer.refused
     else:
-        command = simulate_command(chosen)
+        # Their requests are dispatched in turn, as by SGLang (``handle_load_balance_method``).
+        command = simulate_command(chosen) + f" --num-replicas {answer.replicas}" * several
         report.print_line(
             f"{subject} starts: {where}; {replica.memory.capacity_slots:,} tokens fit into its KV cache, and"
             f" {replica.policy.limits.max_num_seqs:,} requests run at once."

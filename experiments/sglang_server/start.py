@@ -32,9 +32,9 @@ from ..vllm_serve.checks import Outcome, Refusal
 from ..vllm_serve.line import ServeLine, parse_serve, pasted, read_pasted
 from ..vllm_serve.log import StartupLog, read_log
 from ..vllm_serve.start import OwnPool, Started
-from .line import SGLangLine, read_sglang, setting_value, settings_of_flags
+from .line import LINE_ALONE, SGLangLine, read_sglang, setting_value, settings_of_flags
 
-#: Lowers the slots of the memory; all other flags are settings.
+#: Lowers the slots of the memory; and what is read of it.
 _MOST_SLOTS, _FRACTION = "max-total-tokens", "mem-fraction-static"
 #: What divides the memory between the KV cache and the pool of windows, or of states: shares, and their number.
 _OF_WINDOWS, _OF_STATES, _STATES = "swa-full-tokens-ratio", "mamba-full-memory-ratio", "max-mamba-cache-size"
@@ -258,6 +258,12 @@ class SGLangStarted(Started):
         return only_read(settings(**self.chosen.as_dict() | resolved))
 
 
+def _for_states(line: SGLangLine) -> bool:
+    """See ``page_size``."""
+    flags = line.flags
+    return flags.get("enable-prefix-caching") is False or flags.get("mamba-radix-cache-strategy") == "extra_buffer"
+
+
 def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
     """The flags of a line as settings, those without an effect, too.
 
@@ -265,8 +271,12 @@ def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
         SettingError: A value is invalid, or a flag is none of SGLang's that is simulated.
     """
     known = settings_of_flags()
-    named = {name.replace("-", "_"): value for name, value in line.flags.items() if name != _MOST_SLOTS}
+    named = {name.replace("-", "_"): value for name, value in line.flags.items() if name not in LINE_ALONE}
     given = {name: setting_value(name, value) for name, value in named.items()}
+    backend, page = line.flags.get("attention-kernels"), line.whole("block-size")
+    if backend is not None or page is not None:
+        kernels = None if backend is None else str(backend)
+        given["block_size"] = page_size(gpu(card), model(model_name), kernels, page, for_states=_for_states(line))
     for name, value in given.items():
         if name not in known:
             remedy = "is of vLLM, and the line starts SGLang; leave it out, and give SGLang's own flag in the line"
@@ -291,6 +301,7 @@ def _on(
     without_effect = tuple(f"{line.flag_name(name)} ({why.partition(';')[0]})" for name, why in unread.items())
     shape, card = model(chosen.model), gpu(chosen.gpu)
     defaults = server_defaults(card.memory_bytes / (1 << 20), chosen.tensor_parallel_size)
+    replicas = line.whole("dp-size", 1)
     launch = Launch(
         model=shape,
         gpu=card,
@@ -299,7 +310,7 @@ def _on(
         max_num_batched_tokens=chosen.max_num_batched_tokens or defaults.chunked_prefill_size,
         tensor_parallel=chosen.tensor_parallel_size,
         deployment=deployment_of(chosen, shape, card),
-        block_size=chosen.block_size or page_size(card, shape),
+        block_size=chosen.block_size or page_size(card, shape, for_states=_for_states(line)),
         hybrid=False,
         enable_prefix_caching=chosen.enable_prefix_caching is not False,
     )
@@ -324,7 +335,7 @@ def _on(
     except NotSimulated:
         raise
     except SettingError as error:
-        return SGLangStarted(line, launch, 1, without_effect=without_effect, chosen=chosen, refused=str(error))
+        return SGLangStarted(line, launch, replicas, without_effect=without_effect, chosen=chosen, refused=str(error))
     launch = replace(
         launch,
         max_model_len=replica.max_model_len,
@@ -335,7 +346,7 @@ def _on(
     return SGLangStarted(
         line,
         launch,
-        1,
+        replicas,
         without_effect=without_effect,
         chosen=chosen,
         replica=replica,

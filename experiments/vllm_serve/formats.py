@@ -13,7 +13,7 @@ A checkpoint's method is not stored with its format: of those that have a format
 
 from __future__ import annotations
 
-from ...sim.spec.attention_backends import FLEX, TRITON
+from ...sim.spec.attention_backends import FLEX, TRITON, refused_nvfp4
 from ...sim.spec.deployment import NVFP4
 from ...sim.spec.gpu import GpuSpec
 from ...sim.spec.matrix import formats_by_part
@@ -135,35 +135,11 @@ def _dtype_method(launch: Launch) -> str | None:
     return form if form in _NOT_COMPRESSED or (form == "mxfp4" and launch.model.model_type == _GPT_OSS) else None
 
 
-#: First minor releases with the KV cache in nvfp4 among the parser's choices, with kernels for compute capability 10, and with FlashAttention 2's.
-_FIRST_NVFP4, _FIRST_TRTLLM, _FIRST_FA2 = 20, 21, 32
-#: The first one in which the choice of a backend refuses it, not the backend.
-_FIRST_ORDERED_NVFP4 = 29
-
-
 def refused_kv_format(launch: Launch) -> str | None:
-    """vLLM's message where a release or a card has no kernels for a KV cache in nvfp4; None if it has, and for other formats.
-
-    ``supports_kv_cache_dtype`` and ``supports_combination`` of its flashinfer.py, in the wheels of 0.20 to 0.33.
-    """
-    minor, model = launch.release.since[1], launch.model
+    """vLLM's message where a release or a card has no kernels for a KV cache in nvfp4; None if it has, and for other formats."""
     if launch.deployment.kv_dtype != NVFP4:
         return None
-    if minor < _FIRST_NVFP4:
-        return f"argument --kv-cache-dtype: invalid choice: '{NVFP4}'"
-    if minor < _FIRST_TRTLLM:
-        return f"{NVFP4} KV cache is not yet supported"
-    has_trtllm = launch.gpu.is_blackwell
-    has_fa2 = (
-        minor >= _FIRST_FA2 and launch.gpu.major in (8, 9, 12) and model.head_dim != 64 and not model.attention_sinks
-    )
-    if model.latent is None and (has_trtllm or has_fa2):
-        return None
-    if minor < _FIRST_ORDERED_NVFP4:
-        return f"--kv-cache-dtype {NVFP4} requires sm100f, please try a different dtype or remove"
-    return (
-        f"No valid attention backend found for cuda with kv_cache_dtype={NVFP4}. Reasons: kv_cache_dtype not supported."
-    )
+    return refused_nvfp4(launch.model, launch.gpu, launch.release.since[1])
 
 
 def _refused_card(card: GpuSpec, minor: int) -> str | None:

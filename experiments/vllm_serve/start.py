@@ -15,7 +15,7 @@ from ...sim.engine.replica import build
 from ...sim.spec import Deployment, GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.attention_backends import FLASHINFER
 from ...sim.spec.context_parallel import broken_rule, has_windows, require_context_parallel
-from ...sim.spec.deployment import NVFP4
+from ...sim.spec.deployment import NVFP4, require_counted
 from ...sim.spec.gpu import GIB
 from ...sim.spec.kernels import (
     EXPERTS_VARIABLES,
@@ -78,18 +78,6 @@ _WEIGHTS = {
 #: Methods that read the format from the checkpoint.
 _OWN = ("compressed-tensors", "modelopt_mixed")
 _KV_DTYPES = {"nvfp4_4over6": NVFP4, "float16": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
-#: Formats of the KV cache with a scale for each token, group or head (``CacheDType``).
-_UNCOUNTED_KV = (
-    "nvfp4_ds_mla",
-    "turboquant",
-    "octave",
-    "ultraquant",
-    "int4_",
-    "int8_",
-    "fp8_per_token",
-    "fp8_inc",
-    "fp8_ds_mla",
-)
 #: Bytes a logit of the second model runner's warm-up without FlashInfer: 2 of the model, 4 in fp32.
 _PLAIN_WARM_UP = 6
 #: The first release that can estimate the memory of CUDA graphs.
@@ -227,15 +215,13 @@ class Started:
         return replace(found, launch=replace(found.launch, corrections=corrections, used_at_start_bytes=used))
 
     def require_simulated(self) -> None:
-        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, float32, and a KV cache with scales."""
+        """Raise NotSimulated for states of which ``settings`` would have other blocks, different cards, and float32."""
         launch = self.launch
         if launch.gpus:
             reason = "are different cards, and steps are simulated on equal ones"
             raise NotSimulated("gpu", launch.gpu_text, reason, "name one GPU for all ranks")
         if launch.element_bytes == 4:
             raise NotSimulated("--dtype", "float32", "is counted, and its steps are not simulated", "take bfloat16")
-        if launch.deployment.kv_dtype == NVFP4:
-            raise NotSimulated("--kv-cache-dtype", NVFP4, "is counted, and its steps are not simulated", "take fp8")
         require_simulated(launch.model, model(launch.model.name), launch.state_chunk_tokens)
 
     def settings(self) -> Settings:
@@ -573,10 +559,10 @@ def _partition(line: ServeLine) -> tuple[int, ...] | None:
 def _kv_setting(launch: Launch) -> str:
     """The value of fragmeter's ``--kv-cache-dtype`` that stands for the number format of the launch's KV cache."""
     kv_dtype = launch.deployment.kv_dtype
-    # Steps in float32 and those with scales are not simulated (``Started.require_simulated``).
+    # Steps in float32 are not simulated (``Started.require_simulated``).
     if kv_dtype in ("fp32", resolved_kv_dtype(launch.model, launch.gpu, "auto", "bf16")):
         return "auto"
-    return "int4" if kv_dtype == NVFP4 else kv_dtype.removesuffix("_ds_mla")
+    return kv_dtype.removesuffix("_ds_mla")
 
 
 def _release(line: ServeLine) -> Release:
@@ -669,8 +655,7 @@ def _deployment(line: ServeLine, shape: ModelSpec, cards: Sequence[GpuSpec]) -> 
     card, own = cards[0], "fp32" if is_in_float32(shape, cards, _dtype(line)) else "bf16"
     kv = line.text("kv-cache-dtype", "auto")
     kv = _KV_DTYPES.get(kv, kv)
-    if kv.startswith(_UNCOUNTED_KV):
-        raise NotSimulated("--kv-cache-dtype", kv, "is vLLM's, and its scales are not counted", "auto, bfloat16 or fp8")
+    require_counted("--kv-cache-dtype", kv)
     if kv == "auto" and shape.kv_dtype == NVFP4:
         kv = NVFP4
     if kv not in ("auto", "fp16", "bf16", "fp8", NVFP4):

@@ -6,17 +6,24 @@ from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from ..policy.base import AnyPolicy
 from ..policy.options import Options, either, option_names
 from ..policy.registry import POLICIES, declaring, options_by_policy, policy
+from ..spec.deployment import require_counted
 from ..types import ticks
 from ..types.bounds import AlwaysTaken, Blocks, BlockSize, Count, Replicas, Scale, Seconds, Seed, Tokens, Tried
 from ..types.errors import SettingError
 from ..types.validation import requirement
+
+
+def _counted(kv_cache_dtype: object) -> object:
+    if isinstance(kv_cache_dtype, str):
+        require_counted("kv_cache_dtype", kv_cache_dtype)
+    return kv_cache_dtype
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -81,7 +88,9 @@ class Settings:
     data_parallel_size: Annotated[Replicas, Tried(2)] = 1
     enable_expert_parallel: bool = False
     quantization: Annotated[Literal["awq", "gptq", "int8", "fp8", "nvfp4"] | None, Tried("fp8")] = None
-    kv_cache_dtype: Annotated[Literal["auto", "fp16", "bf16", "fp8", "int8", "int4"], Tried("fp8")] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp16", "bf16", "fp8", "int8", "int4", "nvfp4"], BeforeValidator(_counted), Tried("fp8")
+    ] = "auto"
     enforce_eager: bool | None = None
     block_size: Annotated[BlockSize | None, Tried(8)] = None
     num_gpu_blocks_override: Annotated[Blocks | None, Tried(150)] = None

@@ -8,7 +8,7 @@ from math import exp
 
 import numpy as np
 
-from ..spec.deployment import Deployment, dtype_bits
+from ..spec.deployment import Deployment, element_bytes
 from ..spec.gpu import GpuSpec
 from ..spec.shape import ModelSpec
 from . import op_work
@@ -56,7 +56,7 @@ class AttentionCurves:
     ) -> None:
         self.states, self._modules = states, modules
         shape, context_ranks = model.head_attention(tensor_parallel), deployment.decode_context_parallel
-        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), dtype_bits(deployment.kv_dtype) / 8
+        heads, kv_element_bytes = (shape.heads, shape.kv_heads, shape.head_dim), element_bytes(deployment.kv_dtype)
         gathered, self._ranks = context_ranks * shape.heads, context_ranks
         decoding: OpName = "decode_attention"
         by_table: tuple[float, ...] = (block_size,)

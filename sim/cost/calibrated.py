@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from ..spec.deployment import Deployment, dtype_bits
+from ..spec.deployment import Deployment, element_bytes
 from ..spec.gpu import GpuSpec
 from ..spec.kernels import TRTLLM_MXFP8
 from ..spec.matrix import formats_by_part
@@ -253,7 +253,7 @@ class CalibratedCost:
         if plain:
             shape, kv_element_bytes = (
                 model.head_attention(self.tensor_parallel),
-                dtype_bits(self.deployment.kv_dtype) / 8,
+                element_bytes(self.deployment.kv_dtype),
             )
             written = tokens / self.deployment.decode_context_parallel
             one = us("kv_write", op_work.kv_write(written, shape.kv_heads, shape.head_dim, kv_element_bytes))

@@ -95,7 +95,8 @@ def build(
     if states is not None:
         limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, states.most_requests))
     scheduler = kind(limits, options, _page_groups(server, kind, options, limits, size))
-    offloaded = options.offloaded(server, num_blocks, size)
+    windows = kind.window_pool(server, options, num_blocks, size)
+    offloaded = options.offloaded(server, num_blocks, size, windows or states)
     if offloaded is not None and fleet is not None:
         offloaded = replace(offloaded, fleet=fleet)
     pool = Pool(
@@ -110,7 +111,7 @@ def build(
         grouped=grouped,
         dialogue=dialogue,
         seed=settings.seed,
-        windows=kind.window_pool(server, options, num_blocks, size),
+        windows=windows,
         states=states,
     )
     memory = _memory(settings, scheduler, pool, server.layout)
@@ -359,6 +360,7 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
         expert_parallel=settings.enable_expert_parallel,
         vllm_minor=LAST_ORDERED,
     )
+    settings.policy_options.require_kv_dtype(shape, card, deployment.kv_dtype)
     found = settings.policy_options.deployed(deployment)
     refuse_experts(shape, card, found, settings.tensor_parallel_size)
     return found

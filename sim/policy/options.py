@@ -23,20 +23,22 @@ from pydantic.fields import FieldInfo
 
 from ..memory.prefix.tiers import Offloaded
 from ..spec import Deployment, HybridLayout, host_blocks, hybrid_layout, model
-from ..spec.attention_backends import NAMED, named_backend
-from ..spec.deployment import Sampling
-from ..spec.gpu import GIB
+from ..spec.attention_backends import NAMED, named_backend, refused_nvfp4
+from ..spec.deployment import NVFP4, Sampling
+from ..spec.gpu import GIB, GpuSpec
 from ..spec.kernels import NAMED_EXPERTS, named_experts
 from ..spec.pool import MOST_HOST_BLOCKS, offloaded_bytes
 from ..spec.releases import FIRST_ORDERED, LAST_ORDERED, LATEST
+from ..spec.shape import ModelSpec
 from ..spec.speculative import SpeculativeConfig, parse_speculative
+from ..spec.startup.sglang_states import StatePool
 from ..spec.tiers import OffloadSpec, parse_offloading, transfer_config
 from ..types.bounds import AlwaysTaken, Count, Gibibytes, Tried
 from ..types.errors import NotSimulated, SettingError
 from ..types.ticks import PER_MS
 from ..workload.workload import Workload
 from .api_times import api_server_us
-from .server import Server
+from .server import Server, WindowPool
 
 #: Fitted on beam search with two beams in SOSP'23's Fig 15 (`fragmeter reproduce fig15`).
 FITTED_BEAM_SURVIVAL = 0.92
@@ -101,6 +103,11 @@ class Options:
         """The deployment of a replica, changed by these options."""
         return deployment
 
+    def require_kv_dtype(self, shape: ModelSpec, card: GpuSpec, kv_dtype: str) -> None:
+        """Raise SettingError for a number format of the KV cache that only vLLM has (nvfp4)."""
+        if kv_dtype == NVFP4:
+            raise SettingError("kv_cache_dtype", kv_dtype, "is vLLM's; use --policy vllm-v1, or fp8")
+
     @property
     def groups_layers(self) -> bool:
         """Whether layers with a sliding window are KV groups of their own, which keep only the tokens of the window."""
@@ -125,8 +132,10 @@ class Options:
         """What is behind the GPU as tiers of the prefix cache; None without any."""
         return None
 
-    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
-        """The same in chunks, beside a pool of so many blocks. See ``host_blocks``."""
+    def offloaded(
+        self, server: Server, num_blocks: int, block_size: int, beside: WindowPool | StatePool | None
+    ) -> Offloaded | None:
+        """The same in chunks, beside a pool of so many blocks, and a second one of windows or states. See ``host_blocks``."""
         return None
 
     def for_server(self, server: Server) -> Self:
@@ -355,6 +364,13 @@ class VllmServeOptions(WatermarkOptions, KvGroupOptions):
         Tried(0.5),
     ] = LATEST.gpu_memory_utilization
     async_scheduling: Annotated[bool, Field(description="Decide a step while the step before it runs.")] = True
+
+    def require_kv_dtype(self, shape: ModelSpec, card: GpuSpec, kv_dtype: str) -> None:
+        """See ``Options``; vLLM's backends have kernels for some cards and models."""
+        message = refused_nvfp4(shape, card) if kv_dtype == NVFP4 else None
+        if message is not None:
+            remedy = f"vLLM refuses it for {shape.name} on {card.name} ({message.rstrip('.')}); take fp8"
+            raise SettingError("kv_cache_dtype", kv_dtype, remedy)
 
     @property
     def schedules_ahead(self) -> bool:
@@ -638,7 +654,9 @@ class VllmV1Options(VllmServeOptions):
     def offloading(self) -> OffloadSpec | None:
         return parse_offloading(self.kv_transfer_config, self.kv_offloading_size, self.kv_offloading_backend)
 
-    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
+    def offloaded(
+        self, server: Server, num_blocks: int, block_size: int, beside: WindowPool | StatePool | None
+    ) -> Offloaded | None:
         """See ``Options``; those of KV offloading.
 
         Raises:

@@ -14,7 +14,6 @@ from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
-from ..memory.prefix.tiers import Offloaded
 from ..spec import ModelSpec
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
@@ -72,7 +71,9 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
     """
 
     name = "sglang"
-    source = Source("SGLang 0.5.23", "wheel", "2026-11-30: windows kept every token")
+    source = Source(
+        "SGLang 0.5.23", "wheel", "2026-11-30: share of the memory of multimodal models, pages by attention backend"
+    )
     system = "SGLang 0.5.23"
     options_type = SGLangOptions
     options: SGLangOptions
@@ -124,14 +125,15 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         Raises:
             SettingError: The weights leave no slot, or chunks are not whole pages.
         """
-        size = block_size or page_size(server.gpu, server.model)
+        assert isinstance(options, SGLangOptions)
+        for_states = not server.caches_prefixes or options.mamba_radix_cache_strategy == "extra_buffer"
+        size = block_size or page_size(server.gpu, server.model, for_states=for_states)
         chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
         if chunk % size:
             remedy = f"sglang's chunks are whole pages; give a multiple of block_size = {size}, or smaller blocks"
             raise SettingError("max_num_batched_tokens", chunk, remedy)
         if num_blocks is not None:
             return num_blocks, size
-        assert isinstance(options, SGLangOptions)
         launch, states = _launch(server), cls.state_pool(server, options, size)
         share = 1 if options.window_of(server.model) is None else options.swa_full_tokens_ratio
         # One more state, of the rows that fill up a graph's batch.
@@ -209,25 +211,20 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         return max_running_requests(*pool, seqs), tokens or _defaults(server).chunked_prefill_size
 
     def memory(self, pool: Pool) -> RadixMemory:
-        if pool.offloaded is not None:
-            return self._with_host(pool, pool.offloaded)
-        kind = SlotRadixMemory if pool.ids else RadixMemory
-        windows, states, ahead = None, None, self.schedules_ahead
+        windows, states, ahead, size = None, None, self.schedules_ahead, pool.block_size
         if pool.windows:
             in_flight = self.limits.max_num_batched_tokens if ahead else 0
             windows = Windows(*pool.windows, in_flight)
             self._window = windows.tokens
         if pool.states:
             states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes)
-        found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, pool.block_size, ahead, windows, states)
-        self._longest = found.max_output_tokens
-        return found
-
-    def _with_host(self, pool: Pool, host: Offloaded) -> RadixMemory:
-        threshold = THRESHOLDS[self.options.hicache_write_policy]
-        found = HostRadixMemory(
-            pool.num_blocks, host, threshold, pool.token_runs, pool.block_size, self.schedules_ahead
-        )
+        beside = size, ahead, windows, states
+        if pool.offloaded is None:
+            kind = SlotRadixMemory if pool.ids else RadixMemory
+            found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, *beside)
+        else:
+            threshold = THRESHOLDS[self.options.hicache_write_policy]
+            found = HostRadixMemory(pool.num_blocks, pool.offloaded, threshold, pool.token_runs, *beside)
         self._longest = found.max_output_tokens
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
@@ -13,13 +14,13 @@ from ..memory.prefix.tiers import Offloaded
 from ..spec import HybridLayout, ModelSpec, model
 from ..spec.pool import MOST_HOST_BLOCKS
 from ..spec.startup.sglang import window_of
-from ..spec.startup.sglang_states import copies_states, turns_overlap_off
+from ..spec.startup.sglang_states import StatePool, copies_states, turns_overlap_off
 from ..spec.tiers import TierSpec
 from ..types.bounds import Tried
 from ..types.errors import NotSimulated
 from ..workload.workload import Workload
 from .options import LEAVE_OUT, Options, Replica
-from .server import Server
+from .server import Server, WindowPool
 
 #: Options of SGLang for models with states; the first two say how the radix cache gets them.
 _OF_STATES = (
@@ -167,8 +168,10 @@ class SGLangOptions(Options):
     def schedules_ahead(self) -> bool:
         return not self.disable_overlap_schedule
 
-    def offloaded(self, server: Server, num_blocks: int, block_size: int) -> Offloaded | None:
-        """See ``Options``; those of HiCache (``HostKVCache`` of SGLang 0.5.23, ``mem_cache/pool_host/base.py``).
+    def offloaded(
+        self, server: Server, num_blocks: int, block_size: int, beside: WindowPool | StatePool | None
+    ) -> Offloaded | None:
+        """See ``Options``; those of HiCache (``HostKVCache`` and ``MambaPoolHost`` of SGLang 0.5.23, ``mem_cache/pool_host``).
 
         Raises:
             NotSimulated: They are too many.
@@ -176,18 +179,36 @@ class SGLangOptions(Options):
         if not self.enable_hierarchical_cache:
             return None
         shape, ranks = server.model, server.tensor_parallel
-        slot_bytes = shape.slot_bytes(server.deployment.kv_dtype, ranks)
-        slots = int(num_blocks * block_size * self.hicache_ratio)
-        if self.hicache_size:
-            slots = int(self.hicache_size * 1e9 // slot_bytes)
-        pages = slots // block_size + 1
+        # Slots of each pool of the device, bytes of a slot, and slots of a page.
+        pools = [(num_blocks * block_size, shape.slot_bytes(server.deployment.kv_dtype, ranks), block_size)]
+        if beside is not None:
+            of_slot, of_component = beside.slot_bytes
+            slots, page = (
+                (beside.blocks * block_size, block_size) if isinstance(beside, WindowPool) else (beside.slots, 1)
+            )
+            pools = [(pools[0][0], of_slot, block_size), (slots, of_component, page)]
+        (pages, of_page), *others = self._host_pools(pools)
         if pages > MOST_HOST_BLOCKS:
             name = "hicache_size" if self.hicache_size else "hicache_ratio"
             reason = f"comes to {pages:,} pages on the host, more than {MOST_HOST_BLOCKS:,}"
             raise NotSimulated(name, getattr(self, name), reason, "lower it")
         rate = int(server.gpu.pcie_bytes_per_s * LINK_SHARE)
         link = TierSpec("host", None, rate, rate, 0)
-        return Offloaded(pages, slot_bytes * block_size, link=link, layers=len(shape.attention_layers))
+        layers = len(shape.attention_layers) + len(shape.state_layers)
+        components, of_unit = others[0] if others else (0, 0)
+        return Offloaded(pages, of_page, link=link, layers=layers, num_components=components, component_bytes=of_unit)
+
+    def _host_pools(self, pools: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        """Pages of each pool on the host, and bytes of a page; ``hicache_size`` is divided by the bytes of the pools, with the page more
+        that each has (``_split_hicache_size``)."""
+        held = [(slots + page) * slot_bytes for slots, slot_bytes, page in pools]
+        found = []
+        for (slots, slot_bytes, page), size in zip(pools, held, strict=True):
+            on_host = int(slots * self.hicache_ratio)
+            if self.hicache_size:
+                on_host = int(self.hicache_size * size / sum(held) * 1e9 // slot_bytes)
+            found.append((on_host // page + 1, slot_bytes * page))
+        return found
 
     def refused_combinations(
         self, replica: Replica, grouped: bool, layout: HybridLayout | None
@@ -199,7 +220,6 @@ class SGLangOptions(Options):
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
                 "windows in a pool of their own (use disable_hybrid_swa_memory)": self.window_of(model(replica.model))
                 is not None,
-                "layers with a state": model(replica.model).mixer is not None,
                 "hicache_size over an indexer (use hicache_ratio)": bool(self.hicache_size)
                 and model(replica.model).indexer is not None,
                 "pipeline parallelism": replica.pipeline_parallel_size > 1,

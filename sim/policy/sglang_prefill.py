@@ -93,17 +93,29 @@ class PrefillBatch:
             return self._admit(sequence, own, min(own, self._chunk_left))
         transaction.lock(sequence)
         # What it locks can be evicted no more.
-        chunk = self._chunk_in_windows(self._paged(own), to_come)
-        lacks_room = own + to_come + self._page >= self._room or chunk <= 0 < self._chunk_left
-        self.is_full = self.is_full or lacks_room
-        if lacks_room or not self._within(own - transaction.on_host, chunk):
-            transaction.unlock(sequence)
-            return False
-        own -= transaction.load()
-        if not (tokens := self._within(own, chunk)):
+        promised = transaction.on_host
+        tokens = self._fitting(own, own - promised, to_come, transaction.windows_on_host)
+        if tokens and (loaded := transaction.load()):
+            own -= loaded
+            tokens = min(tokens, own)
+        elif tokens and promised:
+            tokens = self._fitting(own, own, to_come, 0)
+        if not tokens:
             transaction.unlock(sequence)
             return False
         return self._admit(sequence, own, tokens)
+
+    def _fitting(self, own: int, lacking: int, to_come: int, on_host: int) -> int:
+        """Tokens that a sequence would compute in the step, of those that it is ``lacking`` after a load; 0 if it is not admitted.
+
+        Args:
+            own: Tokens that it lacks on the device.
+            on_host: Slots of windows for the load.
+        """
+        chunk = self._chunk_in_windows(self._paged(lacking), to_come, on_host)
+        lacks_room = own + to_come + self._page >= self._room or chunk <= 0 < self._chunk_left
+        self.is_full = self.is_full or lacks_room
+        return 0 if lacks_room else self._within(lacking, chunk)
 
     def _within(self, own: int, chunk: int) -> int:
         """Tokens of a prefill of ``own`` that it computes in the rest of the chunk: all, or whole pages."""
@@ -116,16 +128,17 @@ class PrefillBatch:
         window = self._windows.tokens
         return max(0, min(tokens, self._chunk_left) - window) + min(tokens + to_come, window) + self._page
 
-    def _chunk_in_windows(self, tokens: int, to_come: int) -> int:
-        """Tokens of the rest of the chunk for which there are windows: all or none, fewer only where the pool could never hold all."""
+    def _chunk_in_windows(self, tokens: int, to_come: int, on_host: int) -> int:
+        """Tokens of the rest of the chunk for which there are windows beside so many slots: all or none, fewer only where the pool could
+        never hold all."""
         if self._windows is None:
             return self._chunk_left
-        needed = self._in_windows(tokens, to_come)
+        needed = self._in_windows(tokens, to_come) + on_host
         if needed < self._window_room:
             return self._chunk_left
         if needed < self._windows.pages * self._page:
             return 0
-        left = (self._window_room - self._in_windows(0, to_come)) // self._page * self._page
+        left = (self._window_room - self._in_windows(0, to_come) - on_host) // self._page * self._page
         return min(self._chunk_left, left)
 
     @property

@@ -266,7 +266,9 @@ class VllmV1(TokenBudget):
             self._calls += 1
             self.known_calls = self._calls - self.schedules_ahead
             self.passed.intersection_update(state.waiting)
-        alike = self._in_lockstep and not state.stalled and not (self.splits_chunks and state.prefilling)
+        # A prefill that the step in flight computes is not preempted for its own next chunk.
+        in_turn = self.splits_chunks or self.groups.defers
+        alike = self._in_lockstep and not state.stalled and not (in_turn and state.prefilling)
         if alike and transaction.free >= transaction.takes:
             plan = self._fill(state, transaction, next(iter(state.prefilling), None))
         else:
@@ -356,6 +358,7 @@ class VllmV1(TokenBudget):
                         continue
                     break
                 if transaction.free < needed:
+                    transaction.pass_in_vain(sequence, tokens)
                     break
                 free = transaction.free
                 transaction.take(sequence, tokens, needed)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..types.errors import SettingError
-from .deployment import dtype_bits
+from .deployment import NVFP4, dtype_bits
 from .gpu import GpuSpec
 from .releases import LAST_ORDERED
 from .shape import ModelSpec
@@ -33,6 +33,10 @@ _BIDIRECTIONAL = frozenset(("gemma3", "gemma4", "paligemma", "molmo2"))
 _FLASH_SIZES = frozenset((32, 64, 96, 128, 160, 192, 224, 256))
 _FLASHINFER_SIZES = frozenset((64, 128, 256))
 _FIRST_ORDERED = 11
+#: First minor releases with the KV cache in nvfp4 among the parser's choices, with kernels for compute capability 10, and with FlashAttention 2's.
+_FIRST_NVFP4, _FIRST_TRTLLM, _FIRST_FA2 = 20, 21, 32
+#: The first one in which the choice of a backend refuses it, not the backend.
+_FIRST_ORDERED_NVFP4 = 29
 
 
 class AttentionNeed(NamedTuple):
@@ -79,6 +83,25 @@ def need_of(model: ModelSpec, gpu: GpuSpec, kv_dtype: str = "fp16", tensor_paral
         sinks=model.attention_sinks,
         images=model.encoder is not None and model.model_type in _BIDIRECTIONAL,
         several_sizes=window is not None and window.head_dim != model.head_dim,
+    )
+
+
+def refused_nvfp4(model: ModelSpec, gpu: GpuSpec, minor: int = LAST_ORDERED) -> str | None:
+    """vLLM's message where a release or a card has no kernels for a KV cache in nvfp4; None if it has.
+
+    ``supports_kv_cache_dtype`` and ``supports_combination`` of its flashinfer.py, in the wheels of 0.20 to 0.33.
+    """
+    if minor < _FIRST_NVFP4:
+        return f"argument --kv-cache-dtype: invalid choice: '{NVFP4}'"
+    if minor < _FIRST_TRTLLM:
+        return f"{NVFP4} KV cache is not yet supported"
+    has_fa2 = minor >= _FIRST_FA2 and gpu.major in (8, 9, 12) and model.head_dim != 64 and not model.attention_sinks
+    if model.latent is None and (gpu.is_blackwell or has_fa2):
+        return None
+    if minor < _FIRST_ORDERED_NVFP4:
+        return f"--kv-cache-dtype {NVFP4} requires sm100f, please try a different dtype or remove"
+    return (
+        f"No valid attention backend found for cuda with kv_cache_dtype={NVFP4}. Reasons: kv_cache_dtype not supported."
     )
 
 

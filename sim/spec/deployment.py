@@ -11,13 +11,25 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from ..types.errors import SettingError
+from ..types.errors import NotSimulated, SettingError
 
 #: How a token is chosen from the logits: the largest one, or by chance among those that top-p, or top-k and top-p, leave.
 Sampling = Literal["greedy", "top-p", "top-k-top-p"]
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4, "fp8_ds_mla": 8, "nvfp4": 4}
 #: vLLM's KV cache in 4 bits, with a scale of 8 bits for each 16 elements of a head.
 NVFP4 = "nvfp4"
+#: Formats of the KV cache with a scale for each token, group or head (``CacheDType``).
+_UNCOUNTED_KV = (
+    "nvfp4_ds_mla",
+    "turboquant",
+    "octave",
+    "ultraquant",
+    "int4_",
+    "int8_",
+    "fp8_per_token",
+    "fp8_inc",
+    "fp8_ds_mla",
+)
 
 
 def dtype_bits(dtype: str) -> int:
@@ -34,6 +46,17 @@ def dtype_bits(dtype: str) -> int:
 def stored_bytes(elements: int, dtype: str) -> int:
     """Bytes of elements in a KV cache, with their scales (``nvfp4_kv_cache_full_dim`` of vLLM's torch_utils.py)."""
     return elements * 9 // 16 if dtype == NVFP4 else elements * dtype_bits(dtype) // 8
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of an element in a KV cache, with its part of a scale."""
+    return stored_bytes(16, dtype) / 16
+
+
+def require_counted(field: str, dtype: str) -> None:
+    """Raise NotSimulated for a format of vLLM's KV cache whose scales are not counted."""
+    if dtype.startswith(_UNCOUNTED_KV):
+        raise NotSimulated(field, dtype, "is vLLM's, and its scales are not counted", "auto, bfloat16 or fp8")
 
 
 class ExpertRanks(NamedTuple):

@@ -8,7 +8,7 @@ Gemma 4 is not divided: vLLM runs the one of transformers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..types.errors import SettingError
@@ -58,6 +58,7 @@ class Encoder:
         is_known: Whether the encoder is supported; the weights of others are not counted.
         item: What it is profiled with; None is unknown.
         deep_stack: Layers of the text model that take an output of the encoder beside their input.
+        layers, width: Its layers, and elements of each; None where the configuration has them by a name of its own.
     """
 
     divided: int = 0
@@ -65,6 +66,8 @@ class Encoder:
     is_known: bool = True
     item: Item | None = None
     deep_stack: int = 0
+    layers: int | None = None
+    width: int | None = None
 
     def params(self, tensor_parallel: int = 1) -> int:
         """Elements on each rank."""
@@ -87,7 +90,12 @@ def encoder_of(config: Config, name: str) -> Encoder | None:
     elif config.get("model_type") in ("step3p5", "step3p7"):
         kind = "step3p5_vision"
     read = _ENCODERS.get(kind) if isinstance(kind, str) else None
-    return Encoder(is_known=False) if read is None else read(vision, config, name)
+    found = Encoder(is_known=False) if read is None else read(vision, config, name)
+    layers, width = (
+        next((count(vision, name, key) for key in (f"{prefix}{of}" for prefix in ("", "vt_")) if key in vision), None)
+        for of in ("num_hidden_layers", "hidden_size")
+    )
+    return replace(found, layers=layers, width=width)
 
 
 def _block(hidden: int, width: int) -> tuple[int, int]:

@@ -152,8 +152,7 @@ class HostTreeMachine(RuleBasedStateMachine):
     def insert(self, key, before):
         """A string of which its request has inserted the beginning."""
         string = spelled(key)
-        node, known = self.tree.insert(key)
-        self.tree.hit(node, len(string), before)
+        _, known = self.tree.insert(key, inserted=before)
         assert known == self.trie.insert(string)
         self.trie.hit(string, before)
         self.copied += self.tree.writes
@@ -184,7 +183,7 @@ class HostTreeMachine(RuleBasedStateMachine):
     def acknowledge(self, number):
         """The first copies have ended."""
         for copied in self.copied[:number]:
-            self.tree.unpin(copied.node)
+            self.tree.unpin(copied)
         del self.copied[:number], self.trie.copied[:number]
 
     @precondition(lambda self: self.locked)

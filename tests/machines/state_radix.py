@@ -96,10 +96,10 @@ class StateMachine(RuleBasedStateMachine):
     def all_is_equal(self):
         tree, nodes = self.tree, dict(self.nodes())
         assert sorted(nodes[each] for each in nodes if each.component) == sorted(self.recent)
-        ordered, node = [], tree._oldest.newer
-        while node is not tree._newest:
+        ordered, node = [], tree.recency.newer()
+        while node is not None:
             ordered.append(nodes[node])
-            node = node.newer
+            node = tree.recency.newer(node)
         assert ordered == self.recent
         locked = {string for _, string in self.locked} - {()}
         assert {nodes[each] for each in nodes if each.component_locks} == locked <= set(self.recent)

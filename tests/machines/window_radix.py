@@ -83,10 +83,10 @@ class WindowMachine(RuleBasedStateMachine):
         tree = self.tree
         assert self.walked() == self.windowed
         assert tree.component_evictable + tree.component_protected == len(self.windowed)
-        ordered, node = [], tree._newest.older
-        while node is not tree._oldest:
+        ordered, node = [], tree.recency.newer()
+        while node is not None:
             ordered.append(id(node))
-            node = node.older
+            node = tree.recency.newer(node)
         assert sorted(ordered) == sorted(id(each) for each, _ in self.nodes() if each.component)
         with_locks = [each for each, _ in self.nodes() if each.component_locks]
         assert all(each.component_locks > 0 for each in with_locks)

@@ -1,4 +1,5 @@
-"""Writes ``experiments/sglang_server/facts/flags.json``, the flags of the installed SGLang by how many values follow them.
+"""Writes ``experiments/sglang_server/facts/flags.json``: the flags of the installed SGLang by how many values follow them, their other
+spellings, and the choices and defaults of those that a line is read for.
 
 cd tests && python -m real_sglang.flags
 """
@@ -16,6 +17,8 @@ stubs.install()
 
 from sglang.srt.server_args import ServerArgs
 
+from fragmeter.experiments.sglang_server.line import NAMED
+
 FILE = Path(__file__).parents[2] / "experiments" / "sglang_server" / "facts" / "flags.json"
 
 
@@ -24,11 +27,22 @@ def flags() -> dict[str, object]:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     found: dict[str, list[str]] = {}
+    also, choices, defaults = {}, {}, {}
     for action in parser._actions:
         number = 1 if action.nargs is None else action.nargs
         found.setdefault(str(number), []).extend(action.option_strings)
+        flag, *others = action.option_strings
+        if flag in NAMED:
+            also |= {other: flag for other in others if not other.startswith("--no-")}
+        if flag in NAMED and action.choices:
+            choices[flag] = " ".join(action.choices)
+        if flag in NAMED and action.default not in (None, False):
+            defaults[flag] = str(action.default)
     values = {number: " ".join(sorted(names)) for number, names in sorted(found.items())}
-    return {"of": f"SGLang {version('sglang')}", "values": values}
+    facts = {"also": also, "choices": choices, "defaults": defaults}
+    return {"of": f"SGLang {version('sglang')}", "values": values} | {
+        name: dict(sorted(each.items())) for name, each in facts.items()
+    }
 
 
 if __name__ == "__main__":

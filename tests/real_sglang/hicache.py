@@ -2,11 +2,12 @@
 
 SGLang's own: the tree, ``HybridCacheController`` with its queues, merged operations and acks, ``LayerDoneCounter``, and the host pool's
 slots. Ours are the pool's bytes, of which there are none, and in place of streams and events a clock: ``Link`` ends each copy after so
-many ticks a page, one after the other each way, and not before the forward stream has done what it had.
+many ticks a page of each pool, one after the other each way, and not before the forward stream has done what it had.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
 from types import SimpleNamespace
@@ -20,6 +21,10 @@ import torch
 from sglang.srt.managers import cache_controller
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import (
+    _evict_mamba_for_device_alloc,
+    _evict_swa_for_device_alloc,
+)
 from sglang.srt.mem_cache.l2_transfer import TransferCompletion
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
@@ -55,9 +60,9 @@ class Link:
         layer_ends: When each layer of the last load is there.
     """
 
-    def __init__(self, page_ticks: int, page: int, layers: int) -> None:
+    def __init__(self, layers: int) -> None:
         self.now = self.forward_end = 0
-        self._page_ticks, self._page, self._layers = page_ticks, page, layers
+        self._layers = layers
         self._free_from = [0, 0]
         self.ends: list[int] = []
         self.layer_ends: list[Fraction] = []
@@ -70,9 +75,11 @@ class Link:
         return min((end for end in self.ends if end > self.now), default=None)
 
     def _copy(self, transfers: list[Any], loads: bool) -> TransferCompletion:
-        pages = sum(len(each.host_indices) for each in transfers) // self._page
+        ticks = sum(
+            len(each.host_indices) // each.host_pool.page_size * each.host_pool.page_ticks for each in transfers
+        )
         start = max(self.now, self.forward_end, self._free_from[loads])
-        end = self._free_from[loads] = start + pages * self._page_ticks
+        end = self._free_from[loads] = start + ticks
         self.ends.append(end)
         if loads:
             self.layer_ends = [
@@ -108,7 +115,13 @@ cache_controller.LayerLoadingEvent = _Layers
 
 
 class _HostPool(HostKVCache):
-    """Slots without bytes."""
+    """Slots without bytes.
+
+    Attributes:
+        page_ticks: Duration of the copy of a page.
+    """
+
+    page_ticks = 0
 
 
 _HostPool.__abstractmethods__ = frozenset()
@@ -151,16 +164,47 @@ def host_pool(slots: int, page: int, ratio: float, gigabytes: int = 0, slot_byte
     )
 
 
-def attach(tree: Any, host: HostKVCache, policy: str, link: Link, layers: int = 1) -> None:
-    """What ``init_hicache`` does, without a device and a storage."""
-    entry = PoolEntry(PoolName.KV, host, None, None, is_primary_index_anchor=True)
-    tree.host_pool_group = HostPoolGroup([entry])
+def attach(
+    tree: Any, host: HostKVCache, policy: str, link: Link, layers: int = 1, beside: HostKVCache | None = None
+) -> None:
+    """What ``init_hicache`` does, without a device and a storage.
+
+    Args:
+        beside: The host pool of windows or states.
+    """
+    entries = [PoolEntry(PoolName.KV, host, None, None, is_primary_index_anchor=True)]
+    pool, rows = tree.token_to_kv_pool_allocator, tree.req_to_token_pool
+    if tree.supports_swa():
+        # As ``build_hybrid_swa_group`` and ``build_hybrid_mamba_stack``.
+        tree.components[ComponentType.SWA]._swa_kv_pool_host = beside
+        tree.tree_core.has_swa_host_pool = True
+        entries.append(
+            _entry(PoolName.SWA, beside, tree, ComponentType.SWA, _evict_swa_for_device_alloc, pool.swa_attn_allocator)
+        )
+    if tree.supports_mamba():
+        tree.components[ComponentType.MAMBA]._mamba_pool_host = beside
+        states = rows.mamba_allocator
+        entries.append(_entry(PoolName.MAMBA, beside, tree, ComponentType.MAMBA, _evict_mamba_for_device_alloc, states))
+    tree.host_pool_group = HostPoolGroup(entries)
     tree.host_memory_mode = "cache"
-    tree.cache_controller = Controller(
-        tree.token_to_kv_pool_allocator, tree.host_pool_group, host.page_size, policy, link, layers
-    )
+    tree.cache_controller = Controller(pool, tree.host_pool_group, host.page_size, policy, link, layers)
     tree.components[ComponentType.FULL]._full_kv_pool_host = host
     tree.tree_core.set_hicache_enabled()
     tree.write_through_threshold = 1 if policy == "write_through" else 2
     tree.is_write_back = policy == "write_back"
     tree.load_back_threshold = LOAD_BACK_THRESHOLD
+
+
+def _entry(
+    name: PoolName, host: HostKVCache | None, tree: Any, kind: ComponentType, evict: Callable[..., None], allocator: Any
+) -> PoolEntry:
+    return PoolEntry(
+        name,
+        host,
+        None,
+        None,
+        host_evict_fn=lambda number: tree.evict_host(number, kind),
+        device_evict_fn=lambda number: evict(tree, number),
+        device_alloc_fn=allocator.alloc,
+        device_free_fn=allocator.free,
+    )

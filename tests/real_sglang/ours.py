@@ -29,18 +29,15 @@ from .workloads import LAYERS, Case
 _STEPS = LEAP.index("steps")
 
 
-class PageLink(NamedTuple):
-    """Between device and host: so many ticks a page of so many bytes."""
-
-    page_ticks: int
-    page_bytes: int
+class TickLink(NamedTuple):
+    """Between device and host: a tick a byte."""
 
     def ticks(self, size_bytes: int, writes: bool) -> int:
-        return size_bytes // self.page_bytes * self.page_ticks
+        return size_bytes
 
 
-def linked_at(page_ticks: int) -> AbstractContextManager[Any]:
-    """The host pool of our options over a link of so many ticks a page."""
+def linked_at(case: Case) -> AbstractContextManager[Any]:
+    """The host pool of our options over a link with the case's ticks."""
     offloaded = SGLangOptions.offloaded
 
     def linked(options: SGLangOptions, *args: Any) -> Offloaded | None:
@@ -48,7 +45,7 @@ def linked_at(page_ticks: int) -> AbstractContextManager[Any]:
         if host is None:
             return None
         assert host.layers == LAYERS
-        return replace(host, link=PageLink(page_ticks, host.chunk_bytes))
+        return replace(host, link=TickLink(), chunk_bytes=case.page_ticks, component_bytes=case.component_ticks)
 
     return mock.patch.object(SGLangOptions, "offloaded", linked)
 
@@ -103,9 +100,13 @@ class StepLog(Observer):
             pages |= {"beside_free": memory.window_free, "beside_evictable": memory.tree.component_evictable}
         if memory.transfers is not None:
             pages["host_free"] = memory.tree.host_free
+            if memory.windows is not None:
+                pages["beside_host_free"] = memory.tree.components_free
         found = {name: number * memory.block_size for name, number in pages.items()}
         if memory.states is not None:
             found |= {"beside_free": memory.state_free, "beside_evictable": memory.tree.component_evictable}
+            if memory.transfers is not None:
+                found["beside_host_free"] = memory.tree.components_free
         return found
 
     def plan_decided(self, now: int, plan: StepPlan) -> None:
@@ -196,7 +197,7 @@ def serve(case: Case) -> Served:
     """What our engine does with a case; see ``server.serve``."""
     log = StepLog()
     try:
-        with pools_of(case), linked_at(case.page_ticks):
+        with pools_of(case), linked_at(case):
             chosen = settings_of(case, ids=not case.hicache_ratio)
             simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     except SimulationFault as fault:

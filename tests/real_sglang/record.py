@@ -1,6 +1,6 @@
 """Logs of the real SGLang as digests, for tests without it.
 
-cd tests && python -m real_sglang.record      writes recorded.json anew, by the installed SGLang
+cd tests && python -m real_sglang.record      writes recorded.json and recorded_models.json anew, by the installed SGLang
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from .steps import Served
 from .workloads import KINDS, Case
 
-_FILE = Path(__file__).with_name("recorded.json")
+_FILE, _MODELS = (Path(__file__).with_name(f"{name}.json") for name in ("recorded", "recorded_models"))
 #: Workloads of each kind.
 SEEDS = 12
 NAMES = [f"{kind}/{seed}{way}" for kind in KINDS for seed in range(SEEDS) for way in ("", "/overlap")]
@@ -43,6 +43,12 @@ def recorded_defaults() -> dict[str, list[float]]:
     return found
 
 
+def recorded_models() -> dict[str, list[float]]:
+    """The same of each preset, by ``cards.ours_of_models``."""
+    found: dict[str, list[float]] = json.loads(_MODELS.read_text())
+    return found
+
+
 def real() -> dict[str, str]:
     """The digests of the installed SGLang."""
     from . import server
@@ -53,8 +59,10 @@ def real() -> dict[str, str]:
 if __name__ == "__main__":
     from importlib.metadata import version
 
-    from .resolution import defaults
+    from .resolution import defaults, of_models
 
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in of_models().items())
+    _MODELS.write_text(f"{{\n{lines}\n}}\n")
     texts = [f'"sglang": "{version("sglang")}"', f'"digests": {json.dumps(real(), indent=0)}']
     rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in defaults().items())
     _FILE.write_text("{\n" + ",\n".join([*texts, f'"defaults": {{\n{rows}\n}}']) + "\n}\n")

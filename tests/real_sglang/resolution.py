@@ -8,15 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-from fragmeter.sim.spec import ModelSpec
+from fragmeter.sim.spec import ModelSpec, gpu
 from fragmeter.sim.spec.model import preset_config
 from fragmeter.sim.spec.startup.sglang import window_of
 
 from . import stubs
-from .cards import CARDS, LINES, POOLS
+from .cards import CARDS, GENERATIONS, LINES, MODELS, POOLS
 
 stubs.install()
 
+import torch
 from sglang.srt import configs, runtime_context
 from sglang.srt.arg_groups import cuda_graph_hook, memory_hook, overrides
 from sglang.srt.arg_groups.arg_utils import record_fields
@@ -25,6 +26,7 @@ from sglang.srt.configs.model_config import is_hybrid_swa_model as is_hybrid_swa
 from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.model_executor import cuda_graph_config, pool_configurator
 from sglang.srt.server_args import ServerArgs
+from transformers.models.auto import modeling_auto
 
 #: Models with states, by SGLang's classes of their configuration.
 WITH_STATES = {
@@ -39,6 +41,30 @@ WITH_STATES = {
 #: A model without anything that has rules of its own.
 _MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
 _MODEL |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+#: Architectures by ``model_type``, where transformers has none or another one.
+_ARCHITECTURES = {
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "kimi_k25": "KimiK25ForConditionalGeneration",
+    "kimi_k3": "KimiK3ForConditionalGeneration",
+    "kimi_linear": "KimiLinearForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
+    "nemotron_h": "NemotronHForCausalLM",
+}
+#: Facts of a card by its compute capability.
+_FACTS = {
+    8: {},
+    9: {"is_sm90": True, "is_hopper_with_cuda_12_3": True},
+    10: {"is_sm100": True, "is_blackwell": True},
+    12: {"is_sm120": True, "is_blackwell": True},
+}
+_NONE = dict.fromkeys(
+    ("is_hip", "is_npu", "is_xpu", "is_sm90", "is_sm100", "is_sm120", "is_blackwell", "is_hopper_with_cuda_12_3"), False
+)
 _NAMES = {"tensor_parallel": "tp_size", "pipeline_parallel": "pp_size"}
 
 
@@ -71,6 +97,50 @@ def defaults() -> dict[str, list[float]]:
             for card, mib in CARDS.items()
             for said, line in LINES.items()
         }
+
+
+def of_models() -> dict[str, list[float]]:
+    """See ``cards.ours_of_models``."""
+    return {f"{card}, {name}": of_model(name, card) for name in MODELS for card in GENERATIONS}
+
+
+def of_model(name: str, card: str, **line: object) -> list[float]:
+    """What the whole resolution makes of a line, on a faked card: see ``cards.of_model``.
+
+    Args:
+        line: Fields of ``ServerArgs``.
+    """
+    config = json.loads(json.dumps(preset_config(name)))
+    # Not stored whole; and formats for which the wheel needs a package that is a stub here.
+    for part in (config, config.get("text_config") or {}):
+        for key in ("rope_scaling", "rope_parameters", "quantization_config"):
+            part.pop(key, None)
+    config["architectures"] = [_architecture(config["model_type"])]
+    mib, capability = CARDS[GENERATIONS[card]], (gpu(card).major, 0)
+    facts = _NONE | {"is_cuda": True, "has_flashinfer": True, "device_capability": capability}
+    facts |= {"device_sm": 10 * capability[0]} | _FACTS[capability[0]]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        runtime_context.override_platform(**facts),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda *_: capability),
+        mock.patch.object(memory_hook, "get_device_memory_capacity", lambda device: mib),
+        mock.patch.object(cuda_graph_config, "default_prefill_backend", lambda: cuda_graph_config.Backend.BREAKABLE),
+    ):
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        args = ServerArgs(model_path=folder, device="cuda", skip_tokenizer_init=True, **line)
+        args.resolve_once()
+        view = resolving_view(args)
+    graphs = view.cuda_graph_config.decode.max_bs
+    return [view.page_size, view.chunked_prefill_size, graphs, view.mem_fraction_static]
+
+
+def _architecture(model_type: str) -> str:
+    known = (
+        _ARCHITECTURES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+    return next(names[model_type] for names in known if model_type in names)
 
 
 def running_requests() -> list[int]:

@@ -242,13 +242,19 @@ class Scheduler:
             enable_mamba_extra_buffer=copied,
         )
         self.tree_cache = UnifiedRadixCache(params)
-        self.link = self.host = None
+        self.link = self.host = self.beside_host = None
         if case.hicache_ratio:
             from . import hicache
 
             self.host = hicache.host_pool(case.num_slots, case.page_size, case.hicache_ratio)
-            self.link = hicache.Link(case.page_ticks, case.page_size, LAYERS)
-            hicache.attach(self.tree_cache, self.host, case.hicache_write_policy, self.link, LAYERS)
+            self.host.page_ticks = case.page_ticks
+            if case.window or case.states:
+                slots, page = (case.window_slots, case.page_size) if case.window else (case.states, 1)
+                self.beside_host = hicache.host_pool(slots, page, case.hicache_ratio)
+                self.beside_host.page_ticks = case.component_ticks
+            self.link = hicache.Link(LAYERS)
+            policy = case.hicache_write_policy
+            hicache.attach(self.tree_cache, self.host, policy, self.link, LAYERS, self.beside_host)
         by_priority, low_first = case.enable_priority_scheduling, case.schedule_low_priority_values_first
         self.policy = SchedulePolicy(case.schedule_policy, self.tree_cache, False, by_priority, low_first)
         self.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
@@ -437,15 +443,18 @@ def _step(now: int, batch: ScheduleBatch, lost: list[int], scheduler: Any) -> St
 def _levels(scheduler: Any) -> dict[str, int]:
     """Free and evictable slots, and windows or states."""
     pool, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    on_host = {
+        "host_free": 0 if scheduler.host is None else scheduler.host.available_size(),
+        "beside_host_free": 0 if scheduler.beside_host is None else scheduler.beside_host.available_size(),
+    }
     if scheduler.is_hybrid_swa:
-        return {
+        return on_host | {
             "free": pool.full_available_size(),
             "evictable": tree.full_evictable_size(),
             "beside_free": pool.swa_available_size(),
             "beside_evictable": tree.swa_evictable_size(),
         }
-    host = 0 if scheduler.host is None else scheduler.host.available_size()
-    levels = {"free": pool.available_size(), "evictable": tree.full_evictable_size(), "host_free": host}
+    levels = on_host | {"free": pool.available_size(), "evictable": tree.full_evictable_size()}
     if tree.supports_mamba():
         states = scheduler.req_to_token_pool.mamba_allocator
         levels |= {"beside_free": states.available_size(), "beside_evictable": tree.mamba_evictable_size()}

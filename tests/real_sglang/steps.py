@@ -22,7 +22,7 @@ class Step(NamedTuple):
         free: Slots that are neither in the tree nor a request's own.
         evictable: Slots of the tree without locks.
         beside_free, beside_evictable: The same in the pool of windows, or of states; 0 without one.
-        host_free: Free slots of HiCache's host pool; 0 without one.
+        host_free, beside_host_free: Free slots of HiCache's host pool, and of that of windows or states; 0 without one.
     """
 
     now: int
@@ -34,6 +34,7 @@ class Step(NamedTuple):
     beside_free: int = 0
     beside_evictable: int = 0
     host_free: int = 0
+    beside_host_free: int = 0
 
 
 class Served(NamedTuple):

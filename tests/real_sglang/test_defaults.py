@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from types import SimpleNamespace
 from unittest import mock
@@ -14,17 +15,58 @@ from fragmeter.sim.policy.sglang_options import SGLangOptions
 from fragmeter.sim.spec import Deployment, gpu, model
 from fragmeter.sim.spec.startup import sglang
 from fragmeter.sim.spec.startup.launch import Launch
-from fragmeter.sim.spec.startup.sglang import max_running_requests
+from fragmeter.sim.spec.startup.sglang import max_running_requests, page_size
 from fragmeter.sim.spec.startup.sglang_states import state_bytes, state_rules, turns_overlap_off
 
 from . import cards, flags, resolution
-from .record import recorded_defaults
+from .record import recorded_defaults, recorded_models
 
 
 def test_defaults_of_sixteen_cards_are_those_of_the_real_server_args():
     real = resolution.defaults()
     assert len(cards.CARDS) == 16
     assert cards.ours() == real == recorded_defaults()
+
+
+def test_defaults_of_models_are_those_of_the_whole_resolution():
+    """Of each preset on a card of each generation: what SGLang makes of a line that names the model only."""
+    real = resolution.of_models()
+    assert len(real) == 5 * len(cards.MODELS)
+    assert cards.ours_of_models() == recorded_models() == real
+
+
+@pytest.mark.parametrize("said", cards.STATE_LINES)
+@pytest.mark.parametrize("name", cards.STATE_MODELS)
+def test_pages_of_models_with_states_are_those_of_the_whole_resolution(name: str, said: str):
+    line, for_states = cards.STATE_LINES[said]
+    found = page_size(gpu("b200"), model(name), for_states=for_states)
+    if name == "nemotron-3-nano-30b-a3b" and said == "no copies":
+        # Refused, here by its pages.
+        with pytest.raises(AssertionError, match="no_buffer do not support trtllm_mha"):
+            resolution.of_model(name, "b200", **line)
+        assert found == 64
+    else:
+        assert found == resolution.of_model(name, "b200", **line)[0]
+
+
+@pytest.mark.parametrize("backends, names", [cards.BACKENDS, cards.LATENT_BACKENDS])
+def test_pages_of_attention_backends_are_those_of_the_whole_resolution(backends: list[str], names: list[str]):
+    for name, card, backend in itertools.product(names, ("h100-80gb", "b200"), backends):
+        if card == "h100-80gb" and backend in ("trtllm_mla", "cutedsl_mla"):
+            with pytest.raises(ValueError, match="only supported on Blackwell"):
+                resolution.of_model(name, card, attention_backend=backend)
+            continue
+        real = resolution.of_model(name, card, attention_backend=backend)[0]
+        assert page_size(gpu(card), model(name), backend) == real, (name, card, backend)
+
+
+@pytest.mark.parametrize("given", [1, 16, 32, 64])
+@pytest.mark.parametrize("name", cards.PAGED)
+def test_pages_of_lines_are_those_of_the_whole_resolution(name: str, given: int):
+    """SGLang replaces those that the kernels do not have."""
+    for card in ("h100-80gb", "b200"):
+        real = resolution.of_model(name, card, page_size=given, chunked_prefill_size=8192)[0]
+        assert page_size(gpu(card), model(name), given=given) == real, card
 
 
 def test_requests_that_run_at_most_are_those_of_the_real_configurator():

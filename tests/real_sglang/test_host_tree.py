@@ -27,7 +27,7 @@ class RealHost(Real):
 
     def __init__(self, page: int, host_slots: int, policy: str) -> None:
         super().__init__(page, _SLOTS)
-        self.host, self.link = hicache.host_pool(host_slots - page, page, 1), hicache.Link(0, page, 1)
+        self.host, self.link = hicache.host_pool(host_slots - page, page, 1), hicache.Link(1)
         hicache.attach(self.tree, self.host, policy, self.link)
         self._requests: dict[object, int] = {}
 
@@ -77,8 +77,7 @@ class Ours:
         """Tokens that the request gets back."""
         pages = sum(length for *_, length in key)
         self.free -= pages
-        node, known = self.tree.insert(key)
-        self.tree.hit(node, pages, inserted)
+        _, known = self.tree.insert(key, inserted=inserted)
         self.free += known
         return known
 
@@ -152,7 +151,7 @@ def _step(kind: str, draw: random.Random, real: RealHost, ours: Ours, locks: lis
         real.tree.cache_controller.start_loading()
         real.tree.check_hicache_events()
         for each in (*ours.tree.writes, *(copy for copies in ours.copies for copy in copies)):
-            ours.tree.unpin(each.node)
+            ours.tree.unpin(each)
         ours.tree.writes, ours.copies = [], []
         return 0, 0
     wanted = draw.randint(1, 12)
@@ -208,17 +207,17 @@ def _is_noticed(page: int = 1, policy: str = "write_through") -> bool:
 
 def test_host_leaves_in_the_order_of_insertion_are_noticed(monkeypatch):
     """A look-up that ends on the host touches its nodes."""
-    touch = HostTree._touch
-    monkeypatch.setattr(HostTree, "_touch", lambda tree, node: touch(tree, node) if node.on_device else None)
+    use = HostTree._use
+    monkeypatch.setattr(HostTree, "_use", lambda tree, node: use(tree, node) if node.on_device else None)
     assert _is_noticed()
 
 
 def test_copies_of_what_the_device_has_that_are_evicted_are_noticed(monkeypatch):
     """Under ``write_through`` SGLang keeps them."""
     leaf = HostTree._is_host_leaf
-    monkeypatch.setattr(HostTree, "_is_host_leaf", staticmethod(lambda node: node.on_host and not node.children))
+    monkeypatch.setattr(HostTree, "_is_host_leaf", lambda tree, node: node.on_host and not node.children)
     assert _is_noticed()
-    monkeypatch.setattr(HostTree, "_is_host_leaf", staticmethod(leaf))
+    monkeypatch.setattr(HostTree, "_is_host_leaf", leaf)
     assert not _is_noticed()
 
 

@@ -10,7 +10,7 @@ from fragmeter.sim import simulate
 from fragmeter.sim.metrics.summary import summary
 
 from . import cards, ours
-from .record import NAMES, case_of, digest, recorded, recorded_defaults
+from .record import NAMES, case_of, digest, recorded, recorded_defaults, recorded_models
 from .workloads import KINDS, shrunk
 
 
@@ -21,6 +21,10 @@ def test_every_step_is_the_recorded_one(name: str):
 
 def test_defaults_of_sixteen_cards_are_the_recorded_ones():
     assert cards.ours() == recorded_defaults()
+
+
+def test_defaults_of_models_are_the_recorded_ones():
+    assert cards.ours_of_models() == recorded_models()
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

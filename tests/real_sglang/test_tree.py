@@ -100,13 +100,19 @@ def test_every_operation_is_that_of_the_real_tree(seed: int, page: int, record_p
 
 
 class RealWindows(Real):
-    """As ``Real``, with sliding windows in a pool of their own."""
+    """As ``Real``, with sliding windows in a pool of their own.
+
+    Attributes:
+        pools: Slots of both pools; by default they never run short.
+    """
+
+    pools = _SLOTS, _SLOTS
 
     def __init__(self, page: int, window: int) -> None:
         from sglang.srt.mem_cache import base_prefix_cache as cache
 
         self._cache, self.page = cache, page
-        self.pool = server.window_allocator(_SLOTS, _SLOTS, page, "cpu")
+        self.pool = server.window_allocator(*self.pools, page, "cpu")
         components = (server.ComponentType.FULL, server.ComponentType.SWA)
         params = server.CacheInitParams(
             disable=False,
@@ -204,8 +210,8 @@ class RealStates(RealWindows):
     """As ``Real``, with states in a pool of their own."""
 
     def __init__(self, page: int) -> None:
-        super(RealWindows, self).__init__(page)
-        self.rows = server.state_rows(1, 8, _SLOTS, "cpu", True, True)
+        super(RealWindows, self).__init__(page, self.pools[0])
+        self.rows = server.state_rows(1, 8, self.pools[1], "cpu", True, True)
         params = server.CacheInitParams(
             disable=False,
             req_to_token_pool=self.rows,

@@ -40,7 +40,7 @@ class Case:
         step_ticks: Duration of every step.
         hicache_ratio: As in SGLang; 0 is no host tier.
         hicache_write_policy: As in SGLang.
-        page_ticks: Duration of the copy of a page between device and host.
+        page_ticks, component_ticks: Duration of the copy of a page between device and host, and of a page of windows or a state.
         step_ticks: Duration of every step, but for what it waits for a load.
     """
 
@@ -67,6 +67,7 @@ class Case:
     hicache_ratio: float = 0
     hicache_write_policy: str = "write_through"
     page_ticks: int = 0
+    component_ticks: int = 0
     step_ticks: int = 100
 
     @property
@@ -339,6 +340,21 @@ def _hicache(seed: int) -> Case:
     return replace(case, num_slots=_paged(case, page))
 
 
+def _hicache_states(seed: int) -> Case:
+    """States beside a host tier; few more of them than the requests that run need."""
+    draw, case = random.Random(f"hicache_states/{seed}"), _hicache(seed)
+    return replace(
+        case,
+        name=f"hicache_states/{seed}",
+        max_num_seqs=min(case.max_num_seqs, draw.randint(1, 6)),
+        spare_states=draw.choice((1, 5, 10, 20, 40)),
+        state_chunk=draw.choice((1, 4, 8, 16, 64)),
+        track_interval=max(case.page_size, draw.choice((8, 32, 64))),
+        extra_buffer=draw.random() < 0.5,
+        component_ticks=draw.choice((0, 1, 10, 50)),
+    )
+
+
 #: Kinds of workloads, by seed.
 KINDS: dict[str, Callable[[int], Case]] = {
     "fcfs": _fcfs,
@@ -352,6 +368,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "windows": _windows,
     "states": _states,
     "hicache": _hicache,
+    "hicache_states": _hicache_states,
 }
 
 

@@ -13,16 +13,12 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from fragmeter.sim.engine import run as engine_run
 from fragmeter.sim.policy.server import CONSUMER, PRODUCER
 from fragmeter.sim.real_vllm import core
-from fragmeter.sim.types.sequence import Sequence
-from fragmeter.sim.workload.source import OpenLoop
 from tools.live.step_log import Served
 
 from . import ours, server, speculation
@@ -103,22 +99,11 @@ def comparable(served: Served) -> Served:
 
 def serve_ours(case: Case, asynchronous: bool = False) -> Served:
     """What our engine does with sequences that come with all but the last token of their prompts."""
-
-    class Arrived(OpenLoop):
-        def _load(self, rows: np.ndarray) -> Iterator[tuple[int, Sequence]]:
-            for arrival, sequence in super()._load(rows):
-                sequence.computed_tokens = sequence.prompt_tokens - 1
-                yield arrival, sequence
-
-    with mock.patch.object(engine_run, "OpenLoop", Arrived):
-        return _serve_ours(case, asynchronous, CONSUMER)
+    with ours.side(CONSUMER):
+        return ours.serve(case, asynchronous)
 
 
 def serve_our_prefills(case: Case, asynchronous: bool) -> Served:
     """What our engine does as a replica that prefills."""
-    return _serve_ours(case, asynchronous, PRODUCER)
-
-
-def _serve_ours(case: Case, asynchronous: bool, role: str) -> Served:
-    with mock.patch.object(engine_run, "build", partial(engine_run.build, kv_role=role)):
+    with ours.side(PRODUCER):
         return ours.serve(case, asynchronous)

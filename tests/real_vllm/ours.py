@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import numpy as np
 
 from fragmeter.sim import Settings, Workload, settings, simulate
+from fragmeter.sim.engine import run as engine_run
 from fragmeter.sim.metrics.summary import summary as summary_of
+from fragmeter.sim.policy.server import CONSUMER
+from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.workload.source import OpenLoop
 from tools.live.step_log import Served, StepLog
 
 from .shapes import Layer
@@ -167,6 +176,26 @@ def serve(case: Case, asynchronous: bool = False, **others: Any) -> Served:
     chosen = settings_of(case, asynchronous, ids=True, **others)
     run = simulate(chosen, case.workload, ConstantCost(case.step_ticks), observers=[log])
     return log.served(run)
+
+
+class _Arrived(OpenLoop):
+    """Sequences that come with all but the last token of their prompts."""
+
+    def _load(self, rows: np.ndarray) -> Iterator[tuple[int, Sequence]]:
+        for arrival, sequence in super()._load(rows):
+            sequence.computed_tokens = sequence.prompt_tokens - 1
+            yield arrival, sequence
+
+
+@contextmanager
+def side(kv_role: str) -> Iterator[None]:
+    """Runs in Python are those of a replica that prefills, or of one that decodes what comes with its prompt."""
+    source = _Arrived if kv_role == CONSUMER else OpenLoop
+    with (
+        mock.patch.object(engine_run, "OpenLoop", source),
+        mock.patch.object(engine_run, "build", partial(engine_run.build, kv_role=kv_role)),
+    ):
+        yield
 
 
 def summary(case: Case, asynchronous: bool, leap: bool, ids: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .batches import staged
 from .drafts import HYBRIDS, METHODS, PACKED, drawn
 from .server import Stuck
 from .test_checkpoints import RETAINING, retaining
-from .workloads import KINDS, OPTIONS, Case, number_of_workloads
+from .workloads import KINDS, OPTIONS, Case, in_vain, number_of_workloads, short_of_blocks
 
 _SEEDS = number_of_workloads(6)
 
@@ -105,6 +105,12 @@ def test_every_batch_in_flight_is_that_of_the_scheduler_with_a_connector(
     label = f"decodes in flight {kind} {method} {option} {stages} {mode}"
     record_property(f"compared/{label}", [len(cases), steps, len(differing)])
     assert not differing
+
+
+@pytest.mark.parametrize("make", [in_vain, short_of_blocks])
+def test_a_story_is_that_of_the_scheduler_with_a_connector(make: Callable[[], Case]):
+    """``tests/sim/engine/test_deferred_frees.py`` tells them."""
+    assert not _differences([make()], asynchronous=True)[0]
 
 
 def _in_flight(kind: str, method: str | None, stages: int) -> list[Case]:

@@ -10,10 +10,12 @@ import pytest
 import torch
 import vllm
 from vllm.config import model as theirs
+from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim
 
 from fragmeter.experiments.vllm_serve import formats
 from fragmeter.experiments.vllm_serve.line import parse_serve
 from fragmeter.experiments.vllm_serve.start import started
+from fragmeter.sim.spec.kv_layers import AttentionLayer
 
 _SUPPORTED = {
     "t4": [torch.float16, torch.float32],
@@ -55,6 +57,12 @@ def test_the_bytes_of_an_element_are_those_of_vllms_dtype(card, given, own, monk
         # The worker refuses bfloat16 later (``check_if_supports_dtype``).
         is_refused = dtype == torch.bfloat16 and card == "t4"
         assert (formats.refused_format(launch) is not None) == is_refused
+
+
+@pytest.mark.parametrize(("heads", "head_size"), [(8, 128), (1, 256), (4, 64)])
+def test_a_page_in_nvfp4_has_the_bytes_of_vllm(heads, head_size):
+    layer = AttentionLayer(num_kv_heads=heads, head_size=head_size, dtype="nvfp4")
+    assert layer.page_bytes(16) == 16 * heads * 2 * nvfp4_kv_cache_full_dim(head_size)
 
 
 def _methods() -> dict[str, list[str]]:

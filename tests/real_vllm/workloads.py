@@ -135,6 +135,19 @@ def story(prompt_tokens: int = 5) -> Case:
     return Case("story", _columns("story", asked, ends), tuple(ends), 21, 4, 20, 4, 16, prefix_caching=False)
 
 
+def in_vain() -> Case:
+    """The first request ends with an end of text, unknown to the next decision; the last one waits for its blocks."""
+    asked, ends = [_Asked(0, 4, 2), _Asked(0, 4, 6), _Asked(50, 9, 2)], [EOS, LENGTH, LENGTH]
+    return Case("in vain", _columns("in vain", asked, ends), tuple(ends), 6, 4, 20, 4, 16, prefix_caching=False)
+
+
+def short_of_blocks() -> Case:
+    """Three requests for five blocks, all of which need their second one at once."""
+    asked, ends = [_Asked(0, 4, 9), _Asked(0, 4, 9), _Asked(0, 4, 6)], [LENGTH] * 3
+    work = _columns("short of blocks", asked, ends)
+    return Case("short of blocks", work, tuple(ends), 6, 4, 20, 4, 16, prefix_caching=False)
+
+
 def _lengths(draw: random.Random, prompt: int, output: int) -> tuple[int, int]:
     """A prompt and an output, short ones more often."""
     return 1 + int(prompt * draw.random() ** 2), 1 + int(output * draw.random() ** 2)

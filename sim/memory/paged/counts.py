@@ -132,6 +132,8 @@ class BlockCounts(Memory):
         self.partial: dict[Sequence, Partial] = {}
         self.phases = Phases(block_size)
         self._whole_prompts = whole_prompts
+        # A sequence that decodes, and has passed blocks in a step for which it then lacked some.
+        self._passing_in_vain: Sequence | None = None
         self.is_plain, self.growing, self.fixed, self.unit_tokens = True, 1, 0, block_size
         self.classes: tuple[GroupClass, ...] = ()
         self.sizes: list[GrowingGroups] = []
@@ -260,6 +262,16 @@ class BlockCounts(Memory):
         kinds = zip(self.giving, holding.skipped, strict=True)
         known, end = holding.known_tokens, sequence.prefill_end
         return [kind.in_chunk(known, computed, tokens, end) - back for kind, back in kinds]
+
+    def pass_in_vain(self, sequence: Sequence, tokens: int) -> None:
+        """See ``PagedTransaction``; of a sequence that decodes it is counted once it stalls."""
+        held = self.partial.get(sequence)
+        if held is None:
+            self._passing_in_vain = sequence
+            return
+        more = self.skipped_in_prefill(sequence, held, held.computed_tokens, held.computed_tokens + tokens)
+        self._hold(0, more)
+        self.partial[sequence] = held._replace(skipped=tuple(map(add, held.skipped, more)))
 
     def skipped_by(self, sequence: Sequence, decode_step: int) -> list[int]:
         """Blocks that a decoding sequence has released before ``decode_step``, for each kind."""

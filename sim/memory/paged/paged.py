@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from operator import sub
 
 from ...types.errors import Overdrawn
 from ...types.sequence import Sequence
@@ -138,7 +139,12 @@ class PagedMemory(BlockCounts):
             self.phases.add(phase, -1)
         else:
             self._change_phase(1 - sequence.lag, -1)
+        passed = [kind.in_decode(sequence, decode_step) for kind in self.giving if sequence is self._passing_in_vain]
         skipped = tuple(kind.leave(sequence, decode_step) for kind in self.giving)
+        if passed:
+            self._passing_in_vain = None
+            self._hold(0, [*map(sub, passed, skipped)])
+            skipped = tuple(passed)
         self.partial[sequence] = Partial(-(-held // self.unit_tokens), skipped, held, held)
         if self.tables:
             self.tables.grow_until(decode_step)

@@ -21,7 +21,7 @@ class Holding:
         freed: Pages whose windows it has given back, from its first one on.
         branch: Pages that its look-up walked through, where windows were missing at their end, 0 once they are there again; or a state.
         states: States of its own.
-        inserted: Pages that it has inserted into a tree with a host.
+        inserted: Pages that it has inserted into the tree.
     """
 
     node: RadixNode

@@ -14,7 +14,7 @@ Source: SGLang 0.5.23, ``mem_cache/unified_radix_cache.py``, ``managers/cache_co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
 
 from ...types.errors import Overdrawn, SettingError
@@ -22,11 +22,11 @@ from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Tokens
 from ..accounting.ledger import Meter
-from ..prefix import HostTree, Place, RadixNode
+from ..prefix import HostComponents, HostStateTree, HostTree, HostWindowTree, Place
 from ..prefix.host_copies import HostCopies
 from ..prefix.host_radix import Copied
 from ..prefix.tiers import Offloaded
-from .radix_holdings import Holding
+from .radix_holdings import Holding, States, Windows
 from .radix_memory import RadixMemory
 from .radix_transaction import RadixTransaction
 
@@ -37,46 +37,67 @@ LEAST_LOADED = 10
 class HostRadixTransaction(RadixTransaction):
     """As ``RadixTransaction``, with what the host has."""
 
-    __slots__ = ("_loaded", "_place")
+    __slots__ = ("_lacking", "_loaded", "_on_host", "_place")
     memory: HostRadixMemory
     _place: Place
+    # In pages: what the device lacks of the string that was looked up last, and what SGLang counts as hits on the host.
+    _lacking: int
+    _on_host: int
     _loaded: int
 
     def match(self, sequence: Sequence) -> tuple[int, int]:
         """See ``RadixTransaction``."""
-        tokens, _ = super().match(sequence)
-        _, pages = self.memory.tree.on_device(self.memory.known_of(sequence).place)
-        return tokens, pages * self.memory.block_size
+        super().match(sequence)
+        tree, place, size = self.memory.tree, self.memory.known_of(sequence).place, self.memory.block_size
+        node, pages = tree.on_device(place)
+        return (pages + tree.between(place.node, node)[0]) * size, pages * size
 
-    def look_up(self, sequence: Sequence) -> int:
-        """See ``RadixTransaction``; tokens that the device has."""
-        super().look_up(sequence)
-        self._place, self._loaded = self.memory.known_of(sequence).found, 0
-        node, pages = self.memory.tree.on_device(self._place)
-        self._found = Holding(node, pages, pages * self.memory.block_size)
-        return self._found.computed
+    def _resume(self, found: Place) -> Holding:
+        """See ``RadixTransaction``; with what the device has."""
+        memory = self.memory
+        node, pages = memory.tree.on_device(found)
+        self._place, self._loaded = found, 0
+        self._on_host, self._lacking = memory.tree.between(found.node, node)
+        # SGLang copies the state that the string ends with, and no other.
+        states = memory.copy_state(node) if node is found.node else 0
+        return Holding(
+            node, pages, pages * memory.block_size, branch=memory.branch(pages + self._on_host), states=states
+        )
 
     @property
     def on_host(self) -> int:
         """See ``RadixTransaction``."""
-        return (self._place.tokens - self._found.pages) * self.memory.block_size
+        return self._on_host * self.memory.block_size
+
+    @property
+    def windows_on_host(self) -> int:
+        """See ``RadixTransaction``."""
+        tree = self.memory.tree
+        if self.memory.windows is None or not isinstance(tree, HostComponents):
+            return 0
+        return tree.units(tree.to_load(self._place.node)) * self.memory.block_size
 
     def load(self) -> int:
         """See ``RadixTransaction``."""
-        memory, held, place, tokens = self.memory, self._found, self._place, self.on_host
-        pages = tokens // memory.block_size
-        if tokens < LEAST_LOADED:
+        memory, tree, held, node = self.memory, self.memory.tree, self._found, self._place.node
+        components = tree.units(tree.to_load(node)) if isinstance(tree, HostComponents) else 0
+        if node is held.node or not (components or self._lacking * memory.block_size >= LEAST_LOADED):
             return 0
-        memory.make_free(pages)
-        if memory.free < pages:
+        bound = tree.lock(node)
+        # The state goes to the tree, and to the request.
+        held.states += memory.take_state()
+        if not memory.take_for_load(self._lacking, components):
+            memory.give_back_states(held)
+            tree.unlock(node, bound)
+            if isinstance(tree, HostComponents):
+                tree.use_on_host(node)
             return 0
-        memory.free -= pages
-        memory.loads.append(memory.tree.load(place.node))
-        memory.tree.lock(place.node)
-        memory.tree.unlock(held.node)
-        held.node, held.pages, held.computed = place.node, place.tokens, held.computed + tokens
-        self._loaded = tokens
-        return tokens
+        copied = tree.load(node)
+        memory.loads.append(copied._replace(components=copied.components + held.states))
+        tree.unlock(held.node, held.bound)
+        self._loaded = (self._place.tokens - held.pages) * memory.block_size
+        held.node, held.bound, held.pages, held.computed = node, bound, self._place.tokens, held.computed + self._loaded
+        return self._loaded
 
     def enter(self, sequence: Sequence) -> None:
         """See ``RadixTransaction``; the look-up on the device and that on the host are logged apart."""
@@ -98,12 +119,12 @@ class HiCache(HostCopies):
         super().__init__(_Pages(tree, host.num_chunks))
         self._tree, self._host = tree, host
 
-    def connect(self, clock: Callable[[], int], load: Callable[[int], int], store: Callable[[int], int]) -> None:
-        """See ``HostCopies``; a kernel copies all pages at once, at the rate of the link, where this is given."""
-        if (link := self._host.link) is not None:
-            size = self._host.chunk_bytes
-            load, store = lambda pages: link.ticks(pages * size, False), lambda pages: link.ticks(pages * size, True)
-        super().connect(clock, load, store)
+    def ticks(self, pages: int, components: int, is_store: bool) -> int:
+        """Of a copy: kernels copy all at once, at the rate of the link where this is given."""
+        host = self._host
+        if host.link is None:
+            return self._ticks[is_store](pages)
+        return host.link.ticks(pages * host.chunk_bytes + components * host.component_bytes, is_store)
 
     def write(self, now: int) -> None:
         """Copy the nodes that are to be written."""
@@ -117,11 +138,13 @@ class HiCache(HostCopies):
         return self._submit(loads, now, False) - now
 
     def _submit(self, copied: list[Copied], now: int, is_store: bool) -> int:
-        return self._copy(-1, now, sum(each.tokens for each in copied), is_store, partial(self._acknowledge, copied))
+        pages, components = (sum(numbers) for numbers in zip(*(each[1:3] for each in copied), strict=True))
+        ticks = self.ticks(pages, components, is_store)
+        return self._copy(-1, now, pages, ticks, is_store, partial(self._acknowledge, copied))
 
     def _acknowledge(self, copied: list[Copied]) -> None:
         for each in copied:
-            self._tree.unpin(each.node)
+            self._tree.unpin(each)
 
 
 class _Pages:
@@ -154,6 +177,7 @@ class HostRadixMemory(RadixMemory):
         loads: What the admissions of the decision load.
     """
 
+    trees = (HostTree, HostWindowTree, HostStateTree)
     tree: HostTree
     transfers: HiCache
 
@@ -165,13 +189,41 @@ class HostRadixMemory(RadixMemory):
         runs: Tokens | None = None,
         block_size: int = 1,
         ahead: bool = False,
+        windows: Windows | None = None,
+        states: States | None = None,
     ) -> None:
-        super().__init__(num_blocks, runs, True, block_size, ahead)
-        self.tree = HostTree(host.num_chunks, threshold)
-        self.transfers, self._layers = HiCache(self.tree, host), host.layers
+        self._host, self._threshold = host, threshold
+        super().__init__(num_blocks, runs, True, block_size, ahead, windows, states)
+        self.transfers = HiCache(self.tree, host)
         self.loads: list[Copied] = []
-        self._has_new_chunks = False
+        # Chunks of the last step, which join the tree when the next decision has seen the ends of copies.
+        self._chunks: list[tuple[Sequence, int]] = []
         self._transaction = HostRadixTransaction(self)
+
+    def _plant(self, *sizes: int) -> HostTree:
+        beside = () if self.windows is None and self.states is None else (self._host.num_components,)
+        tree = super()._plant(self._host.num_chunks, self._threshold, *beside)
+        assert isinstance(tree, HostTree)
+        return tree
+
+    def take_state(self) -> int:
+        """A sequence takes a state, if the model has any. Returns their number."""
+        if self.states is None:
+            return 0
+        self._take_states(1)
+        return 1
+
+    def take_for_load(self, pages: int, components: int) -> bool:
+        """Take pages, and evict for components, if there is room for both; whether there is."""
+        self.make_room(pages, 0)
+        if self.free < pages:
+            return False
+        self.free -= pages
+        self.make_room(0, components)
+        if self.component_free < components:
+            self.free += pages
+            return False
+        return True
 
     @property
     def is_settled(self) -> bool:
@@ -187,19 +239,17 @@ class HostRadixMemory(RadixMemory):
         if not self.loads:
             return None
         loads, self.loads = self.loads, []
-        return LayeredLoad(self.transfers.load(loads, self.clock()), self._layers)
+        return LayeredLoad(self.transfers.load(loads, self.clock()), self._host.layers)
 
     def _begin_row(self, state: State, steps: int) -> Meter:
         row = super()._begin_row(state, steps)
-        self._has_new_chunks = False
         if self.ahead:
             self.transfers.write(self.clock())
         return row
 
     def process_results(self, moment: int | None = None) -> None:
         """See ``RadixMemory``; then the writes begin, with the overlap schedule behind the step that runs then."""
-        # Chunks that have just joined the tree are written with the results of the next step; a chunk in flight has none.
-        begins = bool(self._results) if self.ahead else not self._has_new_chunks
+        begins = bool(self._results) or not self.ahead
         super().process_results(moment)
         if begins:
             self.transfers.write(self.clock())
@@ -216,12 +266,27 @@ class HostRadixMemory(RadixMemory):
             remedy = "locks what it writes, and no slot is left for a token: SGLang aborts the request; give more slots"
             raise SettingError("enable_hierarchical_cache", True, remedy) from None
 
-    def _end_prefills(self, decode_step: int) -> None:
-        super()._end_prefills(decode_step)
-        self._has_new_chunks = True
+    def _take_states(self, number: int) -> None:
+        """See ``RadixMemory``.
 
-    def _insert(self, sequence: Sequence, tokens: int) -> RadixNode:
-        node, holding, pages = super()._insert(sequence, tokens), self.holdings[sequence], tokens // self.block_size
-        self.tree.hit(node, pages, holding.inserted)
-        holding.inserted = max(holding.inserted, pages)
-        return node
+        Raises:
+            SettingError: Copies lock the rest of the states. SGLang ends with an error then.
+        """
+        try:
+            super()._take_states(number)
+        except Overdrawn:
+            remedy = "locks what it writes, and no state is left for a request: SGLang ends; give more (max_mamba_cache_size)"
+            raise SettingError("enable_hierarchical_cache", True, remedy) from None
+
+    def transaction(self, decode_step: int) -> RadixTransaction:
+        """See ``RadixMemory``; the decision begins with the copies, then with the chunks of the last step."""
+        if self.tree.writes and not self.ahead:
+            self.transfers.write(self.clock())
+            self.transfers.complete(self.clock())
+        if self._chunks:
+            super()._keep_chunks(self._chunks)
+            self._chunks = []
+        return super().transaction(decode_step)
+
+    def _keep_chunks(self, chunks: Iterable[tuple[Sequence, int]]) -> None:
+        self._chunks += chunks

@@ -18,7 +18,7 @@ where too few are left, leaves are evicted first, also in the middle of a leap. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...types.errors import Overdrawn
 from ...types.sequence import LayeredLoad, Sequence
@@ -64,7 +64,11 @@ class RadixMemory(Memory):
 
     meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
     #: Classes of trees: plain, with windows in a pool of their own, with states.
-    trees: tuple[type[RadixTree], type[WindowTree], type[StateTree]] = (RadixTree, WindowTree, StateTree)
+    trees: tuple[Callable[..., RadixTree], Callable[..., WindowTree], Callable[..., StateTree]] = (
+        RadixTree,
+        WindowTree,
+        StateTree,
+    )
     evicted_blocks = steps_in_vain = 0
 
     def __init__(
@@ -89,10 +93,7 @@ class RadixMemory(Memory):
         if self.second_pool is not None:
             self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
         self.num_blocks = self.free = num_blocks
-        plain, with_windows, with_states = self.trees
-        self.tree: RadixTree = plain() if states is None else with_states()
-        if windows is not None:
-            self.tree = with_windows(self.pages_of(windows.tokens))
+        self.tree: RadixTree = self._plant()
         self._pages, self.phases = Pages(block_size), Phases(block_size)
         self.holdings: dict[Sequence, Holding] = {}
         self.departures = 0
@@ -106,6 +107,13 @@ class RadixMemory(Memory):
         self._known: dict[Sequence, Known] = {}
         self._transaction = RadixTransaction(self)
 
+    def _plant(self, *sizes: int) -> RadixTree:
+        """The tree, empty; ``sizes`` are the first arguments of its class."""
+        plain, with_windows, with_states = self.trees
+        if self.windows is not None:
+            return with_windows(*sizes, self.pages_of(self.windows.tokens))
+        return plain(*sizes) if self.states is None else with_states(*sizes)
+
     @property
     def room(self) -> int:
         """Slots that are free or can be evicted."""
@@ -115,13 +123,20 @@ class RadixMemory(Memory):
     def window_free(self) -> int:
         """Free pages of the pool of windows."""
         assert self.windows is not None and isinstance(self.tree, ComponentTree)
-        return self.windows.pages - self.windows.own - self.tree.component_evictable - self.tree.component_protected
+        return self.windows.pages - self.windows.own - self.tree.components
 
     @property
     def state_free(self) -> int:
         """Free states."""
         assert self.states is not None and isinstance(self.tree, ComponentTree)
-        return self.states.slots - self.states.own - self.tree.component_evictable - self.tree.component_protected
+        return self.states.slots - self.states.own - self.tree.components
+
+    @property
+    def component_free(self) -> int:
+        """Free pages of the pool of windows, or free states; 0 without such a pool."""
+        if self.windows is not None:
+            return self.window_free
+        return 0 if self.states is None else self.state_free
 
     @property
     def window_room(self) -> int:
@@ -252,12 +267,14 @@ class RadixMemory(Memory):
         self._stop(sequence)
 
     def make_free(self, pages: int, states: int = 0) -> None:
-        """Evict so many that these are free, as far as there are any to evict."""
-        lacking, components = max(0, pages - self.free), 0
-        if self.windows is not None:
-            components = max(0, pages - self.window_free)
-        elif states:
-            components = max(0, states - self.state_free)
+        """Evict so many that these are free, as far as there are any to evict; with windows so many pages of both pools."""
+        self.make_room(pages, states if self.windows is None else pages)
+
+    def make_room(self, pages: int, components: int) -> None:
+        """As ``make_free``, with so many pages of windows, or states."""
+        lacking = max(0, pages - self.free)
+        if components:
+            components = max(0, components - self.component_free)
         if lacking or components:
             freed = self.tree.evict(lacking, components)
             self.free += freed
@@ -302,7 +319,8 @@ class RadixMemory(Memory):
         live, tail = (held, 0) if self.block_size == 1 else self._filled(state, steps)
         if self.windows is not None:
             # The pages that are not full are last ones, which both pools have.
-            in_windows = self.windows.pages * self.block_size - self.window_room
+            assert isinstance(self.tree, ComponentTree)
+            in_windows = (self.windows.pages - self.window_free - self.tree.component_unlocked) * self.block_size
             return live, held, tail, in_windows - (held - live), in_windows
         if self.states is not None:
             assert isinstance(self.tree, ComponentTree)
@@ -391,7 +409,10 @@ class RadixMemory(Memory):
         self._batch.clear()
         if not self.ahead:
             self.process_results()
-        # The next decision, which is the first to see results without the overlap schedule, begins with these.
+        self._keep_chunks(chunks)
+
+    def _keep_chunks(self, chunks: Iterable[tuple[Sequence, int]]) -> None:
+        """Chunks join the tree, with which the next decision begins: it is the first to see results without the overlap schedule."""
         for sequence, tokens in chunks:
             self._keep(sequence, tokens)
         self._settle(after_row(self.log.row - 1))
@@ -416,7 +437,7 @@ class RadixMemory(Memory):
         self.log.settle(self.tree.unlocked_tokens, moment)
         if self.second_pool is not None:
             assert isinstance(self.tree, ComponentTree)
-            self.second_pool.cached_level.settle(self.tree.component_evictable, moment)
+            self.second_pool.cached_level.settle(self.tree.component_unlocked, moment)
 
     def _keep(self, sequence: Sequence, tokens: int) -> None:
         """What a prefill computed joins the tree, and the sequence's lock moves there."""
@@ -480,8 +501,10 @@ class RadixMemory(Memory):
         if holding.rest is None:
             holding.rest = Rest(self._pages.of(self._runs_of(sequence)))
             holding.rest.take(holding.pages)
-        pages = tokens // self.block_size - holding.pages
-        node, known = self.tree.insert(holding.rest.take(pages), holding.node, max(0, holding.freed - holding.pages))
+        first, end = holding.pages, tokens // self.block_size
+        key, live = holding.rest.take(end - first), max(0, holding.freed - first)
+        node, known = self.tree.insert(key, holding.node, live, holding.inserted - first)
+        holding.inserted = max(holding.inserted, end)
         self.free += known
         return node
 

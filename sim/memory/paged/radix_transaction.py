@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...types.sequence import LayeredLoad, Sequence
 from ...workload.content import Run
+from ..prefix import Place
 from .radix_holdings import Holding, Windows
 
 if TYPE_CHECKING:
@@ -125,18 +126,26 @@ class RadixTransaction:
         """Number of a sequence's known tokens that need not be computed; the last token always is."""
         known = self.memory.known_of(sequence)
         known.found = found = self.memory.tree.follow(known.before_last, known.found)
-        tokens = found.tokens * self.memory.block_size
+        self._found = self._resume(found)
+        return self._found.computed
+
+    def _resume(self, found: Place) -> Holding:
+        """What a sequence has that goes on from where the tree ends its string."""
         branch, states = self.memory.branch(found.tokens), self.memory.copy_state(found.node)
-        self._found = Holding(found.node, found.tokens, tokens, branch=branch, states=states)
-        return tokens
+        return Holding(found.node, found.tokens, found.tokens * self.memory.block_size, branch=branch, states=states)
 
     @property
     def on_host(self) -> int:
-        """Tokens after those that were looked up last that the host alone has."""
+        """Tokens after those that were looked up last that a load is asked for."""
+        return 0
+
+    @property
+    def windows_on_host(self) -> int:
+        """Slots of windows that it would take."""
         return 0
 
     def load(self) -> int:
-        """Load these for the sequence that was locked last. Returns how many are loaded: all or none."""
+        """Load these for the sequence that was locked last. Returns by how many tokens its prefix is longer then; 0 if there is no room."""
         return 0
 
     def start_loading(self) -> LayeredLoad | None:

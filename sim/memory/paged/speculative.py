@@ -213,6 +213,9 @@ class SpeculativeTransaction(PagedTransaction):
     def pass_over(self, sequence: Sequence) -> None:
         """See ``PagedTransaction``; batches in flight are counted."""
 
+    def pass_in_vain(self, sequence: Sequence, tokens: int) -> None:
+        """See ``PagedTransaction``; the pool says what is free."""
+
     # Tables are always up to date, and nothing is granted tentatively.
 
     def grow_tables(self, steps: int) -> None:

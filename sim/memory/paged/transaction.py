@@ -239,6 +239,11 @@ class PagedTransaction:
             memory.tables.append(sequence)
         self._freed(-blocks)
 
+    def pass_in_vain(self, sequence: Sequence, tokens: int) -> None:
+        """Note that a running or prefilling sequence does not find the blocks for its next ``tokens``, and keeps those that it has; what
+        its windows have passed is free all the same."""
+        self.memory.pass_in_vain(sequence, tokens)
+
     def is_in_flight(self, sequence: Sequence) -> bool:
         """Whether the step now running computes a chunk of this prefill; asynchronous scheduling only."""
         held = self.memory.partial[sequence]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .block_pool import FREE_QUEUES, UNSHARED, BlockPool, FreeKVCacheBlockQueue, LeastRecentlyUsed
 from .chains import Chain, Chains, HashChain, Path, lookup_blocks, names_in
+from .host_components import HostComponents, HostStateTree, HostWindowTree
 from .host_radix import HostTree
 from .radix import Pages, Place, RadixNode, RadixTree, Rest, all_but_last, first_tokens, shared_tokens
 from .residency import BlockResidency, CoreResidency
@@ -20,7 +21,10 @@ __all__ = [
     "CoreResidency",
     "FreeKVCacheBlockQueue",
     "HashChain",
+    "HostComponents",
+    "HostStateTree",
     "HostTree",
+    "HostWindowTree",
     "LeastRecentlyUsed",
     "Pages",
     "Path",

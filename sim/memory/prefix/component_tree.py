@@ -13,7 +13,38 @@ Source: SGLang 0.5.23, ``mem_cache/unified_cache``: ``unified_tree_core.py``, ``
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .radix import RadixNode, RadixTree
+
+
+class Recency:
+    """Nodes by their last use, in a list linked both ways; None stands for both of its ends."""
+
+    __slots__ = ("_newer", "_older")
+
+    def __init__(self) -> None:
+        self._newer: dict[RadixNode | None, RadixNode | None] = {None: None}
+        self._older: dict[RadixNode | None, RadixNode | None] = {None: None}
+
+    def __contains__(self, node: RadixNode) -> bool:
+        return node in self._newer
+
+    def newer(self, node: RadixNode | None = None) -> RadixNode | None:
+        """The next newer one; of None the oldest. None behind the newest."""
+        return self._newer[node]
+
+    def put(self, node: RadixNode, behind: RadixNode | None = None) -> None:
+        """Make it the next older one of another node, by default the newest; where it was before it is no more."""
+        if node in self._newer:
+            self.remove(node)
+        older = self._older[behind]
+        self._newer[node], self._older[node] = behind, older
+        self._older[behind] = self._newer[older] = node
+
+    def remove(self, node: RadixNode) -> None:
+        newer, older = self._newer.pop(node), self._older.pop(node)
+        self._older[newer], self._newer[older] = older, newer
 
 
 class ComponentTree(RadixTree):
@@ -22,34 +53,44 @@ class ComponentTree(RadixTree):
     Attributes:
         component_evictable, component_protected: Units of components without and with locks of these.
         hit: Tokens that the last look-up walked through, also behind where it ended.
+        recency: Nodes with a component.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.component_evictable = self.component_protected = self.hit = 0
-        # Both ends of the list of nodes with a component.
-        self._newest, self._oldest = RadixNode(), RadixNode()
-        self._newest.older, self._oldest.newer = self._oldest, self._newest
+        self.recency = Recency()
+
+    @property
+    def components(self) -> int:
+        """Units of components on the device."""
+        return self.component_evictable + self.component_protected
+
+    @property
+    def component_unlocked(self) -> int:
+        """Those of them that no string locks."""
+        return self.component_evictable
 
     @staticmethod
     def _units(node: RadixNode) -> int:
         """Of a node's component."""
         raise NotImplementedError
 
+    def _has_component(self, node: RadixNode) -> bool:
+        """Whether a look-up finds a node's component."""
+        return node.component
+
     def _publish(self, node: RadixNode) -> None:
         """A node has its component now."""
         node.component = True
-        self._link(node, self._newest)
-        if node.component_locks:
-            self.component_protected += self._units(node)
-        else:
-            self.component_evictable += self._units(node)
+        self.recency.put(node)
+        self._count_component(node, 1)
 
     def _bury(self, node: RadixNode) -> None:
         """A node has its component no more."""
+        self._count_component(node, -1)
         node.component = False
-        self._unlink(node)
-        self.component_evictable -= self._units(node)
+        self.recency.remove(node)
 
     def _use(self, node: RadixNode) -> None:
         """The path to a node was used, and the components that ``_refresh`` chooses."""
@@ -63,50 +104,64 @@ class ComponentTree(RadixTree):
         """Components that a use of a path, from its end upwards, makes the most recently used."""
         raise NotImplementedError
 
-    @staticmethod
-    def _link(node: RadixNode, newer: RadixNode) -> None:
-        older = newer.older
-        assert older is not None
-        node.newer, node.older, older.newer, newer.older = newer, older, node, node
+    def _to_lock(self, node: RadixNode) -> tuple[list[RadixNode], int]:
+        """The nodes whose components a lock of a string that ends at a node protects, and their name for ``_to_unlock``."""
+        raise NotImplementedError
 
-    @staticmethod
-    def _unlink(node: RadixNode) -> None:
-        newer, older = node.newer, node.older
-        assert newer is not None and older is not None
-        newer.older, older.newer, node.newer, node.older = older, newer, None, None
+    def _to_unlock(self, node: RadixNode, bound: int) -> list[RadixNode]:
+        """These nodes again, of which some may have been split since."""
+        raise NotImplementedError
 
-    def _lock_component(self, node: RadixNode) -> None:
-        if node.component and not node.component_locks:
-            self.component_evictable -= self._units(node)
-            self.component_protected += self._units(node)
-        node.component_locks += 1
+    def lock(self, node: RadixNode) -> int:
+        """See ``RadixTree``."""
+        super().lock(node)
+        nodes, bound = self._to_lock(node)
+        self._add_locks(nodes, 1)
+        return bound
 
-    def _unlock_component(self, node: RadixNode) -> None:
-        node.component_locks -= 1
-        if node.component and not node.component_locks:
-            self.component_evictable += self._units(node)
-            self.component_protected -= self._units(node)
+    def unlock(self, node: RadixNode, bound: int = 0) -> None:
+        """See ``RadixTree``."""
+        self._add_locks(self._to_unlock(node, bound), -1)
+        super().unlock(node)
+
+    def _add_locks(self, nodes: Iterable[RadixNode], sign: int) -> None:
+        for node in nodes:
+            self._count_component(node, -1)
+            node.component_locks += sign
+            self._count_component(node, 1)
+
+    def _is_component_locked(self, node: RadixNode) -> bool:
+        return node.component_locks > 0
+
+    def _count_component(self, node: RadixNode, sign: int) -> None:
+        """A node's component counts among these with its locks from now on, or no more."""
+        if not node.component:
+            return
+        if node.component_locks:
+            self.component_protected += sign * self._units(node)
+        else:
+            self.component_evictable += sign * self._units(node)
 
     def evict(self, tokens: int, components: int = 0) -> int:
         """See ``RadixTree``; then evict components until so many units of these are freed in all."""
         before = self.component_evictable
         freed = super().evict(tokens)
-        oldest = self._unlocked(self._oldest)
+        oldest = self._unlocked(None)
         while (node := oldest) is not None and before - self.component_evictable < components:
             oldest = self._unlocked(node)
-            if node.locks or node.children:
-                self._bury(node)
-            else:
+            if self._is_leaf(node):
                 freed += node.tokens
                 self._remove(node)
+            else:
+                self._bury(node)
         return freed
 
-    def _unlocked(self, node: RadixNode) -> RadixNode | None:
+    def _unlocked(self, node: RadixNode | None) -> RadixNode | None:
         """The next newer node whose component can be evicted."""
-        found = node.newer
-        while found is not None and found.component_locks:
-            found = found.newer
-        return None if found is self._newest else found
+        found = self.recency.newer(node)
+        while found is not None and self._is_component_locked(found):
+            found = self.recency.newer(found)
+        return found
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
         self._touches += 1

@@ -99,14 +99,17 @@ class HostCopies:
         while self._running and self._running[0][0] <= until:
             heappop(self._running)[2]()
 
-    def _copy(self, index: int, asked_ticks: int, blocks: int, is_store: bool, done: Callable[[], None]) -> int:
+    def _copy(
+        self, index: int, asked_ticks: int, blocks: int, ticks: int, is_store: bool, done: Callable[[], None]
+    ) -> int:
         """Put a copy of so many blocks at the end of the queue of its direction. Returns its end; then ``done`` is called.
 
         Args:
             index: Whose it is; -1 of several.
+            ticks: How long it takes.
         """
         start = max(asked_ticks, self._free_from[is_store])
-        end = self._free_from[is_store] = start + self._ticks[is_store](blocks)
+        end = self._free_from[is_store] = start + ticks
         self._until(end, done)
         self.transfers.append((index, asked_ticks, start, end, blocks, is_store))
         return end

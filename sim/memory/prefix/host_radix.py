@@ -31,14 +31,21 @@ from .radix import Leaves, Place, RadixNode, RadixTree
 
 
 class Copied(NamedTuple):
-    """A node that is copied, and locked by its copy.
+    """What is copied at once, and locked by its copy.
 
     Attributes:
+        node: Where it ends.
         tokens: Tokens of the copy: of a load, those of its host-only ancestors, too.
+        components: Units of components.
+        bound: Of the lock, see ``ComponentTree``.
+        written: Nodes of a write, where these have components.
     """
 
     node: RadixNode
     tokens: int
+    components: int = 0
+    bound: int = 0
+    written: list[RadixNode] | None = None
 
 
 class HostTree(RadixTree):
@@ -47,6 +54,7 @@ class HostTree(RadixTree):
     Args:
         host_tokens: Tokens that the host holds.
         threshold: Hits at which a node is written.
+        others: Of the tree that it extends.
 
     Attributes:
         host_free: Tokens for which the host has pages left.
@@ -55,10 +63,10 @@ class HostTree(RadixTree):
         writes: Nodes that are to be written to the host.
     """
 
-    def __init__(self, host_tokens: int, threshold: int = 1) -> None:
-        super().__init__()
+    def __init__(self, host_tokens: int, threshold: int = 1, *others: int) -> None:
+        super().__init__(*others)
         self.host_free, self._threshold = host_tokens, threshold
-        self.copying_tokens = self.host_evicted = self.refused_writes = 0
+        self.copying_tokens = self.host_evicted = self.refused_writes = self._restored = 0
         self.writes: list[Copied] = []
         self._host_leaves = Leaves(self._is_host_leaf)
 
@@ -68,69 +76,90 @@ class HostTree(RadixTree):
         return self.evictable_tokens + self.copying_tokens
 
     def on_device(self, place: Place) -> tuple[RadixNode, int]:
-        """The last node on the device of a string, and the tokens up to there."""
+        """The last node of a string from which a request can go on without a load, and the tokens up to there."""
         node, tokens = place.node, place.tokens
         while not node.on_device:
             tokens -= node.tokens
             node = self._parent_of(node)
         return node, tokens
 
-    def insert(self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0) -> tuple[RadixNode, int]:
-        """See ``RadixTree``; tokens count as cached before where the device had them."""
-        last = first = Place(after or self.root, 0, 0, 0)
-        restored = 0
-        for last in self._walk(key, first):
-            restored += self._restore(last.node)
-        self._touch(last.node)
-        node, tokens, run, into = last
-        if run < len(key):
-            stream, start, length = key[run]
-            node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
-        self._leaves.offer(node)
-        return node, tokens - restored
+    def between(self, node: RadixNode, above: RadixNode) -> tuple[int, int]:
+        """Tokens of a string that ends at ``node``, behind ``above``: those with a copy on the host, and those that the device lacks."""
+        copied = lacking = 0
+        for each in self.path(node, above):
+            copied += each.tokens * each.on_host
+            lacking += each.tokens * (not each.on_device)
+        return copied, lacking
 
-    def hit(self, node: RadixNode, tokens: int, before: int) -> None:
-        """A request has inserted the string of ``tokens`` that ends at a node, and so many of them ``before``."""
-        path = []
-        while tokens > before:
-            path.append(node)
-            tokens -= node.tokens
-            node = self._parent_of(node)
+    def insert(
+        self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0, inserted: int = 0
+    ) -> tuple[RadixNode, int]:
+        """See ``RadixTree``; tokens count as cached before where the device had them.
+
+        Args:
+            inserted: Tokens of the string that the request has inserted before, from the first one of ``key`` on; below 0 where it has not
+                inserted all of the string before ``key``.
+        """
+        end, path = 0, []
+        if after is not None and inserted < 0:
+            for each in self.path(after):
+                if end <= inserted:
+                    break
+                path.append(each)
+                end -= each.tokens
         for each in reversed(path):
-            each.hits += 1
-            if not each.on_host and each.hits >= self._threshold:
-                self._write(each)
+            self._hit(each)
+        self._restored = 0
+        node, tokens = super().insert(key, after, live, inserted)
+        self._leaves.offer(node)
+        return node, tokens - self._restored
+
+    def _pass(self, place: Place, live: int, inserted: int) -> None:
+        self._restored += self._restore(place.node)
+        super()._pass(place, live, inserted)
+        if place.tokens > inserted:
+            self._hit(place.node)
+
+    def _complete(self, node: RadixNode, new: int, live: int, inserted: int) -> None:
+        super()._complete(node, new, live, inserted)
+        if new > max(0, inserted):
+            self._hit(node)
+
+    def _hit(self, node: RadixNode) -> None:
+        """A request has inserted a node that it had not inserted before."""
+        node.hits += 1
+        if not node.on_host and node.hits >= self._threshold:
+            self._write(node)
 
     def load(self, node: RadixNode) -> Copied:
-        """What the host alone has of a string that ends at a node takes device pages, which the caller has, and is locked by the copy."""
-        end, tokens = node, 0
-        while not node.on_device:
-            tokens += self._restore(node)
-            node = self._parent_of(node)
-        self.pin(end)
-        return Copied(end, tokens)
+        """What a string that ends at a node lacks on the device takes pages there, which the caller has, and is locked by the copy."""
+        tokens, end = 0, node
+        while not end.on_device:
+            tokens += self._restore(end)
+            end = self._parent_of(end)
+        return Copied(node, tokens, bound=self.pin(node))
 
-    def pin(self, node: RadixNode) -> None:
-        """A copy locks a node and its ancestors."""
+    def pin(self, node: RadixNode) -> int:
+        """A copy locks a node and its ancestors. Returns what ``unpin`` asks for."""
         while node is not self.root:
+            self._count(node, -1)
             node.copies += 1
+            self._count(node, 1)
             if node.copies > 1:
                 break
-            if not node.locks:
-                self.evictable_tokens -= node.tokens
-                self.copying_tokens += node.tokens
             node = self._parent_of(node)
+        return 0
 
-    def unpin(self, node: RadixNode) -> None:
-        """The copy has ended."""
+    def unpin(self, copied: Copied) -> None:
+        """A copy has ended."""
+        node = copied.node
         while node is not self.root:
+            self._count(node, -1)
             node.copies -= 1
+            self._count(node, 1)
             if node.copies:
                 break
-            if not node.locks:
-                self.evictable_tokens += node.tokens
-                self.copying_tokens -= node.tokens
-            self._leaves.offer(node)
+            self._offer(node)
             node = self._parent_of(node)
 
     def _restore(self, node: RadixNode) -> int:
@@ -139,57 +168,75 @@ class HostTree(RadixTree):
             return 0
         node.on_device = True
         self._parent_of(node).device_children += 1
-        self._count_unlocked(node, 1)
+        self._count(node, 1)
         return node.tokens
 
     def _write(self, node: RadixNode) -> None:
         """Write a node to the host, after its ancestors that are not there."""
-        chain = []
-        while node is not self.root and not node.on_host:
+        chain: list[RadixNode] = []
+        while node is not self.root and not (chain and node.on_host):
             chain.append(node)
             node = self._parent_of(node)
         for each in reversed(chain):
-            if not self._make_host_free(each.tokens):
+            if not self._copy_to_host(each):
                 self.refused_writes += 1
                 break
-            self.host_free -= each.tokens
-            each.on_host = True
-            self.pin(each)
-            self.writes.append(Copied(each, each.tokens))
+
+    def _copy_to_host(self, node: RadixNode) -> bool:
+        """A node takes the pages that it lacks on the host, and is locked by the copy. Returns whether there were enough."""
+        tokens = node.tokens * (not node.on_host)
+        if not self._make_host_free(tokens):
+            return False
+        self.host_free -= tokens
+        node.on_host = True
+        self.writes.append(Copied(node, tokens, bound=self.pin(node)))
+        return True
 
     def _make_host_free(self, tokens: int) -> bool:
         """Evict from the host until so many tokens fit, as far as there are leaves. Returns whether they do."""
         while self.host_free < tokens and (leaf := self._host_leaves.pop()) is not None:
-            self.host_free += leaf.tokens
-            self.host_evicted += leaf.tokens
-            self._host_leaves.offer(self._detach(leaf))
+            self._evict_from_host(leaf)
         return self.host_free >= tokens
+
+    def _evict_from_host(self, leaf: RadixNode) -> None:
+        self.host_free += leaf.tokens
+        self.host_evicted += leaf.tokens
+        self._host_leaves.offer(self._detach(leaf))
 
     def _remove(self, leaf: RadixNode) -> None:
         """See ``RadixTree``; a node with a host copy stays there."""
-        parent = self._parent_of(leaf)
-        parent.device_children -= 1
-        if not leaf.on_host:
+        self._parent_of(leaf).device_children -= 1
+        if leaf.on_host:
+            self._demote(leaf)
+        else:
             super()._remove(leaf)
-            return
+
+    def _demote(self, leaf: RadixNode) -> None:
+        """A node is on the host alone."""
+        parent = self._parent_of(leaf)
+        self._count(leaf, -1)
         leaf.on_device = False
-        self._count_unlocked(leaf, -1)
         self._inherit(parent, leaf)
         self._leaves.offer(parent)
         self._host_leaves.offer(leaf)
 
+    def _offer(self, node: RadixNode) -> None:
+        super()._offer(node)
+        self._host_leaves.offer(node)
+
     def _is_leaf(self, node: RadixNode) -> bool:
         return node.parent is not None and node.on_device and not (node.locks or node.copies or node.device_children)
 
-    @staticmethod
-    def _is_host_leaf(node: RadixNode) -> bool:
-        return node.parent is not None and not (node.on_device or node.children)
+    def _is_host_leaf(self, node: RadixNode) -> bool:
+        return node.parent is not None and not (node.on_device or node.children or node.locks)
 
-    def _count_unlocked(self, node: RadixNode, sign: int) -> None:
-        if node.copies:
+    def _count(self, node: RadixNode, sign: int) -> None:
+        if not node.on_device:
+            return
+        if node.copies and not node.locks:
             self.copying_tokens += sign * node.tokens
         else:
-            super()._count_unlocked(node, sign)
+            super()._count(node, sign)
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
         upper = super()._split(node, tokens)
@@ -201,10 +248,10 @@ class HostTree(RadixTree):
         parent.device_children += 1
         return super()._append(parent, runs)
 
-    def _touch(self, node: RadixNode) -> None:
+    def _use(self, node: RadixNode) -> None:
         """See ``RadixTree``; the device's part of the path is as recent, and each host-only node of it."""
         path = [node]
         while not path[-1].on_device:
             path.append(self._parent_of(path[-1]))
         for each in reversed(path):
-            super()._touch(each)
+            self._touch(each)

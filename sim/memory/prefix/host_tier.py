@@ -282,7 +282,9 @@ class HostTier(HostLookUps):
     def _submit(self, job: _Job, now: int) -> None:
         """Put a job at the end of the queue of its direction."""
         done = partial(self._end_copy, job)
-        job.end_ticks = self._copy(job.sequence.index, now, job.blocks, job.is_store, done)
+        job.end_ticks = self._copy(
+            job.sequence.index, now, job.blocks, self._ticks[job.is_store](job.blocks), job.is_store, done
+        )
 
     def on_looked_up(
         self, sequence: Sequence, known: int, found: int, behind: Mapping[int, int] = MappingProxyType({})

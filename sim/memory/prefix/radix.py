@@ -55,11 +55,13 @@ class RadixNode:
         component: Whether its component is there; this and what follows, up to its neighbours, is of ``ComponentTree``.
         component_locks: Locks of it, also while it is missing.
         bound: Names the segments of locks of windows that end here; 0 without any.
-        newer, older: Its neighbours by when components were used, while it has one.
         on_device, on_host: Where its KV is; this and what follows is of ``HostTree``.
         copies: Copies in flight that end here, and one for each child with any.
         hits: Requests that inserted it.
         device_children: Children on the device.
+        component_on_host: Whether its component has a copy there; this and what follows is of ``HostComponents``.
+        component_copies: Copies in flight that lock its component.
+        written_by: The write in flight that it is part of.
     """
 
     parent: RadixNode | None = None
@@ -71,13 +73,14 @@ class RadixNode:
     component: bool = False
     component_locks: int = 0
     bound: int = 0
-    newer: RadixNode | None = None
-    older: RadixNode | None = None
     on_device: bool = True
     on_host: bool = False
     copies: int = 0
     hits: int = 0
     device_children: int = 0
+    component_on_host: bool = False
+    component_copies: int = 0
+    written_by: list[RadixNode] | None = None
 
 
 class Place(NamedTuple):
@@ -167,7 +170,7 @@ class RadixTree:
         end = first = place if self.holds(place.node) else self.start
         for end in self._walk(key, first):
             pass
-        self._touch(end.node)
+        self._use(end.node)
         return end
 
     def _walk(self, key: Sequence[Run], place: Place) -> Iterator[Place]:
@@ -187,7 +190,9 @@ class RadixTree:
         """Whether the node has not been evicted."""
         return node is self.root or node.parent is not None
 
-    def insert(self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0) -> tuple[RadixNode, int]:
+    def insert(
+        self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0, inserted: int = 0
+    ) -> tuple[RadixNode, int]:
         """Cache ``key``. Returns the node at its end, and the number of its tokens that were cached before.
 
         Touches the nodes on the path. New nodes are not locked.
@@ -195,17 +200,36 @@ class RadixTree:
         Args:
             after: End of the string that ``key`` goes on with; by default the empty one.
             live: See ``WindowTree``.
+            inserted: See ``HostTree``.
 
         Raises:
             SimulationFault: ``after`` is evicted.
         """
         if after is not None and not self.holds(after):
             raise _evicted()
-        node, tokens, run, into = self.follow(key, self.start if after is None else Place(after, 0, 0, 0))
+        last = first = Place(after or self.root, 0, 0, 0)
+        for last in self._walk(key, first):
+            self._pass(last, live, inserted)
+        node, tokens, run, into = last
+        new = 0
         if run < len(key):
             stream, start, length = key[run]
             node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
+            new = node.tokens
+        self._complete(node, new, live - tokens, inserted - tokens)
+        self._use(node)
         return node, tokens
+
+    def _pass(self, place: Place, live: int, inserted: int) -> None:
+        """A string that is inserted goes on behind a node, or ends there; see ``insert``."""
+
+    def _complete(self, node: RadixNode, new: int, live: int, inserted: int) -> None:
+        """A string that is inserted ends with a node.
+
+        Args:
+            new: Its tokens, if it is a new one, else 0.
+            live, inserted: As of ``insert``, from the first token of a new node on.
+        """
 
     def lock(self, node: RadixNode) -> int:
         """Protect ``node`` and its ancestors from eviction. Returns what ``unlock`` asks for.
@@ -214,11 +238,11 @@ class RadixTree:
             SimulationFault: The node is evicted.
         """
         while node is not self.root:
+            self._count(node, -1)
             node.locks += 1
+            self._count(node, 1)
             if node.locks > 1:
                 break
-            self._count_unlocked(node, -1)
-            self.protected_tokens += node.tokens
             node = self._parent_of(node)
         return 0
 
@@ -231,12 +255,12 @@ class RadixTree:
         while node is not self.root:
             if not node.locks:
                 raise SimulationFault("a radix node is unlocked more often than locked")
+            self._count(node, -1)
             node.locks -= 1
+            self._count(node, 1)
             if node.locks:
                 break
-            self._count_unlocked(node, 1)
-            self.protected_tokens -= node.tokens
-            self._leaves.offer(node)
+            self._offer(node)
             node = self._parent_of(node)
 
     def evict(self, tokens: int, components: int = 0) -> int:
@@ -263,13 +287,13 @@ class RadixTree:
     def _append(self, parent: RadixNode, runs: tuple[Run, ...]) -> RadixNode:
         leaf = RadixNode(parent, runs, sum(length for _, _, length in runs))
         parent.children[runs[0][:2]] = leaf
-        self._count_unlocked(leaf, 1)
+        self._count(leaf, 1)
         self._touch(leaf)
         self._leaves.offer(leaf)
         return leaf
 
     def _remove(self, leaf: RadixNode) -> None:
-        self._count_unlocked(leaf, -1)
+        self._count(leaf, -1)
         self._leaves.offer(self._detach(leaf))
 
     def _detach(self, leaf: RadixNode) -> RadixNode:
@@ -287,13 +311,24 @@ class RadixTree:
         self._touches += 1
         node.touch = self._touches
 
+    def _use(self, node: RadixNode) -> None:
+        """The path to a node was used."""
+        self._touch(node)
+
+    def _offer(self, node: RadixNode) -> None:
+        """A node may be one to evict now."""
+        self._leaves.offer(node)
+
     def _is_leaf(self, node: RadixNode) -> bool:
         """Whether a node can be evicted."""
         return node.parent is not None and not (node.locks or node.children)
 
-    def _count_unlocked(self, node: RadixNode, sign: int) -> None:
-        """A node has no lock from now on, or has one."""
-        self.evictable_tokens += sign * node.tokens
+    def _count(self, node: RadixNode, sign: int) -> None:
+        """A node counts among those with its locks from now on, or no more."""
+        if node.locks:
+            self.protected_tokens += sign * node.tokens
+        else:
+            self.evictable_tokens += sign * node.tokens
 
     def path(self, node: RadixNode, above: RadixNode | None = None) -> list[RadixNode]:
         """``node`` and its ancestors, up to the one below ``above``, by default the root.

@@ -28,42 +28,26 @@ class StateTree(ComponentTree):
         """See ``RadixTree``; from the root, as states may have gone since."""
         last = best = self.start
         for last in self._walk(key, best):
-            if last.node.component:
+            if self._has_component(last.node):
                 best = last
         self.hit = last.tokens
         if key:
             self._use(best.node)
         return best
 
-    def insert(self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0) -> tuple[RadixNode, int]:
-        """See ``RadixTree``. The state after ``key`` joins the tree, unless there is one."""
-        last = first = Place(after or self.root, 0, 0, 0)
-        for last in self._walk(key, first):
-            pass
-        node, tokens, run, into = last
-        if run < len(key):
-            stream, start, length = key[run]
-            node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
+    def _complete(self, node: RadixNode, new: int, live: int, inserted: int) -> None:
+        """See ``RadixTree``. The state after the string joins the tree, unless there is one."""
+        super()._complete(node, new, live, inserted)
         if node is not self.root and not node.component:
             self._publish(node)
-        self._use(node)
-        return node, tokens
 
     def _refresh(self, path: list[RadixNode]) -> None:
         """Of the last node alone, which is all that a request reads."""
         if path and path[0].component:
-            self._unlink(path[0])
-            self._link(path[0], self._newest)
+            self.recency.put(path[0])
 
-    def lock(self, node: RadixNode) -> int:
-        """See ``RadixTree``."""
-        super().lock(node)
-        if node is not self.root:
-            self._lock_component(node)
-        return 0
+    def _to_lock(self, node: RadixNode) -> tuple[list[RadixNode], int]:
+        return self._to_unlock(node, 0), 0
 
-    def unlock(self, node: RadixNode, bound: int = 0) -> None:
-        """See ``RadixTree``."""
-        if node is not self.root:
-            self._unlock_component(node)
-        super().unlock(node)
+    def _to_unlock(self, node: RadixNode, bound: int) -> list[RadixNode]:
+        return [] if node is self.root else [node]

@@ -143,6 +143,7 @@ class Offloaded:
         fleet: What replicas have together, where one of the tiers is shared.
         link: Between the GPU and the host; None where the cost model has the time of its copies.
         layers: Layers of the model, for loads that are over layer by layer.
+        num_components, component_bytes: Places on the host for windows or states of a pool of their own, and bytes of each.
     """
 
     num_chunks: int
@@ -152,6 +153,8 @@ class Offloaded:
     fleet: FleetTiers | None = None
     link: TierSpec | None = None
     layers: int = 1
+    num_components: int = 0
+    component_bytes: int = 0
 
     def store(self, place: int, num_kv_groups: int) -> Store:
         """The store of a tier, that of the fleet where it is shared."""

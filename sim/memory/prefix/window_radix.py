@@ -40,37 +40,30 @@ class WindowTree(ComponentTree):
         last = best = self.start
         covered: float = float("inf")
         for last in self._walk(key, best):
-            covered = covered + last.node.tokens if last.node.component else 0
-            if last.node.component and covered >= self.window:
+            covered = covered + last.node.tokens if self._has_component(last.node) else 0
+            if covered >= self.window:
                 best = last
         self.hit = last.tokens
         if key:
             self._use(best.node)
         return best
 
-    def insert(self, key: Sequence[Run], after: RadixNode | None = None, live: int = 0) -> tuple[RadixNode, int]:
-        """See ``RadixTree``.
+    def _pass(self, place: Place, live: int, inserted: int) -> None:
+        """See ``RadixTree``; ``live`` is the tokens of the string before those of which the request has the windows."""
+        if not place.node.component:
+            self._fill(place.node, live - place.tokens + place.node.tokens)
+        super()._pass(place, live, inserted)
 
-        Args:
-            live: Tokens of ``key`` before those of which the request has the windows.
-        """
-        last = first = Place(after or self.root, 0, 0, 0)
-        for last in self._walk(key, first):
-            if not last.node.component:
-                self._fill(last.node, live - last.tokens + last.node.tokens)
-        node, tokens, run, into = last
-        if run < len(key):
-            stream, start, length = key[run]
-            node = self._append(node, ((stream, start + into, length - into), *key[run + 1 :]))
-            if node.tokens > (older := max(0, live - tokens)):
-                if older:
-                    self._split(node, older)
-                # Its lock is to hold no more than a window.
-                if node.tokens > self.tail:
-                    self._publish(self._split(node, node.tokens - self.tail))
-                self._publish(node)
-        self._use(node)
-        return node, tokens
+    def _complete(self, node: RadixNode, new: int, live: int, inserted: int) -> None:
+        """See ``RadixTree``; a new leaf gets the windows that its request has."""
+        if new > (older := max(0, live)):
+            if older:
+                self._split(node, older)
+            # Its lock is to hold no more than a window.
+            if node.tokens > self.tail:
+                self._publish(self._split(node, node.tokens - self.tail))
+            self._publish(node)
+        super()._complete(node, new, live, inserted)
 
     def _fill(self, node: RadixNode, before: int) -> None:
         """Give a tombstone its windows, but of so many first tokens; these become a node of their own."""
@@ -81,43 +74,41 @@ class WindowTree(ComponentTree):
 
     def _refresh(self, path: list[RadixNode]) -> None:
         """The windows before its end."""
-        last, covered = self._newest, 0
+        last, covered = None, 0
         for each in path:
             if covered <= self.window and each.component:
-                self._unlink(each)
-                self._link(each, last)
+                self.recency.put(each, last)
                 last = each
             covered += each.tokens
 
-    def lock(self, node: RadixNode) -> int:
-        """See ``RadixTree``. Returns the name of the segment of windows that it locks, for ``unlock``; 0 is up to the root."""
-        super().lock(node)
-        covered = 0
+    def _to_lock(self, node: RadixNode) -> tuple[list[RadixNode], int]:
+        """See ``ComponentTree``; the name is 0 where they go up to the root."""
+        nodes, covered = [], 0
         while node is not self.root:
-            self._lock_component(node)
+            nodes.append(node)
             covered += node.tokens
             if covered >= self.window:
                 if not node.bound:
                     self._bounds += 1
                     node.bound = self._bounds
-                return node.bound
+                return nodes, node.bound
             node = self._parent_of(node)
-        return 0
+        return nodes, 0
 
-    def unlock(self, node: RadixNode, bound: int = 0) -> None:
-        """See ``RadixTree``."""
-        each = node
-        while each is not self.root:
-            self._unlock_component(each)
-            if bound and each.bound == bound:
+    def _to_unlock(self, node: RadixNode, bound: int) -> list[RadixNode]:
+        nodes = []
+        while node is not self.root:
+            nodes.append(node)
+            if bound and node.bound == bound:
                 break
-            each = self._parent_of(each)
-        super().unlock(node)
+            node = self._parent_of(node)
+        return nodes
 
     def _split(self, node: RadixNode, tokens: int) -> RadixNode:
         upper = super()._split(node, tokens)
         upper.component, upper.component_locks = node.component, node.component_locks
+        upper.component_copies = node.component_copies
         upper.bound, node.bound = node.bound, 0
         if upper.component:
-            self._link(upper, node)
+            self.recency.put(upper, node)
         return upper

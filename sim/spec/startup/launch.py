@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from ...types.errors import SettingError
 from .. import compressed
 from ..attention import FP8_DS_MLA
-from ..deployment import DTYPE_BITS, NVFP4, Deployment, ExpertRanks, stages
+from ..deployment import DTYPE_BITS, Deployment, ExpertRanks, stages
 from ..gpu import GIB, GpuSpec
 from ..hybrid import HybridLayout, formed_layout, hybrid_layout
 from ..kernels import deployed_experts, experts_need
@@ -69,7 +69,7 @@ def resolved_kv_dtype(model: ModelSpec, gpu: GpuSpec, given: str, own: str = "fp
     if given == "auto":
         by_default = indexer is not None and indexer.fp8_on_b200 and gpu.is_blackwell
         given = model.kv_dtype or ("fp8" if by_default else own)
-        if given not in DTYPE_BITS or given == NVFP4:
+        if given not in DTYPE_BITS:
             remedy = f"which the checkpoint of {model.name} asks for, is not simulated; give another --kv-cache-dtype"
             raise SettingError("kv_cache_dtype", given, remedy)
     if model.latent and indexer and not gpu.is_blackwell and (given == "fp8" or gpu.major == 12):

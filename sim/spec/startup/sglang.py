@@ -12,7 +12,7 @@ of their own (``model_executor/pool_configurator.py``).
 
 ``sglang_states`` has the pool of models with states, whose bytes the KV cache lacks.
 
-Not computed: further room for multimodal models, data-parallel attention, DeepEP and drafts; and a pool of windows for the requests
+Not computed: further room for data-parallel attention, DeepEP and drafts; and a pool of windows for the requests
 alone (``SWARequestCapPoolConfigurator``: no radix cache, and ``--max-running-requests`` given).
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...types.optional import not_none
 from ..deployment import stages
 from ..gpu import GIB, GpuSpec
 from ..shape import ModelSpec
@@ -47,8 +48,33 @@ _LEAST_MIB, _LARGE_MIB = 10 * 1024, 60 * 1024
 #: the token itself, which SGLang leaves out. Gemma 2 and 3, Mistral and others keep every token in all layers.
 _LESS = {"gpt_oss": 1, "gemma4": 1, "mimo_v2_flash": 0, "step3p5": 0, "step3p7": 0, "llama4": 0}
 _WINDOWED = ("sliding", "chunked")
-#: Models for which it takes FlashInfer's attention there (``arg_groups/model_overrides``).
-_FLASHINFER = frozenset({"granitemoehybrid", "lfm2"})
+#: Attention by ``model_type`` on compute capability 10, where it is not that of most models (``arg_groups/model_overrides``).
+_ON_BLACKWELL = {
+    **dict.fromkeys(("granitemoehybrid", "lfm2", "kimi_linear"), "flashinfer"),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2", "kimi_k25", "kimi_k3", "pixtral"), "trtllm_mla"),
+    **dict.fromkeys(("mimo_v2_flash", "minimax_m3", "minimax_m3_vl"), "fa4"),
+}
+#: There these have Triton's, with pages of one token; TensorRT-LLM's without a radix cache, and where the line itself asks for copies of states.
+_TRITON = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+#: Tokens of a page that an attention backend asks for.
+_PAGES = dict.fromkeys(
+    ("trtllm_mha", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "flashmla", "hpc_ops", "dsa", "nsa"), 64
+)
+#: Others that these have, too.
+_ALSO = {"trtllm_mha": (16, 32, 128), "trtllm_mla": (32,), "cutedsl_mla": (32,), "tokenspeed_mla": (32,)}
+#: The same of FlashAttention 4 on compute capability 10, without latent vectors; and of MiniMax M3 by compute capability and backend.
+_FA4_PAGE = 128
+_MINIMAX = frozenset({(9, None), (9, "fa3"), (10, "trtllm_mha")})
+#: Models that are served without their encoder (``mm_disabled_models`` of ``configs/model_config.py``), by ``model_type``.
+_TEXT_ALONE = frozenset({"gemma3", "llama4", "step3_vl"})
+#: Multimodal models whose prefills have CUDA graphs (``multimodal_breakable_cuda_graph_supported_model_archs``).
+_PREFILL_GRAPHS = frozenset({"minimax_m3", "minimax_m3_vl", "glm5_next", "qwen3_5", "qwen3_5_moe", "kimi_k25"})
+#: Models with Kimi delta attention, whose prefills have none; and those of which it does not read the encoder.
+_KDA, _UNREAD = frozenset({"kimi_linear", "kimi_k3"}), frozenset({"minimax_m3", "minimax_m3_vl"})
+#: Layers and width of an encoder that SGLang does not find in a configuration, and takes for the least.
+_VISION = 24, 1024
+#: Share of the fraction that a multimodal model gets with such an encoder; of what a larger one costs; and the bounds of that factor.
+_OF_VISION, _FOR_VISION, _VISION_BOUNDS = 0.95, 0.1, (0.8, 1.05)
 #: GiB in use beside the weights, by SGLang's logs: of one rank 78.47 of 79.19 are free before the weights on an H100 (0.5.19, and another start of
 #: 2026); with NVLink 77.43 of 79.19 on eight H100; without, four RTX 4090 have 23.08 of 23.52 before and 16.00 after weights of 6.87, four L4
 #: 21.63 of 22.03 and 6.09 after 15.26. vLLM's ranks have less with NVLink and more without.
@@ -78,6 +104,8 @@ def server_defaults(
     *,
     latent: bool = False,
     cuda_graphs: bool = True,
+    prefill_graphs: bool = True,
+    vision: float = 1,
     chunked_prefill_size: int | None = None,
     max_running_requests: int | None = None,
 ) -> ServerDefaults:
@@ -86,6 +114,8 @@ def server_defaults(
     Args:
         gpu_mib: Memory of the card, in MiB.
         latent: Whether the model has multi-head latent attention.
+        prefill_graphs: Whether its prefills have CUDA graphs.
+        vision: Share of the fraction that its encoder leaves (``vision_share``).
         chunked_prefill_size, max_running_requests: What the line says; None is nothing.
     """
     _, tokens, few, many = next(row for row in _BY_GIB if gpu_mib < row[0] * 1024)
@@ -97,11 +127,36 @@ def server_defaults(
     if cuda_graphs:
         kept += _DECODE_MIB * most
         # Pipeline stages run prefills without graphs.
-        if pipeline_parallel == 1:
+        if pipeline_parallel == 1 and prefill_graphs:
             kept += _LATENT_MIB if latent else _PREFILL_MIB * len(prefill_graph_sizes(chunk))
     if gpu_mib > _LARGE_MIB:
         kept = max(kept, _LEAST_MIB)
-    return ServerDefaults(chunk, most, round((gpu_mib - kept) / gpu_mib, 3))
+    return ServerDefaults(chunk, most, round((gpu_mib - kept) / gpu_mib, 3) * vision)
+
+
+def vision_share(model: ModelSpec) -> float:
+    """Share of ``mem_fraction_static`` that SGLang takes for a multimodal model (``adjust_mem_fraction_for_vlm``)."""
+    if not _sees(model):
+        return 1
+    encoder = not_none(model.encoder)
+    # SGLang reads no encoder of MiniMax M3.
+    layers, width = (
+        _VISION if model.model_type in _UNREAD else (encoder.layers or _VISION[0], encoder.width or _VISION[1])
+    )
+    larger = layers * width**2 / (_VISION[0] * _VISION[1] ** 2) - 1
+    least, most = _VISION_BOUNDS
+    return _OF_VISION * max(least, min(most, 1 - _FOR_VISION * larger))
+
+
+def prefill_graphs(model: ModelSpec) -> bool:
+    """Whether prefills of a model have CUDA graphs (``disable_breakable_cudagraph_if_incompatible``)."""
+    if model.model_type in _KDA:
+        return False
+    return not _sees(model) or model.model_type in _PREFILL_GRAPHS
+
+
+def _sees(model: ModelSpec) -> bool:
+    return model.encoder is not None and model.model_type not in _TEXT_ALONE
 
 
 def window_of(model: ModelSpec) -> int | None:
@@ -111,9 +166,33 @@ def window_of(model: ModelSpec) -> int | None:
     return max(found) - less if found and less is not None else None
 
 
-def page_size(gpu: GpuSpec, model: ModelSpec) -> int:
-    """Tokens of a page, by the default attention backend: TensorRT-LLM's on compute capability 10 has pages of 64."""
-    return 64 if gpu.major == 10 and model.latent is None and model.model_type not in _FLASHINFER else 1
+def page_size(
+    gpu: GpuSpec, model: ModelSpec, backend: str | None = None, given: int | None = None, *, for_states: bool = False
+) -> int:
+    """Tokens of a page, which the attention backend decides.
+
+    Args:
+        backend: ``--attention-backend``; None is SGLang's choice by card and model.
+        given: ``--page-size``, which SGLang replaces where the backend does not have it.
+        for_states: Whether the line has no radix cache, or has one with copies of states without leaving that to SGLang.
+    """
+    if model.indexer is not None and model.latent is not None:
+        return _PAGES["dsa"]
+    own = backend
+    # Elsewhere SGLang takes backends with pages of one token.
+    if backend is None and gpu.major == 10:
+        if model.model_type in _TRITON:
+            return _PAGES["trtllm_mha"] if for_states else 1
+        others = "trtllm_mha" if model.latent is None else "flashinfer"
+        backend = _ON_BLACKWELL.get(model.model_type or "", others)
+    if backend == "fa4" and gpu.major == 10 and model.latent is None:
+        return _FA4_PAGE
+    if given is None and model.model_type in _UNREAD and (gpu.major, own) in _MINIMAX:
+        return _FA4_PAGE
+    fixed = _PAGES.get(backend or "")
+    if fixed is None or given in _ALSO.get(backend or "", ()):
+        return given or 1
+    return fixed
 
 
 def prefill_graph_sizes(most: int) -> list[int]:
@@ -137,6 +216,8 @@ def fraction_of(launch: Launch) -> float:
         deployment.pipeline_parallel,
         latent=model.latent is not None,
         cuda_graphs=deployment.cuda_graphs,
+        prefill_graphs=prefill_graphs(model),
+        vision=vision_share(model),
         chunked_prefill_size=launch.max_num_batched_tokens,
         max_running_requests=launch.max_num_seqs or None,
     ).mem_fraction_static

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from fragmeter.experiments.cli.app import MISTAKE, status
+from fragmeter.experiments.cli.compare_engines import _steps
 from fragmeter.experiments.runs.engine_sources import FirstStep, Side, _unpacked, first_difference, moved
 from fragmeter.sim.types.errors import SettingError
 
@@ -74,3 +75,20 @@ def test_the_first_step_that_differs_is_named_by_its_first_field():
 
 def test_bytes_that_moved_are_those_of_buckets_with_something():
     assert [*moved(side(), side(live=75.0))] == [("live", 500.0, 750.0), ("free", 500.0, 250.0)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        ([[0, 1], [1, 1], [2, 1]], [[0, 1], [1, 1], [2, 1], [9, 200]], " (3 are the same): A none, B 9: 200."),
+        ([[0, 1], [1, 64]], [[0, 1], [1, 32]], " (1 are the same): A 1: 64, B 1: 32."),
+        ([[0, 1], [1, 1]], [[1, 1], [0, 1]], ": A 0: 1, 1: 1, B 1: 1, 0: 1."),
+        ([], [[4, 2]], ": A none, B 4: 2."),
+    ],
+)
+def test_of_the_first_difference_what_differs_is_shown(mine, theirs, said):
+    """A batch of many sequences is cut behind the first few, which are mostly the same."""
+    sides = [Side("0.33.0", [[0, each, [], 1, 0]], {}, 1) for each in (mine, theirs)]
+    first = first_difference(*sides)
+    (text,) = _steps(*sides, first)
+    assert text.endswith(f"Step 0 differs, scheduled tokens{said}")

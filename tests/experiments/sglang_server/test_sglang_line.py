@@ -8,6 +8,7 @@ import pytest
 
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.experiments.sglang_server.line import read_sglang
+from fragmeter.experiments.sglang_server.start import parse_line, started
 from fragmeter.sim.types.errors import SettingError, UserError
 
 START = "python3 -m sglang.launch_server --model-path qwen3-8b"
@@ -97,12 +98,94 @@ def test_a_flag_of_another_release_is_named():
             "--mamba-radix-cache-strategy = 'extra_buffer_lazy': is not simulated; one of ",
         ),
         ("--quantization gguf", "--quantization = 'gguf': is not simulated; one of "),
+        ("--schedule-policy dfs-weight", "--schedule-policy = 'dfs-weight': is not simulated; one of fcfs, lpm, lof"),
+        ("--hicache-write-policy write_back", "--hicache-write-policy = 'write_back': is not simulated; one of "),
+        ("--kv-cache-dtype nvfp4", "--kv-cache-dtype = 'nvfp4': is not simulated; one of "),
+        # SGLang does not start.
+        (
+            "--kv-cache-dtype int8",
+            "--kv-cache-dtype = 'int8': SGLang 0.5.23 has no such value; one of auto, fp8_e5m2, ",
+        ),
+        ("--dtype fp16", "--dtype = 'fp16': SGLang 0.5.23 has no such value; one of auto, half, "),
+        (
+            "--schedule-policy priority",
+            "--schedule-policy = 'priority': ends SGLang's start (Unknown schedule_policy); ",
+        ),
     ],
 )
 def test_values_that_are_not_simulated(flags, error):
     with pytest.raises(SettingError) as raised:
-        read_sglang(f"{START} {flags}")
+        started(parse_line(f"{START} {flags}"), "h100-80gb")
     assert str(raised.value).startswith(error)
+
+
+def test_defaults_and_formats_of_16_bits_are_of_no_effect():
+    flags = "--ep-size 1 --dtype bfloat16 --schedule-conservativeness 1.0 --radix-eviction-policy lru --nnodes 1"
+    line = read_sglang(f"{START} {flags}")
+    assert line.ignored == [
+        "--ep-size",
+        "--dtype",
+        "--schedule-conservativeness",
+        "--radix-eviction-policy",
+        "--nnodes",
+    ]
+    assert line.not_simulated == [] and line.flags == {}
+    others = read_sglang(f"{START} --ep 2 --dtype float32 --radix-eviction-policy lfu")
+    assert others.uncounted_names == ["--ep-size", "--dtype", "--radix-eviction-policy"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--attention-data-parallel-size 4",
+        "--moe-a2a-backend deepep",
+        "--cuda-graph-bs-decode 1 2 4",
+        "--disable-prefill-cuda-graph",
+        "--language-model-only",
+        '--json-model-override-args {"num_hidden_layers":4}',
+        "--load-balance-method total_tokens",
+    ],
+)
+def test_what_changes_memory_or_decisions_is_named(flags):
+    """As these were passed over as of no effect."""
+    line = read_sglang(f"{START} {flags} --load-balance-method round_robin --moe-dp-size 1")
+    assert len(line.not_simulated) == 1 and line.ignored == ["--load-balance-method", "--moe-dp-size"]
+
+
+def test_other_spellings_are_the_same_flags():
+    flags = "--enable-hicache --data-parallel-size 2 --pipeline-parallel-size 2 --expert-parallel-size 2"
+    line = read_sglang(f"{START} {flags}")
+    assert line.flags == {"enable-hierarchical-cache": True, "dp-size": "2", "pipeline-parallel-size": "2"}
+    assert line.uncounted_names == ["--ep-size"] and read_sglang(f"{START} {line.words()}").flags == line.flags
+
+
+def test_replicas_are_dispatched_in_turn(capsys, tmp_path):
+    """With attention by ranks they share the GPUs, which is not simulated."""
+    for flags, replicas, more in (("--dp 2", 2, " --num-replicas 2"), ("--tp 2 --dp 2 --enable-dp-attention", 1, "")):
+        out = tmp_path / "answer.json"
+        assert status(["plan", "--gpu", "h200", "--serve", f"{START} {flags}", "--json", str(out)]) == DONE
+        found = json.loads(out.read_text())
+        assert found["replicas"] == replicas and found["simulate"].count("--num-replicas") == (replicas > 1)
+        assert found["simulate"].endswith(more)
+    assert found["not_simulated"] == ["--enable-dp-attention (attention by ranks)"]
+    assert "on 1 x h200 (each of 2 replicas); " in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "card", "page"),
+    [
+        ("", "b200", 64),
+        ("--attention-backend triton", "b200", 1),
+        ("--attention-backend fa4", "b200", 128),
+        ("--attention-backend trtllm_mha --page-size 32", "b200", 32),
+        ("--page-size 1", "b200", 64),
+        ("--page-size 1", "h200", 1),
+        ("--attention-backend flashinfer", "h100-80gb", 1),
+        ("--attention-backend hpc_ops", "h100-80gb", 64),
+    ],
+)
+def test_kernels_decide_the_pages(flags, card, page):
+    assert started(parse_line(f"{START} {flags}"), card).replica.block_size == page
 
 
 def test_the_answer(capsys, tmp_path):

@@ -457,8 +457,8 @@ def test_drafts_of_other_methods_are_not_simulated(drafts: str, error: str):
         parse_serve("vllm serve opt-13b --speculative-config '{'")
 
 
-@pytest.mark.parametrize("method", ["mtp", "ngram"])
-def test_drafts_beside_an_indexer_and_states_are_not_counted_and_no_reason_not_to_start(method, capsys):
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_eagle_beside_an_indexer_and_states_is_not_counted_and_no_reason_not_to_start(method, capsys):
     """vLLM serves them: the answer is that of the line without drafts, and says so."""
     plain = "vllm serve zai-org/GLM-5.3-Flash -tp 4 --max-num-seqs 256"
     drafted = f'{plain} --speculative-config \'{{"method": "{method}", "num_speculative_tokens": 3}}\''
@@ -466,7 +466,7 @@ def test_drafts_beside_an_indexer_and_states_are_not_counted_and_no_reason_not_t
     for each in (plain, drafted):
         assert status(["plan", "--gpu", "h200", "--serve", each]) == DONE
         texts[each] = " ".join(capsys.readouterr().out.split())
-    note = "beside which drafts are not simulated; its memory is not counted)"
+    note = "beside which draft models and EAGLE are not simulated; its memory is not counted)"
     assert texts[drafted].startswith(f"Without --speculative-config, not counted, {texts[plain][0].lower()}t starts: ")
     assert texts[drafted].endswith(note) and note not in texts[plain] and "larger GPU" not in texts[drafted]
     found = started(parse_serve(drafted), "h200")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,18 @@ def test_ids_and_leaps_change_no_number(cached):
     ]
     assert alike[0] == alike[1] == alike[2] == alike[3]
     assert [group["name"] for group in alike[0]][-1] == "ring"
+
+
+def test_a_state_has_a_block_more_for_each_draft_and_a_ring_is_longer():
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic"}
+    config = json.dumps(drafts | {"synthetic_acceptance_length": 2})
+    run = _run(enable_prefix_caching=False, speculative_config=config)
+    buckets = {name: slots for name, slots in group_buckets_at_rows(run).items() if name.endswith("state")}
+    rings = buckets.pop("ring.state")
+    assert rings.any() and all((slots == 3 * rings).all() for slots in buckets.values())
+    # Four tokens of a key and two drafts: two keys.
+    config = run.replica.layout.config
+    assert [group.block_size for group in config.groups if group.kind == "ring"] == [8]
 
 
 @pytest.mark.slow

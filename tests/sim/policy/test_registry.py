@@ -222,6 +222,20 @@ def test_the_page_of_policies_has_the_declared_sources():
     assert shown.splitlines()[2:] == rows
 
 
+@pytest.mark.parametrize(
+    ("policy", "file", "pin"),
+    [
+        ("vllm-v1", "tests/real_vllm/requirements.txt", "vllm=={}"),
+        ("sglang", "tests/real_sglang/requirements.txt", "sglang=={}"),
+        ("llama-cpp", "Makefile", "-DLLAMA_BUILD_COMMIT={}"),
+    ],
+)
+def test_the_release_of_a_policy_is_the_one_that_tests_run(policy, file, pin):
+    """Of the wheels and of the sources that are installed to hold it."""
+    release = POLICIES[policy].source.rules_of.split()[-1]
+    assert pin.format(release) in (ROOT / file).read_text(encoding="utf-8").split()
+
+
 def test_a_policy_of_another_package_has_no_source_but_its_own(own_module):
     """``Derived`` is a ``vllm-sosp23`` with a name of its own, and could have other rules."""
     kind = policy(f"{own_module.stem}:Derived")

@@ -93,9 +93,10 @@ def test_leaps_are_single_steps(overlap, write_policy, link):
 def test_the_link_is_that_of_the_card():
     """0.8 of the 32 GB/s of an A100, one way."""
     memory = build(settings(**PLAIN, num_gpu_blocks_override=100)).memory
-    memory.transfers.connect(lambda: 0, LineCost().swap_in_ticks, LineCost().swap_out_ticks)
     assert (
-        memory.transfers._ticks[0](7) == memory.transfers._ticks[1](7) == 7 * TOKEN_BYTES * PER_SECOND // 25_600_000_000
+        memory.transfers.ticks(7, 0, False)
+        == memory.transfers.ticks(7, 0, True)
+        == 7 * TOKEN_BYTES * PER_SECOND // 25_600_000_000
     )
 
 

@@ -35,6 +35,34 @@ def test_narrow_kv_gives_more_blocks_of_the_same_bytes(dtype, shrinks):
     assert host_blocks(model("opt-13b"), deployment=deployment) == 20 * GIB // (13_107_200 // shrinks)
 
 
+def test_vllms_kv_cache_in_nvfp4_is_served_where_vllm_has_kernels():
+    """Nine sixteenths of a byte a number, in memory and in the reads of attention."""
+    chosen = {"policy": "vllm-v1", "model": "llama-3.1-8b", "gpu": "b200", "cost": "roofline"}
+    narrow, wide = (build(settings(**chosen, kv_cache_dtype=form)) for form in ("nvfp4", "fp8"))
+    # Its kernels also have outputs of a step in 8 bits.
+    assert narrow.num_blocks == pytest.approx(wide.num_blocks * 16 / 9, rel=0.02)
+    of_fp8, of_nvfp4 = (replica.cost.decode_line(64, 64 * 8192)[1] for replica in (wide, narrow))
+    assert of_nvfp4 == pytest.approx(of_fp8 * 9 / 16, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (
+            {"model": "gpt-oss-20b", "gpu": "h100-80gb"},
+            "vLLM refuses it for gpt-oss-20b on h100-80gb (No valid attention",
+        ),
+        ({"policy": "vllm-sosp23"}, "is vLLM's; use --policy vllm-v1, or fp8"),
+        ({"kv_cache_dtype": "turboquant_k8v4"}, "is vLLM's, and its scales are not counted"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "is vLLM's, and its scales are not counted"),
+    ],
+)
+def test_formats_of_the_kv_cache_that_are_not_served_say_why(given, complaint):
+    with pytest.raises(SettingError) as refused:
+        build(settings(**{"policy": "vllm-v1", "kv_cache_dtype": "nvfp4"} | given))
+    assert refused.value.field == "kv_cache_dtype" and complaint in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq", "int8", "fp8", "nvfp4"])
 def test_quantised_weights_leave_their_bytes_to_the_pool(name):
     spec, card = model("opt-13b"), gpu("a100-40gb")
