@@ -178,6 +178,10 @@ class Started:
         """Most sequences at once for which it has states; None where these are no bound."""
         return capture_blocks(self.launch)
 
+    def admits_all(self) -> bool:
+        """Whether every request that fits its length is admitted at some time."""
+        return True
+
     def own_pool(self) -> OwnPool | None:
         """The pool of windows or states beside the KV cache; None where all layers share one."""
         return None

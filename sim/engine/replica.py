@@ -24,7 +24,7 @@ from ..spec.kernels import refuse_experts
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
 from ..spec.releases import LAST_ORDERED
-from ..spec.startup.launch import checked_block_size, no_single_group, resolved_kv_dtype
+from ..spec.startup.launch import checked_block_size, no_single_group
 from ..spec.weights import weights_format
 from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
@@ -352,7 +352,7 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
     """Pipeline stages, number formats and CUDA graphs of the settings, as one ``Deployment``."""
     deployment = Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
-        kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
+        kv_dtype=settings.kind.kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=weights_format(shape, settings.quantization),
         cuda_graphs=not _eager(settings),
         # Engines of a model without experts share nothing.
