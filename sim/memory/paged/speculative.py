@@ -490,7 +490,7 @@ class SpeculativeMemory(PagedMemory):
         self.release(leaving, decode_step)
 
     def free_deferred(self, decode_step: int) -> None:
-        self._land()
+        """See ``Memory``; they come free as the tokens of their batch are known, at the beginning of the coming step."""
 
     def _count_out(self, sequence: Sequence) -> None:
         del self.progress[sequence]
