@@ -304,7 +304,7 @@ def _require_states(settings: Settings, shape: ModelSpec) -> None:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy {able}"
         raise SettingError("model", shape.name, remedy)
     if settings.kind.serves_kv_groups and not settings.policy_options.groups_layers:
-        remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
+        remedy = f"vLLM cannot keep the states of {shape.name} in one group with its attention; leave it out"
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
