@@ -73,7 +73,14 @@ _WHOLE = frozenset(
 )
 _SHARES = frozenset({"mem_fraction_static", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "hicache_ratio"})
 #: Formats by SGLang's names; a name that is missing is not simulated.
-_WEIGHTS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_WEIGHTS = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "w8a8_int8": "int8",
+    "w8a8_fp8": "fp8",
+    "modelopt_fp8": "fp8",
+    "modelopt_fp4": "nvfp4",
+}
 _WEIGHTS |= {name: name for name in ("awq", "gptq", "fp8")}
 _STATES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _STRATEGIES = {name: name for name in ("auto", "no_buffer", "extra_buffer")}

@@ -152,6 +152,11 @@ def test_what_changes_memory_or_decisions_is_named(flags):
     assert len(line.not_simulated) == 1 and line.ignored == ["--load-balance-method", "--moe-dp-size"]
 
 
+@pytest.mark.parametrize("name", ["fp8", "w8a8_fp8", "modelopt_fp8"])
+def test_weights_of_8_bits_are_one_format(name):
+    assert read_sglang(f"{START} --quantization {name}").flags == {"quantization": "fp8"}
+
+
 def test_other_spellings_are_the_same_flags():
     flags = "--enable-hicache --data-parallel-size 2 --pipeline-parallel-size 2 --expert-parallel-size 2"
     line = read_sglang(f"{START} {flags}")
