@@ -36,7 +36,11 @@ class LightLLM(TrtllmMaxUtil):
     """
 
     name = "lightllm"
-    source = Source("LightLLM 051a2bcf8", "source", "2026-11-30: a peak equal to the pool is admitted here; its prefix cache is left out")
+    source = Source(
+        "LightLLM 051a2bcf8",
+        "source",
+        "2026-11-30: a peak equal to the pool is admitted here; its prefix cache is left out",
+    )
     system = "LightLLM"
     options_type = LightLLMOptions
     options: LightLLMOptions
