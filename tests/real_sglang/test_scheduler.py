@@ -463,8 +463,3 @@ def test_windows_of_which_all_are_loaded_are_noticed(monkeypatch):
         HostComponents, "to_load", lambda tree, node: [n for n in tree.path(node) if n.component_on_host > n.component]
     )
     assert _is_noticed("hicache_windows")
-
-
-def test_an_admission_that_does_not_ask_for_the_windows_of_its_load_is_noticed(monkeypatch):
-    monkeypatch.setattr(HostRadixTransaction, "windows_on_host", 0)
-    assert _is_noticed("hicache_windows")
