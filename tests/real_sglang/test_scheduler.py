@@ -6,7 +6,6 @@ and when each request finishes. Whatever differs is shrunk, and named by the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
@@ -31,7 +30,7 @@ from fragmeter.sim.types.state import State
 from . import ours, server
 from .record import real, recorded
 from .steps import Served, first_difference
-from .workloads import KINDS, Case, shrunk
+from .workloads import KINDS, Case, or_nothing, shrunk
 
 #: Workloads of a kind, in step and with the overlap schedule, and of one test.
 _SEEDS, _SEEDS_A_TEST = {False: 200, True: 50}, 10
@@ -51,17 +50,8 @@ def _difference(case: Case) -> object:
 
 
 def _both(case: Case) -> tuple[Served, Served]:
-    """What the real scheduler and ours do; nothing where one ends with an error, as copies lock what a request needs."""
-    return _or_nothing(server.serve, case, AssertionError, RuntimeError), _or_nothing(ours.serve, case, SettingError)
-
-
-def _or_nothing(serve: Callable[[Case], Served], case: Case, *errors: type[Exception]) -> Served:
-    try:
-        return serve(case)
-    except errors:
-        if not (case.states or case.window) or not case.hicache_ratio:
-            raise
-        return Served([], [])
+    """What the real scheduler and ours do."""
+    return or_nothing(server.serve, case, AssertionError, RuntimeError), or_nothing(ours.serve, case, SettingError)
 
 
 def test_the_release_is_the_one_that_sglang_follows():
@@ -535,9 +525,4 @@ def test_windows_of_which_all_are_loaded_are_noticed(monkeypatch):
     monkeypatch.setattr(
         HostComponents, "to_load", lambda tree, node: [n for n in tree.path(node) if n.component_on_host > n.component]
     )
-    assert _is_noticed("hicache_windows")
-
-
-def test_an_admission_that_does_not_ask_for_the_windows_of_its_load_is_noticed(monkeypatch):
-    monkeypatch.setattr(HostRadixTransaction, "windows_on_host", 0)
     assert _is_noticed("hicache_windows")

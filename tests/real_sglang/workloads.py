@@ -15,6 +15,8 @@ from fragmeter.sim.spec.startup.sglang_states import StateRules
 from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
 from fragmeter.sim.workload.content import PromptContent
 
+from .steps import Served
+
 #: Layers of the model that serves all cases.
 LAYERS = 40
 #: Bytes of a slot of the KV cache in one buffer with states: the least that it aligns to.
@@ -418,7 +420,8 @@ def _hicache_windows(seed: int) -> Case:
             workload=replace(work, output_tokens=work.output_tokens + longer, max_tokens=work.max_tokens + longer),
         )
         case = replace(case, num_slots=_paged(case, page) + case.num_slots // page * page)
-    least = 3 * window + 128 + 4 * page
+    # As many as the policy asks for.
+    least = 3 * window + 256 + 4 * page
     slots = least + int(max(0, case.num_slots - least) * draw.random() ** 3)
     return replace(
         case,
@@ -447,6 +450,16 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "hicache_states": _hicache_states,
     "hicache_windows": _hicache_windows,
 }
+
+
+def or_nothing(serve: Callable[[Case], Served], case: Case, *errors: type[Exception]) -> Served:
+    """What serves a case; nothing where it ends with an error, as copies of windows or states lock what a request needs."""
+    try:
+        return serve(case)
+    except errors:
+        if not (case.states or case.window) or not case.hicache_ratio:
+            raise
+        return Served([], [])
 
 
 def shrunk(case: Case, differs: Callable[[Case], bool]) -> Case:
