@@ -231,6 +231,39 @@ def full_load(settings: Settings, load: Load, goal: Goal, seed: int, cluster: Cl
     return Targets(concurrency, usage)
 
 
+class PlannedStep(NamedTuple):
+    """A step of a planned day.
+
+    Attributes:
+        start_s, end_s, request_rate: The load.
+        replicas: Of the fleet that follows it.
+        served, constant: What that fleet served, and the fleet of the busiest step.
+        price, constant_price: What they cost.
+    """
+
+    start_s: float
+    end_s: float
+    request_rate: float
+    replicas: int
+    served: ServedStep
+    constant: ServedStep
+    price: float
+    constant_price: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "start_s": self.start_s,
+            "end_s": self.end_s,
+            "request_rate": self.request_rate,
+            "replicas": self.replicas,
+            **self.served._asdict(),
+            "price": self.price,
+            "attained_by_constant_fleet": self.constant.attained,
+            "constant_price": self.constant_price,
+        }
+
+
 @dataclass(frozen=True)
 class DayPlan:
     """The plan of a day.
@@ -268,32 +301,26 @@ class DayPlan:
     def _bill(self, served: ServedDay) -> float:
         return served.replica_hours * self.replica_hour
 
+    @property
+    def constant_replicas(self) -> int:
+        """Of the fleet of the busiest step."""
+        return max(self.takes)
+
+    def steps(self) -> list[PlannedStep]:
+        """The steps of the day."""
+        served = zip(self.following.steps, self.constant.steps, strict=True)
+        return [
+            PlannedStep(*span, rate, size, *both, *(each.replica_hours * self.replica_hour for each in both))
+            for span, rate, size, both in zip(self.day.spans_s, self.day.rates, self.replicas, served, strict=True)
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON data."""
         followed, constant = self.bills
         return {
             "startup_seconds": self.startup_s,
-            "steps": [
-                {
-                    "start_s": start,
-                    "end_s": end,
-                    "request_rate": rate,
-                    "replicas": size,
-                    **step._asdict(),
-                    "price": step.replica_hours * self.replica_hour,
-                    "attained_by_constant_fleet": beside.attained,
-                    "constant_price": beside.replica_hours * self.replica_hour,
-                }
-                for (start, end), rate, size, step, beside in zip(
-                    self.day.spans_s,
-                    self.day.rates,
-                    self.replicas,
-                    self.following.steps,
-                    self.constant.steps,
-                    strict=True,
-                )
-            ],
-            "constant_replicas": max(self.takes),
+            "steps": [step.as_dict() for step in self.steps()],
+            "constant_replicas": self.constant_replicas,
             "requests": self.following.requests,
             "attainment": self.attainment,
             "attained": self.following.attained,

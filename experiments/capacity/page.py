@@ -26,7 +26,8 @@ from ..vllm_serve.checks import gib
 from .answer import Answer, Bill
 from .candidates import Candidate
 from .confidence import capped
-from .day_text import day_cells, day_rows, day_section, day_summary
+from .day import DayPlan
+from .day_text import day_cells, day_lines, day_rows, day_section
 from .detail import Detail
 from .manifest import FILES
 from .prices import GPU_HOURS
@@ -51,18 +52,20 @@ def write_plan(
     ranks: Sequence[tuple[Answer, Bill]],
     assumptions: Sequence[str],
     what_if: WhatIf | None,
+    day: DayPlan | None,
 ) -> Path:
     """Write the data, the tables (a row for each candidate, and for each step of a day), the summary and the page, and return
     the page's path.
 
     Args:
+        day: The day of a load that changes.
         what_if: The sliders of the page; None without a wanted rate, or a fleet that is enough for it.
 
     Raises:
         UserError: They cannot be written.
     """
     out.write(DATA, as_json(document))
-    day, currency = document.get("day"), document["currency"]
+    currency = document["currency"]
     cells = candidate_cells(document["candidates"], ranks, currency)
     out.write(TABLE, as_parquet(cells))
     out.write(CSV, _csv(cells))
@@ -70,7 +73,7 @@ def write_plan(
         out.write(DAY, _csv(day_cells(day, currency)))
     preempts = any(answer.at_rate.preemptions for answer, _ in ranks)
     listed = [_row(*each, document["currency"], preempts) for each in ranks]
-    out.write(SUMMARY, _markdown(document, listed, assumptions))
+    out.write(SUMMARY, _markdown(document, listed, assumptions, day))
     explained = "\n\n".join(document["explained"])
     sections = [Section("Other candidates", explained)] if explained else []
     if ranks:
@@ -82,7 +85,7 @@ def write_plan(
             Section("Candidates", rows=listed, figures=[figures.cost_bars(*_costs(ranks, document["currency"]))]),
             Section("The recommendation", "\n\n".join(document["details"])),
             *([] if what_if is None else [_sliders(what_if)]),
-            *([] if day is None else [day_section(day, currency, document["goal"]["attainment"])]),
+            *([] if day is None else [day_section(day, currency)]),
             Section("Price and speed", figures=drawn),
             *sections,
             Section("GPU memory", memory, rows=_memory_rows(ranks)),
@@ -257,14 +260,15 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _markdown(document: dict[str, Any], rows: Sequence[Mapping[str, Any]], assumptions: Sequence[str]) -> str:
+def _markdown(
+    document: dict[str, Any], rows: Sequence[Mapping[str, Any]], assumptions: Sequence[str], day: DayPlan | None
+) -> str:
     """The answer, the table of candidates and the basis of the plan."""
     lines = [f"**{document['recommendation']}**", "", *_markdown_table(rows)]
     listed = [*document["details"], *document["explained"]]
-    day, currency = document.get("day"), document["currency"]
     if day is not None:
-        lines += _markdown_table(day_rows(day, currency))
-        listed += day_summary(day, currency)
+        lines += _markdown_table(day_rows(day, document["currency"]))
+        listed += day_lines(day, document["currency"])
     return "\n".join([*lines, *(f"- {line}" for line in (*listed, *assumptions)), ""])
 
 

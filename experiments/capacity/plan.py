@@ -106,7 +106,8 @@ class Plan:
         for line in assumptions:
             report.print_line(line)
         if out is not None:
-            report.point_to("Plan", write_plan(out, document, self._ranks, assumptions, self._what_if()))
+            page = write_plan(out, document, self._ranks, assumptions, self._what_if(), self._day)
+            report.point_to("Plan", page)
             if self._aims.deploy is not None and self._ranks:
                 name, version = FILES[self._aims.deploy], self._ranks[0][0].candidate.started.line.version
                 out.write(name, manifest(self._aims.deploy, *self._ranks[0], loadable(self._model), version).encode())

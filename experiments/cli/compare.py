@@ -411,7 +411,18 @@ def _remarks(base: Side, other: Side) -> list[str]:
     beside = [
         f"{other.name} has the pool, CUDA graphs and limits of {base.name}; --own-defaults gives each policy its own."
     ]
-    return replicas * bool(differ) + beside * other.is_beside + _confidence(base, other)
+    alone = [text for side in (base, other) for text in _alone(side)]
+    return replicas * bool(differ) + beside * other.is_beside + alone + _confidence(base, other)
+
+
+def _alone(side: Side) -> Iterator[str]:
+    """The number of prompts that had a step of their own, as ``simulate`` says it."""
+    number = sum(run.get("prompts_alone", 0) for run in side.runs) / len(side.runs)
+    if number:
+        yield (
+            f"{side.name}: {number:,.0f} prompts of a run, in the mean, are longer than max_num_batched_tokens; "
+            "this policy divides no prompt, and each has a step of its own."
+        )
 
 
 def _confidence(base: Side, other: Side) -> list[str]:

@@ -42,7 +42,7 @@ def reproduce(
 
     Args:
         figure: Figure or table of the paper; waste (every policy on one trace); or all of these. Not part of all:
-            waste-today (today's models under three allocators, and published figures of their waste).
+            waste-today (today's models under three allocators).
         trace: The paper's length pairs of ShareGPT: CSV, JSONL, Parquet or the artifact's pickle. By default lengths are
             drawn from a summary in the package. Of waste-today a trace with hash_ids or sessions: its first 3,000 requests show
             what cached blocks are worth.

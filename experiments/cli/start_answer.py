@@ -22,7 +22,7 @@ from ..vllm_serve.checks import Change, Outcome, Refusal, gib, undivided
 from ..vllm_serve.flags import releases, text_of_release
 from ..vllm_serve.log import StartupLog
 from ..vllm_serve.remedies import remedies
-from ..vllm_serve.start import Started
+from ..vllm_serve.start import Started, release_of_unknown_blocks
 
 _PARTS = {
     "weights": "weights",
@@ -167,12 +167,16 @@ def print_start(
 
 
 def _subject(answer: Started) -> str:
-    """The subject of an answer, with the flags that it does not count, or that the parser refuses."""
+    """The subject of an answer, with the flags that it does not count, or that the parser refuses, and with blocks of another release."""
     names = answer.line.uncounted_names
     texts = [", ".join(names) + ", not counted"] if names else []
     if answer.line.parser_error is not None:
         texts.append("what vLLM's parser refuses")
-    return f"Without {' and '.join(texts)}, it" if texts else "It"
+    clauses = [f"without {' and '.join(texts)}"] if texts else []
+    if (release := release_of_unknown_blocks(answer.line, answer.launch.model)) is not None:
+        clauses.append(f"with the blocks of 0.33 (those of {release} are not known)")
+    subject = " and ".join(clauses)
+    return f"{subject[0].upper()}{subject[1:]}, it" if subject else "It"
 
 
 def _where(answer: Started) -> str:

@@ -76,14 +76,15 @@ class Server:
         return replace(found, cost=cost, step_scale=self.step_scale)
 
     def changed(self, change: Change) -> Server | None:
-        """The server with some flags changed; None if its engine has no such flag or would refuse to start, or ``cost`` does not price it."""
+        """The server with some flags changed; None if its engine has no such flag, would refuse to start or might never admit a request, or
+        ``cost`` does not price it."""
         try:
             other = replace(self, started=self.started.changed(change))
         except SettingError:
             return None
         if self.cost is not None and not prices_kv(self.cost, other.launch.deployment.kv_dtype):
             return None
-        return None if other.refused() else other
+        return other if other.refused() is None and other.started.admits_all() else None
 
     def paced(self, factor: float) -> Server | None:
         """The server with steps so many times as long; None beyond the factors of a setting."""

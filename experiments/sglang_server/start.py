@@ -211,16 +211,18 @@ class SGLangStarted(Started):
             except SettingError:
                 continue
             slots = 0 if other.refusal() else not_none(other.own_pool()).slots
-            if self._fewest_slots() <= slots != own.slots and (slots > own.slots) == (factors[0] > 1):
+            if slots and slots != own.slots and (slots > own.slots) == (factors[0] > 1):
                 found[slots] = {name: value}
         return found
 
-    def _fewest_slots(self) -> int:
-        """Slots of the own pool with which no request waits for ever: SGLang never admits one that asks for nearly all windows, beside those of
-        its prefix that it locks."""
+    def admits_all(self) -> bool:
+        """See ``Started``: SGLang never admits a request that asks for nearly all windows, beside those of its prefix that it locks."""
         memory = not_none(self.replica).memory
         windows = memory.windows if isinstance(memory, RadixMemory) else None
-        return 1 if windows is None else self.launch.max_num_batched_tokens + 2 * windows.tokens
+        if windows is None:
+            return True
+        asked = min(self.launch.max_num_batched_tokens, self.launch.max_model_len)
+        return windows.pages * self.launch.block_size > asked + 2 * windows.tokens
 
     def larger_pools(self) -> Iterator[dict[str, str | bool | None]]:
         """See ``Started``: SGLang's default share, and the one that leaves as much of the GPU as its documentation has for the least; or a

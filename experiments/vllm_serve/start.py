@@ -86,6 +86,7 @@ _FIRST_ESTIMATE = (0, 18)
 _FIRST_BOUNDED = (0, 12)
 #: The release of which the blocks of compressed attention were compared.
 _FIRST_KNOWN_BLOCKS = (0, 33)
+_OLDER_BLOCKS = "the blocks of {} in {} (they are not known for this release; those of 0.33 are taken)"
 #: The first release (0.22.1 was read) that raises that default to the tokens of the largest item of a model whose prompts attend to all of an item
 #: (``_get_min_mm_batched_tokens`` of arg_utils.py), and those of Gemma 4: 32 frames of 70 tokens and 8 beside them (``gemma4_mm.py``).
 _FIRST_WHOLE_VIDEO, _GEMMA4_VIDEO_TOKENS = (0, 22), 32 * (70 + 2 + 6)
@@ -176,6 +177,10 @@ class Started:
     def most_seqs(self) -> int | None:
         """Most sequences at once for which it has states; None where these are no bound."""
         return capture_blocks(self.launch)
+
+    def admits_all(self) -> bool:
+        """Whether every request that fits its length is admitted at some time."""
+        return True
 
     def own_pool(self) -> OwnPool | None:
         """The pool of windows or states beside the KV cache; None where all layers share one."""
@@ -301,7 +306,8 @@ def started(
     left_out = [*_not_simulated(line, speculative, uncounted)]
     drafts = [] if uncounted is None else left_out[-1:]
     limits = [text for text in (uncounted_limits(line, shape), _uncounted_targets(line, shape)) if text is not None]
-    older = [text for text in (_older_blocks(line, shape),) if text is not None]
+    unknown = release_of_unknown_blocks(line, shape)
+    older = [] if unknown is None else [_OLDER_BLOCKS.format(shape.name, unknown)]
     vendors = [] if card.compute_capability is not None else [_OTHER_VENDOR.format(card.name)]
     line = replace(
         line,
@@ -404,16 +410,15 @@ def _offloading(line: ServeLine) -> tuple[str | None, float, str]:
     return text, line.gib_as_bytes(_OFFLOADING) / GIB, line.text(_BACKEND, "native")
 
 
-def _older_blocks(line: ServeLine, shape: ModelSpec) -> str | None:
-    """That the blocks of a release are not known; None where they are.
+def release_of_unknown_blocks(line: ServeLine, shape: ModelSpec) -> str | None:
+    """The release of a line whose blocks of compressed attention are not known; None where they are.
 
     Up to 0.23 a block of compressed attention had as many pages of each size as the largest group has of one (a log of 0.22); since 0.24
     they are packed (pull request 44577), and later more densely (48993).
     """
     if shape.compressed is None or line.version is None or line.version >= _FIRST_KNOWN_BLOCKS:
         return None
-    release = ".".join(map(str, line.version))
-    return f"the blocks of {shape.name} in {release} (they are not known for this release; those of 0.33 are taken)"
+    return ".".join(map(str, line.version))
 
 
 def _with_length(launch: Launch) -> Launch:

@@ -51,7 +51,6 @@ from ..policy.server import CONSUMER, PRODUCER
 from ..runs.cluster_run import ClusterRun
 from ..runs.replica import Replica
 from ..spec import gpu, model
-from ..spec.startup.launch import resolved_kv_dtype
 from ..types.errors import NotSimulated, SettingError
 from ..types.optional import not_none
 from ..types.sequence import Sequence as Prefilled
@@ -508,7 +507,7 @@ def _prompt_bytes(settings: Settings, replica: Replica) -> Callable[[int], int]:
     if layout is not None:
         classes, page_bytes = replica.policy.groups.classes(replica.block_size), replica.page_bytes * copies
         return lambda tokens: page_bytes * sum(_sent_blocks(each, tokens) for each in classes)
-    dtype = resolved_kv_dtype(shape, gpu(settings.gpu), settings.kv_cache_dtype)
+    dtype = settings.kind.kv_dtype(shape, gpu(settings.gpu), settings.kv_cache_dtype)
     drafts = settings.policy_options.speculative
     drafter = None if drafts is None else drafts.drafter(shape)
     slot_bytes = shape.slot_bytes(dtype) + (0 if drafter is None else drafter.slot_bytes(dtype))

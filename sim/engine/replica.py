@@ -24,7 +24,7 @@ from ..spec.kernels import refuse_experts
 from ..spec.kv_cache import CacheSettings
 from ..spec.model import origin
 from ..spec.releases import LAST_ORDERED
-from ..spec.startup.launch import checked_block_size, no_single_group, resolved_kv_dtype
+from ..spec.startup.launch import checked_block_size, no_single_group
 from ..spec.weights import weights_format
 from ..types.errors import NotSimulated, SettingError
 from ..types.plugins import broken, is_plugin
@@ -304,7 +304,7 @@ def _require_states(settings: Settings, shape: ModelSpec) -> None:
         remedy = f"has layers with a fixed-size state, which {settings.policy} does not serve; use --policy {able}"
         raise SettingError("model", shape.name, remedy)
     if settings.kind.serves_kv_groups and not settings.policy_options.groups_layers:
-        remedy = f"{shape.name} has layers with a fixed-size state, which are groups of their own; leave it out"
+        remedy = f"vLLM cannot keep the states of {shape.name} in one group with its attention; leave it out"
         raise SettingError("disable_hybrid_kv_cache_manager", True, remedy)
 
 
@@ -352,7 +352,7 @@ def deployment_of(settings: Settings, shape: ModelSpec, card: GpuSpec) -> Deploy
     """Pipeline stages, number formats and CUDA graphs of the settings, as one ``Deployment``."""
     deployment = Deployment(
         pipeline_parallel=settings.pipeline_parallel_size,
-        kv_dtype=resolved_kv_dtype(shape, card, settings.kv_cache_dtype),
+        kv_dtype=settings.kind.kv_dtype(shape, card, settings.kv_cache_dtype),
         quantization=weights_format(shape, settings.quantization),
         cuda_graphs=not _eager(settings),
         # Engines of a model without experts share nothing.

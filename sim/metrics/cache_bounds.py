@@ -31,7 +31,6 @@ from ..memory.prefix.contents_log import LOOKED_UP, NAMED, RELEASED
 from ..memory.prefix.host_copies import HostCopies
 from ..runs.run import Run
 from ..spec import gpu, model
-from ..spec.startup.launch import resolved_kv_dtype
 from ..types.once import once
 from ..types.optional import not_none
 from ..types.sums import distinct
@@ -178,7 +177,7 @@ def _slot_bytes(run: Run) -> float:
     """Bytes of a slot on all GPUs of a replica; of stages with fewer layers as of the one with most."""
     settings, page_bytes = run.settings, run.replica.page_bytes
     shape, card = model(settings.model), gpu(settings.gpu)
-    dtype = resolved_kv_dtype(shape, card, settings.kv_cache_dtype)
+    dtype = settings.kind.kv_dtype(shape, card, settings.kv_cache_dtype)
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if page_bytes:
         return ranks * page_bytes / run.replica.block_size

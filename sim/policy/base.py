@@ -13,7 +13,8 @@ import numpy as np
 
 from ..memory import Memory, Transaction
 from ..memory.accounting.kv_groups import STATE, PageGroups
-from ..spec import ModelSpec
+from ..spec import GpuSpec, ModelSpec
+from ..spec.startup.launch import resolved_kv_dtype
 from ..spec.startup.sglang_states import StatePool
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
@@ -154,6 +155,18 @@ class Policy(Generic[MemoryT, TransactionT]):
             longest_in_pool: Number of sequences of the model's length that fit into the pool.
         """
         return max(1, longest_in_pool) if cls.default_max_num_seqs is None else cls.default_max_num_seqs
+
+    @classmethod
+    def kv_dtype(cls, model: ModelSpec, gpu: GpuSpec, given: str) -> str:
+        """Number format of the KV cache.
+
+        Args:
+            given: The user's ``kv_cache_dtype``, which may be "auto".
+
+        Raises:
+            SettingError: The checkpoint asks for a format that is not simulated.
+        """
+        return resolved_kv_dtype(model, gpu, given)
 
     @classmethod
     def step_limits(

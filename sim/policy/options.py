@@ -691,7 +691,7 @@ class VllmV1Options(VllmServeOptions):
         others: dict[str, dict[str, bool]] = {}
         if drafts:
             others["speculative_config"] = {
-                "pipeline parallelism without asynchronous scheduling": (
+                "pipeline parallelism without asynchronous scheduling, where vLLM computes drafts in place of the token before them": (
                     replica.pipeline_parallel_size > 1 and not self.schedules_ahead
                 ),
                 **both,

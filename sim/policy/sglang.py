@@ -14,7 +14,7 @@ from ..memory.paged.radix_memory import RadixMemory
 from ..memory.paged.radix_slots import SlotRadixMemory
 from ..memory.paged.radix_transaction import EVICTION_INTERVAL, RadixTransaction
 from ..memory.prefix import RadixTree, first_tokens
-from ..spec import ModelSpec
+from ..spec import GpuSpec, ModelSpec
 from ..spec.startup.launch import Launch
 from ..spec.startup.sglang import (
     ServerDefaults,
@@ -115,6 +115,14 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         self._prefilled: frozenset[Sequence] = frozenset()
         self._lacked: dict[Sequence, int] = {}
         self._windows: Windows | None = None
+
+    @classmethod
+    def kv_dtype(cls, model: ModelSpec, gpu: GpuSpec, given: str) -> str:
+        """See ``Policy``; fp8 of sparse latent attention from compute capability 10 on (``_dsa_kv_cache_dtype_default``)."""
+        is_sparse = model.indexer is not None and model.latent is not None
+        return super().kv_dtype(
+            model, gpu, "fp8" if given == "auto" and is_sparse and (gpu.major or 0) >= 10 else given
+        )
 
     @classmethod
     def pool_size(

@@ -229,8 +229,6 @@ class SGLangOptions(Options):
         if self.enable_hierarchical_cache:
             found["enable_hierarchical_cache"] = {
                 "enable_prefix_caching = False": replica.enable_prefix_caching is False,
-                "windows in a pool of their own (use disable_hybrid_swa_memory)": self.window_of(model(replica.model))
-                is not None,
                 "hicache_size over an indexer (use hicache_ratio)": bool(self.hicache_size)
                 and model(replica.model).indexer is not None,
                 "pipeline parallelism": replica.pipeline_parallel_size > 1,

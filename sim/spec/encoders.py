@@ -91,11 +91,14 @@ def encoder_of(config: Config, name: str) -> Encoder | None:
         kind = "step3p5_vision"
     read = _ENCODERS.get(kind) if isinstance(kind, str) else None
     found = Encoder(is_known=False) if read is None else read(vision, config, name)
-    layers, width = (
-        next((count(vision, name, key) for key in (f"{prefix}{of}" for prefix in ("", "vt_")) if key in vision), None)
-        for of in ("num_hidden_layers", "hidden_size")
-    )
+    layers, width = (_plain(vision, of) for of in ("num_hidden_layers", "hidden_size"))
     return replace(found, layers=layers, width=width)
+
+
+def _plain(vision: dict[str, Any], key: str) -> int | None:
+    """A number by the name that most configurations have, or Kimi's."""
+    value = vision.get(key, vision.get(f"vt_{key}"))
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _block(hidden: int, width: int) -> tuple[int, int]:

@@ -43,9 +43,10 @@ from fragmeter.sim.policy import Limits, Pool
 from fragmeter.sim.policy import policy as policy_of
 from fragmeter.sim.policy.base import AnyPolicy
 from fragmeter.sim.policy.options import VllmV1Options, minor_version
+from fragmeter.sim.policy.server import CONSUMER
 from fragmeter.sim.spec.releases import free_queue
 from fragmeter.sim.types.errors import SettingError
-from fragmeter.sim.types.sequence import Sequence
+from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.types.state import State
 from fragmeter.sim.workload.content import Run
 from fragmeter.sim.workload.workload import Workload
@@ -73,6 +74,7 @@ def composition(policy: AnyPolicy, memory: Memory) -> str:
         "prefix cache": memory.cache_log is not None and not isinstance(memory, CachedMemory),
         "host pool": memory.host_blocks > 0,
         "steps ahead": policy.schedules_ahead,
+        "blocks deferred": memory.groups.defers,
         "prompts in turn": isinstance(options, VllmV1Options) and _computes_in_turn(options),
         "freed blocks last": isinstance(options, VllmV1Options) and _frees_last(options, memory),
     }
@@ -129,6 +131,7 @@ class PolicyMachine(RuleBasedStateMachine):
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     swaps: ClassVar[bool] = False
     ids: ClassVar[bool] = True
+    kv_role: ClassVar[str | None] = None
     #: Operations so far, of all runs of the machine.
     operations: ClassVar[int] = 0
 
@@ -143,7 +146,8 @@ class PolicyMachine(RuleBasedStateMachine):
         kind = policy_of(self.policy_name)
         kinds = self.kinds[place % len(self.kinds)]
         chosen = self.variants[(place + host_blocks) % len(self.variants)]
-        limits, options = Limits(LONGEST, 1 + place, max(budget, 1 + place)), kind.options_type(**chosen)
+        limits = Limits(LONGEST, 1 + place, max(budget, 1 + place), kv_role=self.kv_role)
+        options = kind.options_type(**chosen)
         kind = kind.variant(options)
         size = kind.default_block_size if kind.default_block_size == 1 else size
         most = most_prompt_blocks(window, kind.in_flight_tokens(limits, options), LONGEST, size)
@@ -185,6 +189,8 @@ class PolicyMachine(RuleBasedStateMachine):
             index = len(self.contents.unshared)
             self.contents.add(family, min(shared, prompt), prompt, output)
             sequence = Sequence(index, prompt, output, declared)
+            if self.kv_role == CONSUMER:
+                sequence.computed_tokens = prompt - 1
             sequence.urgency = (index % 3, index)
             self.state.waiting.append(sequence)
 
@@ -211,16 +217,19 @@ class PolicyMachine(RuleBasedStateMachine):
         self.now += 1
         steps, ended = 0, self.ended
         self.ended = []
+        waits = self.free_deferred(plan)
         if ended:
             leaving = [sequence for sequence in ended if sequence not in plan.preempted]
+            self.note_in_vain(leaving)
             memory.release_finished(leaving, state.decode_step)
             for sequence in leaving:
                 state.forget(sequence)
         if state.batch_size and not plan.prefill_only:
-            limit = min(most, state.calendar[0][0] - state.decode_step) if plan.valid_until_horizon else 1
+            alike = plan.valid_until_horizon and not memory.deferred
+            limit = min(most, state.calendar[0][0] - state.decode_step) if alike else 1
             steps = min(limit, self.policy.horizon(state, memory, limit)) if limit > 1 else 1
         else:
-            assert begun[1] or begun[2] or plan.preempted or ended, "nothing computes"
+            assert begun[1] or begun[2] or plan.preempted or ended or waits, "nothing computes"
         memory.settle(state, min(1, steps))
         self.walk_hits()
         named = self.named()
@@ -239,6 +248,17 @@ class PolicyMachine(RuleBasedStateMachine):
             memory.release(state.take_ended(), state.decode_step)
         else:
             memory.release(state.take_finished(), state.decode_step)
+
+    def free_deferred(self, plan: StepPlan) -> bool:
+        """Overridden where blocks wait for steps in flight. Returns whether there was one, so that the decision may compute nothing."""
+        return False
+
+    def note_in_vain(self, leaving: list[Sequence]) -> None:
+        """Overridden likewise: finished sequences are about to leave."""
+
+    def deferred(self) -> list[int]:
+        """Blocks in no table that wait for a step in flight."""
+        return []
 
     # --- The walk ---
 
@@ -308,9 +328,10 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         named = Counter(block for tables in self.tables().values() for _, _, block in entries(tables))
         free = self.pool().free_ids
-        assert sorted([*named, *free, *self.kept()]) == list(range(self.memory.num_blocks))
+        others = [*self.kept(), *self.deferred()]
+        assert sorted([*named, *free, *others]) == list(range(self.memory.num_blocks))
         references = getattr(self.pool(), "reference_counts", None)
-        held = named + Counter(self.kept())
+        held = named + Counter(others)
         assert references is None or references == [held[block] for block in range(self.memory.num_blocks)]
         for sequence, tables in self.tables().items():
             computed = self.computed(sequence)
@@ -335,12 +356,10 @@ class PolicyMachine(RuleBasedStateMachine):
         return range(max(0, computed - self.groups.window_tokens + 1) // self.size, blocks)
 
     def named(self) -> set[int]:
-        """Blocks in tables."""
-        return (
-            {block for tables in self.tables().values() for _, _, block in entries(tables)}
-            if self.is_walked()
-            else set()
-        )
+        """Blocks that are held: in tables, or deferred."""
+        if not self.is_walked():
+            return set()
+        return {block for tables in self.tables().values() for _, _, block in entries(tables)} | {*self.deferred()}
 
     def check_meter(self, meter: dict[str, int], named: set[int]) -> None:
         """Invariant 1, of the first step of a leap, in which these blocks are in tables."""
@@ -396,6 +415,49 @@ class CellMachine(PolicyMachine):
             self.build(**self.drawn)
 
 
+class DecodeMachine(PolicyMachine):
+    """Requests that come with all but the last token of their prompts, and steps in flight that write blocks: of a sequence that such a
+    step computes none is given to another one before it is over."""
+
+    kv_role = CONSUMER
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The sequences that the step in flight computes, and blocks that it writes and reads for those that have finished.
+        self.in_flight: set[Sequence] = set()
+        self.writes: set[int] = set()
+
+    def has_work(self) -> bool:
+        return super().has_work() or bool(self.memory.deferred)
+
+    def deferred(self) -> list[int]:
+        waiting = self.memory.fences.deferred.values()
+        return [block for each in waiting for _, _, block in entries(each.tables)]
+
+    def free_deferred(self, plan: StepPlan) -> bool:
+        """See ``PolicyMachine``; the step in flight is over, and what it wrote may be taken by the next decision."""
+        before = bool(self.in_flight)
+        assert self.in_flight.isdisjoint(plan.preempted)
+        self.memory.settle(self.state, 1)
+        taken = {block for tables in self.tables().values() for _, _, block in entries(tables)}
+        assert self.writes.isdisjoint(taken)
+        self.in_flight, self.writes = {*self.state.running, *(each for each, _ in plan.chunks)}, set()
+        if self.memory.deferred:
+            self.memory.free_deferred(self.state.decode_step)
+        return before
+
+    def note_in_vain(self, leaving: list[Sequence]) -> None:
+        for sequence in leaving:
+            if sequence in self.state.running:
+                for kind, table in zip(self.groups.kinds, self.tables()[sequence], strict=True):
+                    places = self.needed(kind, sequence.target_tokens - 1)
+                    self.writes |= {table[place] for place in (*places, places.stop) if place < len(table)}
+
+    def check_tables(self) -> None:
+        super().check_tables()
+        assert self.writes.isdisjoint(self.pool().free_ids)
+
+
 def composed(
     policy: str, memory: str, *parts: str, machine: type[PolicyMachine] = PolicyMachine, **facts: Any
 ) -> tuple[str, type[PolicyMachine]]:
@@ -403,6 +465,13 @@ def composed(
     label = ", ".join([f"{policy}: {memory}", *parts])
     words = "".join(character if character.isalnum() else " " for character in label).title()
     return label, type("".join(words.split()) + "Machine", (machine,), {"policy_name": policy} | facts)
+
+
+def _of_decode_replicas() -> list[tuple[str, type[PolicyMachine]]]:
+    layouts = {(): FULL_ALONE, ("windows",): WINDOWS, ("states",): STATES, ("windows", "states"): BOTH}
+    facts: dict[str, Any] = {"machine": DecodeMachine, "variants": ({"async_scheduling": True},)}
+    parts = "steps ahead", "blocks deferred"
+    return [composed("vllm-v1", "PagedMemory", *kept, *parts, kinds=kinds, **facts) for kept, kinds in layouts.items()]
 
 
 def _of_vllm_v1() -> list[tuple[str, type[PolicyMachine]]]:
@@ -442,6 +511,7 @@ ARENAS = {"buddy": "BuddyArena", "first-fit": "FirstFitArena", "best-fit": "Best
 POLICY_MACHINES: dict[str, type[PolicyMachine]] = dict(
     [
         *_of_vllm_v1(),
+        *_of_decode_replicas(),
         *(composed(name, "PagedMemory", "windows", kinds=WINDOWS) for name in ("vllm-sosp23", "vllm-v0")),
         *(
             composed(name, "PagedMemory", *windows, "host pool", kinds=kinds, **SWAPS)

@@ -114,6 +114,13 @@ def of_model(name: str, card: str, **line: object) -> list[float]:
     Args:
         line: Fields of ``ServerArgs``.
     """
+    view = resolved(name, card, **line)
+    graphs = view.cuda_graph_config.decode.max_bs
+    return [view.page_size, view.chunked_prefill_size, graphs, view.mem_fraction_static]
+
+
+def resolved(name: str, card: str, **line: object) -> Any:
+    """The arguments after the whole resolution; see ``of_model``."""
     config = json.loads(json.dumps(preset_config(name)))
     # Not stored whole; and formats for which the wheel needs a package that is a stub here.
     for part in (config, config.get("text_config") or {}):
@@ -133,9 +140,7 @@ def of_model(name: str, card: str, **line: object) -> list[float]:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         args = ServerArgs(model_path=folder, device="cuda", skip_tokenizer_init=True, **line)
         args.resolve_once()
-        view = resolving_view(args)
-    graphs = view.cuda_graph_config.decode.max_bs
-    return [view.page_size, view.chunked_prefill_size, graphs, view.mem_fraction_static]
+        return resolving_view(args)
 
 
 def _architecture(model_type: str) -> str:

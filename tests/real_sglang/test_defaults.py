@@ -60,6 +60,15 @@ def test_pages_of_attention_backends_are_those_of_the_whole_resolution(backends:
         assert page_size(gpu(card), model(name), backend) == real, (name, card, backend)
 
 
+@pytest.mark.parametrize("card", cards.GENERATIONS)
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5", "deepseek-v3"])
+def test_formats_of_sparse_attention_are_those_of_the_whole_resolution(name: str, card: str):
+    real = resolution.resolved(name, card).kv_cache_dtype
+    assert {"auto": False, "bfloat16": False, "fp8_e4m3": True}[real] == SGLang.kv_dtype(
+        model(name), gpu(card), "auto"
+    ).startswith("fp8")
+
+
 @pytest.mark.parametrize("given", [1, 16, 32, 64])
 @pytest.mark.parametrize("name", cards.PAGED)
 def test_pages_of_lines_are_those_of_the_whole_resolution(name: str, given: int):

@@ -35,7 +35,7 @@ def test_leaps_and_slot_ids_change_nothing(kind: str, overlaps: bool):
 
     def result(**others: object) -> object:
         cost = ours.ConstantCost(case.step_ticks)
-        with ours.linked_at(case.page_ticks):
+        with ours.linked_at(case):
             return summary(simulate(ours.settings_of(case, **others), case.workload, cost))
 
     with ours.pools_of(case):

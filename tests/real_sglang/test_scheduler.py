@@ -20,7 +20,7 @@ from fragmeter.sim.memory.paged import radix_host, radix_transaction
 from fragmeter.sim.memory.paged.radix_holdings import States
 from fragmeter.sim.memory.paged.radix_host import HiCache, HostRadixTransaction
 from fragmeter.sim.memory.paged.radix_transaction import RadixTransaction
-from fragmeter.sim.memory.prefix import HostComponents, HostTree, StateTree, WindowTree
+from fragmeter.sim.memory.prefix import HostComponents, HostTree, HostWindowTree, StateTree, WindowTree
 from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.policy.sglang_prefill import PrefillBatch
 from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
@@ -517,3 +517,27 @@ def test_a_state_that_leaves_the_host_with_the_device_is_noticed(monkeypatch):
 def test_a_copy_that_does_not_lock_its_state_is_noticed(monkeypatch):
     monkeypatch.setattr(HostComponents, "_add_copies", lambda tree, nodes, sign: None)
     assert _is_noticed("hicache_states", overlaps=True)
+
+
+def test_windows_that_are_written_node_by_node_are_noticed(monkeypatch):
+    """SGLang writes those of a whole window."""
+
+    def unwritten(tree, node):
+        return [node] if node.component and not node.component_on_host and node.written_by is None else []
+
+    monkeypatch.setattr(HostWindowTree, "_unwritten", unwritten)
+    assert _is_noticed("hicache_windows")
+
+
+def test_windows_of_which_all_are_loaded_are_noticed(monkeypatch):
+    """As the tokens: only the last window is."""
+    monkeypatch.setattr(HostWindowTree, "_needed", lambda tree, node: tree.path(node))
+    monkeypatch.setattr(
+        HostComponents, "to_load", lambda tree, node: [n for n in tree.path(node) if n.component_on_host > n.component]
+    )
+    assert _is_noticed("hicache_windows")
+
+
+def test_an_admission_that_does_not_ask_for_the_windows_of_its_load_is_noticed(monkeypatch):
+    monkeypatch.setattr(HostRadixTransaction, "windows_on_host", 0)
+    assert _is_noticed("hicache_windows")

@@ -406,6 +406,29 @@ def _hicache_states(seed: int) -> Case:
     )
 
 
+def _hicache_windows(seed: int) -> Case:
+    """Windows beside a host tier; half of the outputs long enough to leave windows."""
+    draw, case = random.Random(f"hicache_windows/{seed}"), _hicache(seed)
+    page, window = case.page_size, draw.choice((1, 7, 15, 31, 63))
+    if draw.random() < 0.5:
+        work = case.workload
+        longer = np.array([draw.choice((0, 0, 150, 300)) for _ in range(len(work))])
+        case = replace(
+            case,
+            workload=replace(work, output_tokens=work.output_tokens + longer, max_tokens=work.max_tokens + longer),
+        )
+        case = replace(case, num_slots=_paged(case, page) + case.num_slots // page * page)
+    least = 4 * window + 256 + 8 * page
+    slots = least + int(max(0, case.num_slots - least) * draw.random() ** 2)
+    return replace(
+        case,
+        name=f"hicache_windows/{seed}",
+        window=window,
+        window_slots=slots // page * page,
+        component_ticks=page * draw.choice((0, 1, 3)),
+    )
+
+
 #: Kinds of workloads, by seed.
 KINDS: dict[str, Callable[[int], Case]] = {
     "fcfs": _fcfs,
@@ -422,6 +445,7 @@ KINDS: dict[str, Callable[[int], Case]] = {
     "unified windows": _unified_windows,
     "hicache": _hicache,
     "hicache_states": _hicache_states,
+    "hicache_windows": _hicache_windows,
 }
 
 

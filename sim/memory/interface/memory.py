@@ -25,6 +25,7 @@ One step of an engine calls it in this order:
     copied_slots                the executor: what the step copies before it writes
     advance                     the engine, when a leap is over: decoding sequences grow, by accepted drafts too
     release                     the engine: finished sequences leave
+    free_deferred               the engine: blocks that the step in flight has written come free
 
 Units: a *slot* holds the keys and values of one token, a *block* has ``block_size`` slots. ``decode_step`` is the number
 of decode steps that are over.

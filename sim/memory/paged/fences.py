@@ -6,9 +6,10 @@ finished sequence that a batch in flight computes therefore wait at a *fence*, t
     batch          1             2             3             4
     is decided     at first      then          1 is over     2 is over
     computes       A, B          A, B          B             B
-    A's blocks     A's           deferred      free          free      A ended in batch 1, which the decision of batch 2 did not know
+    A's blocks     held          deferred      free          free
 
-Batch 3 is decided without A's blocks. For the same reason no sequence of a batch in flight is preempted. If the blocks for a running
+A ended in batch 1, which the decision of batch 2 did not know. Its blocks come free when batch 2 is over, so that batch 4 may take them; batch 3
+was decided before. For the same reason no sequence of a batch in flight is preempted. If the blocks for a running
 sequence are not free it stalls, and so do those behind it; the last running sequence may be preempted once no batch in flight computes it.
 
 Source: vLLM 0.33, vllm/v1/core/sched/scheduler.py (``defer_block_free``, ``_drain_deferred_frees``, ``_request_blocks_can_be_freed``).
@@ -40,7 +41,7 @@ class Fences:
 
     Attributes:
         scheduled, processed: Batches that compute anything that were scheduled, and that are over (``sched_step_seq``,
-            ``processed_step_seq``). On one stage nobody needs to count them: only the last one is in flight.
+            ``processed_step_seq``). Not counted where sequences grow in lockstep: only the last one is in flight.
         deferred: Finished sequences whose blocks wait, in the order in which these come free.
     """
 

@@ -7,7 +7,7 @@ One memory serves every paged policy. It is composed of
                       states at ends of blocks; other groups keep every block, or one state or ring a sequence
     optional parts    chunked prefills and a host pool here; a prefix cache (``group_cache`` for KV groups, ``cached`` for one
                       group); shared blocks with copies on write (``sharing``); tables kept for requests that go on from
-                      others (``dialogue``); pages that stay mapped (``deferred``)
+                      others (``dialogue``); pages that stay mapped (``deferred``); blocks that batches in flight keep (``fences``)
 
 While its prefill goes on a sequence is no part of the histogram: it holds the blocks of the tokens computed so far, or of its
 whole prompt (``partial``), and nothing of it grows but by chunks.

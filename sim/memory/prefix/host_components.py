@@ -85,7 +85,7 @@ class HostComponents(HostTree, ComponentTree):
         """See ``HostTree``; with components, for which the caller has places, too."""
         nodes = self.to_load(node)
         copied = super().load(node)
-        for each in nodes:
+        for each in reversed(nodes):
             self._publish(each)
         return copied._replace(components=self.units(nodes))
 

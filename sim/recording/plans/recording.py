@@ -18,7 +18,6 @@ from ...memory.accounting.ledger import Leap
 from ...memory.accounting.moves import Moves
 from ...runs.run import Run
 from ...spec import gpu, model
-from ...spec.startup.launch import resolved_kv_dtype
 from ...types.errors import SettingError
 from ...types.sequence import Group, Lineage, Replaced, Sequence, StepPlan
 from ...types.state import State
@@ -130,7 +129,7 @@ class PlanRecording(Observer):
             "fragmeter": version("fragmeter"),
             "policy": settings.policy,
             "model": settings.model,
-            "kv_dtype": resolved_kv_dtype(model(settings.model), gpu(settings.gpu), settings.kv_cache_dtype),
+            "kv_dtype": settings.kind.kv_dtype(model(settings.model), gpu(settings.gpu), settings.kv_cache_dtype),
             "layout": layout.name,
             "block_size": run.replica.block_size,
             "num_blocks": run.replica.memory.num_blocks,

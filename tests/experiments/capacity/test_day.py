@@ -13,8 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragmeter.experiments.capacity.day import Day, replicas_for, schedule_of, sizes_below
-from fragmeter.experiments.capacity.day_text import clock, day_summary
+from fragmeter.experiments.capacity.day import (
+    Day,
+    DayPlan,
+    ServedDay,
+    ServedStep,
+    Targets,
+    replicas_for,
+    schedule_of,
+    sizes_below,
+)
+from fragmeter.experiments.capacity.day_text import clock, day_lines
 from fragmeter.experiments.cli.app import DONE, MISTAKE, status
 from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.types.ticks import PER_SECOND
@@ -213,14 +222,29 @@ def test_the_time_of_a_step(start, starts, text):
     assert clock(start, starts) == text
 
 
+@pytest.mark.parametrize(
+    ("worst", "short_runs", "says"),
+    [(0.8, True, "replicas are not enough"), (0.95, True, "take are lower bounds"), (0.95, False, None)],
+)
+def test_what_is_said_of_the_number_of_replicas(worst, short_runs, says):
+    step, idle = ServedStep(10, worst, 1.0, 0.1, 0.2, 1.0), ServedStep(0, None, 0.0, 0.0, 0.0, 1.0)
+    served = ServedDay(10, worst, (step, idle), 2.0)
+    plan = DayPlan(
+        Day((0.0, 60.0), (1.0, 0.0), 120.0), (2, 1), {1: 1.0, 2: 2.0}, 60.0, served, served, Targets(1.0, 0.5), 3.0, short_runs, 2.0, 0.9
+    )  # fmt: skip
+    lines = " ".join(day_lines(plan, "USD"))
+    assert [each for each in ("replicas are not enough", "take are lower bounds") if each in lines] == [says] * bool(
+        says
+    )
+    assert plan.as_dict()["steps"] == [each.as_dict() for each in plan.steps()] and plan.steps()[1].price == 3.0
+
+
 @pytest.mark.slow
 def test_bursts_do_not_tell_how_many_replicas_a_step_needs(tmp_path, capsys):
     """Of 200 requests of ShareGPT all arrive before many finish, at any rate that is asked for here."""
     printed, day = planned_day(LOAD, "0,20\n20,200\n40,20\n", tmp_path, capsys)
     sizes = [step["replicas"] for step in day["steps"]]
     assert day["rates_are_lower_bounds"] and "The replicas are not enough" in printed
-    met = day | {"steps": [step | {"attained": 1.0} for step in day["steps"]]}
-    assert "rates that smaller fleets take are lower bounds" in " ".join(day_summary(met, "USD"))
     # A replica takes more than 20 requests/s, by runs of 10,000 requests; nothing here says so.
     assert sizes == [max(sizes)] * 3 and max(sizes) > 1
     assert max([0.0, *(rate for size, rate in day["rate_by_replicas"].items() if int(size) < max(sizes))]) < 20

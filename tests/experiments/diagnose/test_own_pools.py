@@ -97,6 +97,19 @@ def test_a_smaller_pool_of_windows_is_a_larger_kv_cache():
     assert sizes == sorted(set(sizes))
 
 
+def test_no_change_is_tried_with_which_a_request_may_wait_for_ever():
+    """A request of a whole chunk asks for 8,192 windows, beside 127 of its prefix; fewer are not tried, nor larger chunks over as many."""
+    server = server_of(parse_line(f"{WINDOWS} --swa-full-tokens-ratio 0.01"), "h100-80gb", None, None)
+    slots = {
+        ratio: server.started.changed({"swa-full-tokens-ratio": ratio}).own_pool().slots for ratio in ("0.004", "0.003")
+    }
+    assert slots["0.003"] < 8192 + 2 * 127 < slots["0.004"]
+    assert [server.changed({"swa-full-tokens-ratio": ratio}) is None for ratio in slots] == [False, True]
+    few = server.changed({"swa-full-tokens-ratio": "0.004"})
+    assert few.changed({"max-num-batched-tokens": "16384"}) is None
+    assert few.changed({"max-num-batched-tokens": "4096"}) is not None
+
+
 def test_windows_that_lack_are_memory():
     """A request of 100 and 16 tokens asks for 116 windows and a page; one of 1,000 for what is beyond a window, too."""
     chosen = {"policy": "sglang", "model": "gpt-oss-20b", "gpu": "h100-80gb"}

@@ -457,6 +457,16 @@ def test_drafts_of_other_methods_are_not_simulated(drafts: str, error: str):
         parse_serve("vllm serve opt-13b --speculative-config '{'")
 
 
+@pytest.mark.parametrize(
+    ("release", "begins"),
+    [("0.30.0", "With the blocks of 0.33 (those of 0.30 are not known), it starts"), ("0.33.0", "It starts")],
+)
+def test_blocks_that_are_not_known_for_a_release_are_named_first(release, begins, capsys):
+    line = f"docker run vllm/vllm-openai:v{release} deepseek-ai/DeepSeek-V4-Flash -tp 4"
+    assert status(["plan", "--gpu", "h200", "--serve", line]) == DONE
+    assert " ".join(capsys.readouterr().out.split()).startswith(begins)
+
+
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_eagle_beside_an_indexer_and_states_is_not_counted_and_no_reason_not_to_start(method, capsys):
     """vLLM serves them: the answer is that of the line without drafts, and says so."""

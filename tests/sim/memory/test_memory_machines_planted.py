@@ -29,7 +29,7 @@ from fragmeter.sim.memory.contiguous.arena import BestFitArena, FirstFitArena
 from fragmeter.sim.memory.contiguous.contiguous import ContiguousTransaction
 from fragmeter.sim.memory.contiguous.dialogue_copies import DialogueTransaction
 from fragmeter.sim.memory.paged.cells import CellTransaction
-from fragmeter.sim.memory.paged.counts import Partial
+from fragmeter.sim.memory.paged.counts import BlockCounts, Partial
 from fragmeter.sim.memory.paged.deferred import Regions
 from fragmeter.sim.memory.paged.dialogue import Start
 from fragmeter.sim.memory.paged.group_cache import GroupCache
@@ -40,6 +40,7 @@ from fragmeter.sim.memory.paged.streams import StreamMemory
 from fragmeter.sim.memory.prefix import FreeKVCacheBlockQueue, HostTree, RadixTree, StateTree, WindowTree
 from fragmeter.sim.memory.prefix.block_tables import BlockTables
 from fragmeter.sim.memory.prefix.component_tree import ComponentTree
+from fragmeter.sim.policy import vllm_v1
 from fragmeter.sim.types.errors import SimulationFault
 from machines import MACHINES, POLICY_MACHINES
 
@@ -54,6 +55,7 @@ skip, swap_out, give_back, drop_partial = (
     GroupTables.give_back,
     PagedMemory._drop,
 )
+defer = PagedMemory._defer
 split, drop, insert = RadixTree._split, GroupTables.drop, RadixMemory._insert
 count_stream = StreamMemory._count
 grow_until = BlockTables.grow_until
@@ -258,6 +260,19 @@ def strands_nothing(memory: ContiguousMemory, blocked_blocks: int) -> int:
     return 0
 
 
+def frees_at_once(memory: PagedMemory, sequence) -> None:
+    defer(memory, sequence)
+    memory._process(memory.fences.scheduled)
+
+
+def passes_nothing(memory: BlockCounts, sequence, tokens: int) -> None:
+    pass
+
+
+def spares_no_step_in_flight(*given) -> bool:
+    return False
+
+
 PLANTED = [
     ("BlockPool", BlockPool, "_drop_references", frees_what_two_more_tables_name),
     ("BlockPool, hashes", BlockPool, "free_blocks", frees_the_beginning_first),
@@ -317,6 +332,9 @@ PLANTED = [
     ),
     ("vllm-v1: PagedMemory, states, prefix cache, steps ahead", GroupTables, "skip", gives_the_last_state_back),
     ("vllm-v1: PagedMemory, windows, states, prefix cache, steps ahead", GroupTables, "give_back", keeps_every_state),
+    ("vllm-v1: PagedMemory, steps ahead, blocks deferred", PagedMemory, "_defer", frees_at_once),
+    ("vllm-v1: PagedMemory, windows, steps ahead, blocks deferred", vllm_v1, "_in_flight", spares_no_step_in_flight),
+    ("vllm-v1: PagedMemory, windows, steps ahead, blocks deferred", BlockCounts, "pass_in_vain", passes_nothing),
     ("vllm-sosp23: PagedMemory, windows, host pool", PagedMemory, "pages_for", swaps_what_windows_have_passed),
     ("vllm-v0: PagedMemory, windows, host pool", GroupTables, "swap_out", leaves_its_window_behind),
     ("SharingMemory", BlockTables, "grow_until", never_copies),

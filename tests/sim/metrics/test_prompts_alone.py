@@ -52,3 +52,11 @@ def test_simulate_says_it_in_its_first_lines(capsys):
     assert said.index("Alone:") < said.index("throughput ")
     assert status([*line, "--max-num-batched-tokens", "600"]) == DONE
     assert "Alone:" not in capsys.readouterr().out
+
+
+def test_compare_says_it_of_the_side_that_has_them(capsys):
+    line = "compare --set policy=vllm-v1 --set policy=tgi --input-len 600 --output-len 3 --num-prompts 4 --request-rate 1 --seeds 1"
+    assert status([*line.split(), "--max-num-batched-tokens", "512"]) == DONE
+    said = " ".join(capsys.readouterr().out.split())
+    assert "policy=tgi: 4 prompts of a run, in the mean, are longer than max_num_batched_tokens;" in said
+    assert "policy=vllm-v1: 4 prompts" not in said
