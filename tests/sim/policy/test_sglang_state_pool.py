@@ -54,7 +54,7 @@ def test_one_request_by_the_rules(given, held, cached):
     assert states(run, "free") == [40 - sum(each) for each in zip(held, cached, strict=True)]
 
 
-@pytest.mark.parametrize("given", [{}, ALONE, {"block_size": 64}, {"ids": True}, {"model": NOT_COPIED}])
+@pytest.mark.parametrize("given", [{}, ALONE, TOGETHER, {"block_size": 64}, {"ids": True}, {"model": NOT_COPIED}])
 def test_states_are_those_of_sequences_and_of_the_tree(given, monkeypatch):
     """By a walk over all sequences and all nodes of the tree as each row begins."""
     walked, begin = [], RadixMemory._begin_row
