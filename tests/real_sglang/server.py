@@ -154,11 +154,6 @@ class _NoStats:
         return None
 
 
-def _abort(*args: Any, **kwargs: Any) -> None:
-    """Of the last request, which finds no slot alone."""
-    raise RuntimeError("Out of memory: a request is aborted")
-
-
 def _methods() -> dict[str, Any]:
     names = {
         "AddReqResult": AddReqResult,
@@ -168,7 +163,6 @@ def _methods() -> dict[str, Any]:
         "PrefillStats": _NoStats,
         "SCHEDULER_STAGE_GET_NEXT_BATCH": "",
         "ScheduleBatch": ScheduleBatch,
-        "_make_abort_req": _abort,
         "TEST_RETRACT": False,
         "_make_abort_req": lambda *args, **kwargs: None,
         "TEST_RETRACT_NO_PREFILL_BS": 0,
@@ -338,7 +332,6 @@ class Scheduler:
         self.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, chunked_req: batch)
         self.metrics_reporter = MagicMock(enable_metrics=False, num_generated_tokens=0, forward_ct_decode=0)
         self.load_inquirer = MagicMock()
-        self.send_abort_output = _abort
         self.tp_worker = SimpleNamespace(
             model_runner=SimpleNamespace(attn_backend=object(), prefill_aware_swa=False),
         )
