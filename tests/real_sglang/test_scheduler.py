@@ -219,7 +219,7 @@ def test_a_full_batch_that_is_looked_at_a_step_late_is_noticed(monkeypatch):
 def test_evictions_of_all_that_is_asked_for_are_noticed(monkeypatch):
     """As in 0.5.9, which did not count what was free already."""
 
-    def make_free(memory, pages):
+    def make_free(memory, pages, *_):
         if memory.free < pages:
             freed = memory.tree.evict(pages)
             memory.free += freed
