@@ -378,7 +378,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         for sequence in queue:
             if batch.is_spent:
                 break
-            if batch.running + len(batch) >= self.limits.max_num_seqs:
+            if batch.seats >= self.limits.max_num_seqs:
                 batch.is_full = True
             if batch.is_full and not (self._preempts and self._preempt_for(sequence, batch)):
                 break

@@ -438,6 +438,12 @@ def test_outputs_as_long_as_the_slots_alone_are_noticed(monkeypatch):
     assert _difference(KINDS["unified windows"](33)) is not None
 
 
+def test_a_prefill_that_waits_without_its_seat_is_noticed(monkeypatch):
+    """With one seat SGLang admits nobody beside it."""
+    monkeypatch.setattr(PrefillBatch, "seats", property(lambda batch: batch.running + len(batch)))
+    assert _difference(KINDS["unified windows"](192)) is not None
+
+
 def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):
     """As if its copy had ended at once."""
     monkeypatch.setattr(HiCache, "_copy", lambda copies, index, now, pages, ticks, is_store, done: done() or now)
