@@ -583,7 +583,7 @@ class Engine:
         """Check that nothing is left when nothing can go on: no sequence, and no slot that one held."""
         left = self._unfinished() + len(self.state.running)
         if left:
-            raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
+            raise self.policy.stuck(left)
         memory = self.memory
         held = memory.capacity_slots - memory.pinned_slots - memory.room_after(self.state, 0)
         if held:

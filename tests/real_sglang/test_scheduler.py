@@ -26,6 +26,7 @@ from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
 from fragmeter.sim.types.errors import SettingError, SimulationFault
 from fragmeter.sim.types.sequence import LayeredLoad
 from fragmeter.sim.types.state import State
+from fragmeter.sim.workload.content import PromptContent
 
 from . import ours, server
 from .record import real, recorded
@@ -125,6 +126,17 @@ def test_a_story_of_a_token_in_vain():
     steps = server.serve(case).steps
     assert [[request for request, _ in step.scheduled] for step in steps] == [[0, 1]] * 4 + [[0]]
     assert _difference(case) is None
+
+
+def test_a_story_of_a_request_that_waits_for_ever():
+    """It lacks 350 tokens, the pool of windows has 460 slots, and the prefix of 200 that it finds locks 127 of them: SGLang asks for
+    all of its chunk, as the empty pool would hold it."""
+    content = PromptContent(np.array([0, 1, 2]), np.array([5, 5]), np.array([200, 200]))
+    case = _case([200, 550], [1, 1], [0, 1000], 2000, 64, False)
+    case = replace(case, workload=replace(case.workload, content=content), window=127, window_slots=460)
+    assert server.serve(case).is_stuck
+    assert _difference(case) is None
+    assert not server.serve(replace(case, max_num_batched_tokens=300)).is_stuck
 
 
 def _is_noticed(kind: str, overlaps: bool = False) -> bool:
