@@ -180,6 +180,9 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         table.add_row(
             "blocks on the host", f"{offloaded['max_used_blocks']:,}", f"of {offloaded['num_blocks']:,} at most"
         )
+        if "second_pool_blocks" in offloaded:
+            most, used = offloaded["second_pool_blocks"], offloaded["max_used_second_pool_blocks"]
+            table.add_row("windows or states there", f"{used:,}", f"of {most:,} at most")
     drafted = content.get("speculative_decoding")
     if drafted is not None:
         tokens = f"of {drafted['spec_decode_draft_tokens']:,} draft tokens"
@@ -243,18 +246,23 @@ def _pool_definitions(view: View) -> list[tuple[str, str]]:
     return [*view.definitions(), *((part.label, part.definition) for part in _parts(view)), *USAGE_VIEW.definitions()]
 
 
+def _are_pools(content: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether KV groups have cached slots of their own: in two pools, or in one buffer for both."""
+    return "cached" in content[0]["mean_over_iterations_pct"]
+
+
 def _group_buckets(content: Sequence[Mapping[str, Any]]) -> list[str]:
     """Buckets with a column in the table of KV groups."""
     shares = [group["mean_over_iterations_pct"] for group in content]
-    if "free" in shares[0]:
-        # Pools of their own: what they have, as all buckets would not fit on a line.
+    if _are_pools(content):
+        # What they have, as all buckets would not fit on a line.
         return [bucket for bucket in shares[0] | shares[-1] if any(each.get(bucket) for each in shares)]
     return ["live", "reserved", "block_tail", *(["state"] if any("state" in each for each in shares) else [])]
 
 
 def _groups(content: Sequence[Mapping[str, Any]], buckets: Sequence[str]) -> Table:
     names = [SLOT_CATEGORIES[bucket].label for bucket in buckets]
-    title = "% of both KV pools" if "free" in buckets else f"% of the KV pool, {SLOTS_VIEW.title}"
+    title = "% of both KV pools" if _are_pools(content) else f"% of the KV pool, {SLOTS_VIEW.title}"
     table = Table(title, "layers", "window", *names, "padding")
     for group in content:
         shares = group["mean_over_iterations_pct"]

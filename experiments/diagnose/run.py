@@ -14,6 +14,7 @@ from ...sim import Settings, Workload, simulate
 from ...sim.config.unread import only_read
 from ...sim.cost import StepCost
 from ...sim.memory.accounting.buckets import NOT_HELD
+from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.metrics.cache_bounds import cache_summary
 from ...sim.metrics.gaps import Gaps
 from ...sim.metrics.requests import RequestTimes, request_times
@@ -49,8 +50,8 @@ class Observation:
         preemptions: Preemptions per 100 requests.
         recomputed: Share of the computed tokens that a preemption had lost.
         mean_usage, max_usage: Share of the KV cache in use.
-        prompts, outputs, cached: Shares of the KV cache, over time: prompts and outputs of running requests, about, and cached
-            prefixes that no request uses.
+        prompts, outputs, states, cached: Shares of the KV cache, over time: prompts and outputs of running requests, about, their states, and
+            cached prefixes that no request uses.
         running, waiting: Mean requests.
         arriving_usage, arriving_running, arriving_waiting: The same three from the first arrival to the last, as a server's
             metrics are read.
@@ -79,6 +80,7 @@ class Observation:
     max_usage: float
     prompts: float
     outputs: float
+    states: float
     cached: float
     running: float
     waiting: float
@@ -163,6 +165,7 @@ def observation(run: Run, goal: Goal | None) -> Observation:
         max_usage=pool.max_usage,
         prompts=live * of_prompts,
         outputs=live * (1 - of_prompts),
+        states=run.window.share_of_time(STATE) if STATE in run.window.slot_ticks else 0.0,
         cached=run.window.share_of_time("cached"),
         running=pool.mean_running,
         waiting=pool.mean_waiting,

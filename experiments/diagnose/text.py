@@ -242,10 +242,11 @@ def _why(found: Diagnosis) -> Iterator[str]:
 def _filling(found: Diagnosis) -> str:
     server, pool, seen = found.case.server, found.case.server.pool, found.case.seen
     origin = POOL_ORIGINS[server.pool_origin].format(server=server.line.server)
-    other = max(0.0, seen.mean_usage - seen.prompts - seen.outputs)
+    other = max(0.0, seen.mean_usage - seen.prompts - seen.outputs - seen.states)
+    states = f" states {seen.states:.0%}," if seen.states else ""
     return (
         f"KV cache: {pool.num_tokens:,} tokens ({origin}), {seen.mean_usage:.0%} in use in the mean and {seen.max_usage:.0%} at most:"
-        f" prompts {seen.prompts:.0%}, outputs {seen.outputs:.0%}, empty slots {other:.0%}; beside them prefixes that no"
+        f" prompts {seen.prompts:.0%}, outputs {seen.outputs:.0%},{states} empty slots {other:.0%}; beside them prefixes that no"
         f" request uses take {seen.cached:.0%}.{_own_pool(found)} On average {seen.running:.1f} requests run and {seen.waiting:.1f} wait."
     )
 
@@ -409,7 +410,13 @@ def _basis(found: Diagnosis) -> Iterator[str]:
     case = found.case
     several = len(found.seeds) > 1
     draws = f"{len(found.seeds)} draws" if several else "one draw"
-    sure = f"intervals hold {CONFIDENCE:.0%} of other draws" if several else "nothing is known of other draws"
+    sure = "nothing is known of other draws"
+    if several:
+        also = case.server.step_interval() is not None
+        sure = (
+            f"intervals hold {CONFIDENCE:.0%} of other draws"
+            + ", with the error of step times; probabilities are of the draws alone" * also
+        )
     yield (
         f"Load: {case.load.origin}; {draws} of {case.load.num_prompts:,} requests, the same for every change; {sure}. The latency index is the geometric mean of p90 TTFT, p99 ITL and mean E2EL."
     )

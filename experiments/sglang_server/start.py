@@ -18,7 +18,7 @@ from ...sim.memory import RadixMemory
 from ...sim.policy.sglang import SGLang
 from ...sim.policy.sglang_options import SGLangOptions
 from ...sim.runs.replica import Replica
-from ...sim.spec import GpuSpec, gpu, model
+from ...sim.spec import GpuSpec, ModelSpec, gpu, model
 from ...sim.spec.gpu import GIB
 from ...sim.spec.startup.capacity import Capacity, StageMemory
 from ...sim.spec.startup.launch import Launch
@@ -258,10 +258,17 @@ class SGLangStarted(Started):
         return only_read(settings(**self.chosen.as_dict() | resolved))
 
 
-def _for_states(line: SGLangLine) -> bool:
-    """See ``page_size``."""
-    flags = line.flags
-    return flags.get("enable-prefix-caching") is False or flags.get("mamba-radix-cache-strategy") == "extra_buffer"
+def _page_size(line: SGLangLine, shape: ModelSpec, card: GpuSpec) -> int:
+    """Tokens of a page."""
+    backend, strategy = (line.flags.get(name) for name in ("attention-kernels", "mamba-radix-cache-strategy"))
+    return page_size(
+        card,
+        shape,
+        None if backend is None else str(backend),
+        line.whole("block-size"),
+        keeps=line.flags.get("enable-prefix-caching") is not False,
+        strategy=str(strategy or "auto"),
+    )
 
 
 def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
@@ -273,10 +280,8 @@ def _chosen(line: SGLangLine, card: str, model_name: str) -> Settings:
     known = settings_of_flags()
     named = {name.replace("-", "_"): value for name, value in line.flags.items() if name not in LINE_ALONE}
     given = {name: setting_value(name, value) for name, value in named.items()}
-    backend, page = line.flags.get("attention-kernels"), line.whole("block-size")
-    if backend is not None or page is not None:
-        kernels = None if backend is None else str(backend)
-        given["block_size"] = page_size(gpu(card), model(model_name), kernels, page, for_states=_for_states(line))
+    if {"attention-kernels", "block-size"} & line.flags.keys():
+        given["block_size"] = _page_size(line, model(model_name), gpu(card))
     for name, value in given.items():
         if name not in known:
             remedy = "is of vLLM, and the line starts SGLang; leave it out, and give SGLang's own flag in the line"
@@ -299,21 +304,7 @@ def _on(
     """
     chosen, unread = reset_unread(given)
     without_effect = tuple(f"{line.flag_name(name)} ({why.partition(';')[0]})" for name, why in unread.items())
-    shape, card = model(chosen.model), gpu(chosen.gpu)
-    defaults = server_defaults(card.memory_bytes / (1 << 20), chosen.tensor_parallel_size)
-    replicas = line.whole("dp-size", 1)
-    launch = Launch(
-        model=shape,
-        gpu=card,
-        max_model_len=chosen.max_model_len or shape.max_model_len,
-        max_num_seqs=chosen.max_num_seqs or 0,
-        max_num_batched_tokens=chosen.max_num_batched_tokens or defaults.chunked_prefill_size,
-        tensor_parallel=chosen.tensor_parallel_size,
-        deployment=deployment_of(chosen, shape, card),
-        block_size=chosen.block_size or page_size(card, shape, for_states=_for_states(line)),
-        hybrid=False,
-        enable_prefix_caching=chosen.enable_prefix_caching is not False,
-    )
+    replicas, launch = line.whole("dp-size", 1), _launch(line, chosen)
     if log is not None:
         num_states = log.num_states
     if num_states is not None:
@@ -353,6 +344,24 @@ def _on(
         memories=tuple(memories),
         more_bytes=more_bytes,
         num_states=num_states,
+    )
+
+
+def _launch(line: SGLangLine, chosen: Settings) -> Launch:
+    """What the line starts, as far as the pool does not decide it."""
+    shape, card = model(chosen.model), gpu(chosen.gpu)
+    defaults = server_defaults(card.memory_bytes / (1 << 20), chosen.tensor_parallel_size)
+    return Launch(
+        model=shape,
+        gpu=card,
+        max_model_len=chosen.max_model_len or shape.max_model_len,
+        max_num_seqs=chosen.max_num_seqs or 0,
+        max_num_batched_tokens=chosen.max_num_batched_tokens or defaults.chunked_prefill_size,
+        tensor_parallel=chosen.tensor_parallel_size,
+        deployment=deployment_of(chosen, shape, card),
+        block_size=chosen.block_size or _page_size(line, shape, card),
+        hybrid=False,
+        enable_prefix_caching=chosen.enable_prefix_caching is not False,
     )
 
 

@@ -660,7 +660,7 @@ def _deployment(line: ServeLine, shape: ModelSpec, cards: Sequence[GpuSpec]) -> 
     if kv == "auto" and shape.kv_dtype == NVFP4:
         kv = NVFP4
     if kv not in ("auto", "fp16", "bf16", "fp8", NVFP4):
-        raise SettingError("--kv-cache-dtype", kv, "is no format of vLLM's; auto, bfloat16 or fp8")
+        raise SettingError("--kv-cache-dtype", kv, "is no format of vLLM's; give auto, bfloat16 or fp8")
     weights = _weights(line, shape)
     engines, ranks = line.whole("data-parallel-size", 1), line.whole("tensor-parallel-size", 1)
     found = Deployment(

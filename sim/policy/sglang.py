@@ -137,8 +137,8 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if options.enable_unified_memory and server.model.mixer is None and options.window_of(server.model) is None:
             remedy = f"is for models with windows or states in a pool of their own, and {server.model.name} has none; leave it out"
             raise SettingError("enable_unified_memory", True, remedy)
-        for_states = not server.caches_prefixes or options.mamba_radix_cache_strategy == "extra_buffer"
-        size = block_size or page_size(server.gpu, server.model, for_states=for_states)
+        strategy = options.mamba_radix_cache_strategy
+        size = block_size or page_size(server.gpu, server.model, keeps=server.caches_prefixes, strategy=strategy)
         chunk = server.max_num_batched_tokens or _defaults(server).chunked_prefill_size
         if chunk % size:
             remedy = f"sglang's chunks are whole pages; give a multiple of block_size = {size}, or smaller blocks"
@@ -237,12 +237,10 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         if pool.states:
             states = States(pool.states.slots, *pool.states.rules[:3], pool.states.slot_bytes, pool.states.buffer)
             self.admits_by_queue = pool.states.buffer is not None
-        buffer = next((each.buffer for each in (windows, states) if each is not None), None)
         beside = size, ahead, windows, states
         if pool.offloaded is None:
             kind = SlotRadixMemory if pool.ids else RadixMemory
-            pages = pool.num_blocks if buffer is None else buffer.most_pages
-            found = kind(pages, pool.token_runs, pool.caches_prefixes, *beside)
+            found = kind(pool.num_blocks, pool.token_runs, pool.caches_prefixes, *beside)
         else:
             threshold = THRESHOLDS[self.options.hicache_write_policy]
             found = HostRadixMemory(pool.num_blocks, pool.offloaded, threshold, pool.token_runs, *beside)

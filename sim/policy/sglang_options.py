@@ -128,7 +128,9 @@ class SGLangOptions(Options):
     ] = None
     enable_unified_memory: Annotated[
         bool,
-        Field(description="One buffer for the KV cache and the states, in which either takes what the other leaves."),
+        Field(
+            description="One buffer for the KV cache and windows or states, in which either takes what the other leaves."
+        ),
     ] = False
     enable_hierarchical_cache: Annotated[
         bool, Field(description="HiCache: copy KV of the radix tree to host memory, and load it from there.")

@@ -56,7 +56,7 @@ def element_bytes(dtype: str) -> float:
 def require_counted(field: str, dtype: str) -> None:
     """Raise NotSimulated for a format of vLLM's KV cache whose scales are not counted."""
     if dtype.startswith(_UNCOUNTED_KV):
-        raise NotSimulated(field, dtype, "is vLLM's, and its scales are not counted", "auto, bfloat16 or fp8")
+        raise NotSimulated(field, dtype, "is vLLM's, and its scales are not counted", "take auto or fp8")
 
 
 class ExpertRanks(NamedTuple):

@@ -52,11 +52,14 @@ GENERATIONS = {
 MODELS = [
     name for name in model_names() if name not in ("nemotron-super-49b", "mimo-7b", "glm-5.3-flash", "step-3.7-flash")
 ]
-#: What lines say of a model with states, by the keywords of SGLang's ``ServerArgs``; and whether its pages are then "for states".
-STATE_LINES = {
-    "no radix cache": ({"disable_radix_cache": True}, True),
-    "copies": ({"mamba_radix_cache_strategy": "extra_buffer"}, True),
-    "no copies": ({"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}, False),
+#: What lines say of a model with states, by the keywords of SGLang's ``ServerArgs``; and by ours of ``page_size``.
+STATE_LINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no radix cache": ({"disable_radix_cache": True}, {"keeps": False}),
+    "copies": ({"mamba_radix_cache_strategy": "extra_buffer"}, {"strategy": "extra_buffer"}),
+    "no copies": (
+        {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True},
+        {"strategy": "no_buffer"},
+    ),
 }
 STATE_MODELS = ["qwen3-next-80b-a3b", "qwen3.5-27b", "nemotron-3-nano-30b-a3b", "granite-4.0-h-small"]
 #: Backends of a line, and models of which it may say them.

@@ -38,8 +38,8 @@ def test_defaults_of_models_are_those_of_the_whole_resolution():
 @pytest.mark.parametrize("said", cards.STATE_LINES)
 @pytest.mark.parametrize("name", cards.STATE_MODELS)
 def test_pages_of_models_with_states_are_those_of_the_whole_resolution(name: str, said: str):
-    line, for_states = cards.STATE_LINES[said]
-    found = page_size(gpu("b200"), model(name), for_states=for_states)
+    line, ours = cards.STATE_LINES[said]
+    found = page_size(gpu("b200"), model(name), **ours)
     if name == "nemotron-3-nano-30b-a3b" and said == "no copies":
         # Refused, here by its pages.
         with pytest.raises(AssertionError, match="no_buffer do not support trtllm_mha"):

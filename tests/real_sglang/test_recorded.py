@@ -31,7 +31,8 @@ def test_defaults_of_models_are_the_recorded_ones():
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_leaps_and_slot_ids_change_nothing(kind: str, overlaps: bool):
-    case = replace(KINDS[kind](1), overlaps=overlaps)
+    # Not 1: in one buffer with states that workload ends stuck, as with SGLang.
+    case = replace(KINDS[kind](3), overlaps=overlaps)
     assert kind != "states" or case.states
 
     def result(**others: object) -> object:

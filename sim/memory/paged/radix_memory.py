@@ -19,8 +19,7 @@ where too few are left, leaves are evicted first, also in the middle of a leap. 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from math import ceil
+from collections.abc import Iterable
 
 from ...spec.startup.sglang_unified import SharedBuffer
 from ...types.errors import Overdrawn
@@ -28,52 +27,37 @@ from ...types.sequence import LayeredLoad, Sequence
 from ...types.state import State
 from ...workload.content import Run, Tokens
 from ..accounting.cache_log import CacheLog
-from ..accounting.kv_groups import SLIDING, STATE
-from ..accounting.ledger import METER, SECOND_METER, Meter, SecondPool
+from ..accounting.ledger import Meter
 from ..accounting.moments import after_row, at_row, in_step
-from ..interface.memory import Memory
-from ..prefix import Pages, RadixNode, RadixTree, Rest, StateTree, WindowTree, all_but_last, first_tokens
+from ..prefix import Pages, RadixNode, Rest, all_but_last, first_tokens
 from ..prefix.component_tree import ComponentTree
 from .phases import Phases
 from .radix_holdings import Holding, Known, States, Windows
+from .radix_pools import RadixPools
 from .radix_transaction import RadixTransaction
 
 
-class RadixMemory(Memory):
+class RadixMemory(RadixPools):
     """A pool of pages with a radix tree over it, as SGLang's.
 
     Args:
-        num_blocks: Pages of the pool.
-        block_size: Tokens of a page.
+        num_blocks, block_size, windows, states: See ``RadixPools``.
         runs: Tokens of every request; None if no two requests share any.
         keeps: Whether the tree keeps nodes that no sequence locks.
         ahead: Whether the results of a step are processed after the next one was decided (overlap schedule).
-        windows: The pool of layers with a window, if it is one of its own. Each leap is then one step.
-        states: The pool of layers with a state, if there are any.
 
     Attributes:
-        tree: Computed pages, locked or evictable.
         holdings: For each sequence that runs or prefills, its part of the tree; those that run in the order of SGLang's batch.
         decoding: Sequences that decode in the next step that does, in the order in which their prefills ended.
         phases: In which steps these begin a page.
-        buffer: What the pool shares with that of states; ``num_blocks`` is then the pages of the whole buffer.
-        free: Pages that are neither in the tree nor held by one sequence.
         departures: Finished sequences so far.
-        keeps: Whether the tree keeps nodes that no sequence locks.
+        keeps: As given.
         log: Look-ups, and changes of the cached slots.
         cache_log: ``log`` if ``keeps``, else None.
-        evicted_blocks: Evicted pages.
         steps_in_vain: Steps that computed nothing but tokens behind an end of text.
     """
 
-    meter: tuple[str, ...] = (*METER[:2], "prefill_tail")
-    #: Classes of trees: plain, with windows in a pool of their own, with states.
-    trees: tuple[Callable[..., RadixTree], Callable[..., WindowTree], Callable[..., StateTree]] = (
-        RadixTree,
-        WindowTree,
-        StateTree,
-    )
-    evicted_blocks = steps_in_vain = 0
+    steps_in_vain = 0
 
     def __init__(
         self,
@@ -85,19 +69,11 @@ class RadixMemory(Memory):
         windows: Windows | None = None,
         states: States | None = None,
     ) -> None:
-        self._runs, self.keeps, self.block_size, self.ahead = runs, keeps, block_size, ahead
-        self.windows, self.states = windows, states
+        super().__init__(num_blocks, block_size, windows, states)
+        self._runs, self.keeps, self.ahead = runs, keeps, ahead
         self.log = CacheLog(unit_slots=block_size)
         self.cache_log = self.cached_level = self.log if keeps else None
-        if windows is not None:
-            self.second_pool = _pool_of(windows, SLIDING, windows.pages * block_size, block_size)
-        if states is not None:
-            self.second_pool = _pool_of(states, STATE, states.slots)
-        if self.second_pool is not None:
-            self.meter = (*self.meter, *SECOND_METER[self.second_pool.kind])
-        self.buffer = next((each.buffer for each in (windows, states) if each is not None), None)
-        self.num_blocks = self.free = num_blocks
-        self.tree: RadixTree = self._plant()
+        self.tree = self._plant()
         self._pages, self.phases = Pages(block_size), Phases(block_size)
         self.holdings: dict[Sequence, Holding] = {}
         self.departures = 0
@@ -110,89 +86,6 @@ class RadixMemory(Memory):
         self._leaving: dict[Sequence, int] = {}
         self._known: dict[Sequence, Known] = {}
         self._transaction = RadixTransaction(self)
-
-    def _plant(self, *sizes: int) -> RadixTree:
-        """The tree, empty; ``sizes`` are the first arguments of its class."""
-        plain, with_windows, with_states = self.trees
-        if self.windows is not None:
-            return with_windows(*sizes, self.pages_of(self.windows.tokens))
-        return plain(*sizes) if self.states is None else with_states(*sizes)
-
-    @property
-    def room(self) -> int:
-        """Slots that are free or can be evicted."""
-        return (self.available + self.tree.evictable_tokens) * self.block_size
-
-    @property
-    def available(self) -> int:
-        """Pages that can be taken without evictions."""
-        if self.buffer is None:
-            return self.free
-        return self._left(self.buffer) // self.buffer.page_bytes
-
-    @property
-    def window_free(self) -> int:
-        """Pages of windows that can be taken without evictions."""
-        assert self.windows is not None
-        if self.buffer is None:
-            return self.windows.pages - self._units
-        most = min(self.buffer.ids, self.buffer.most_units)
-        return min(most - self._units, self._left(self.buffer) // self.buffer.unit_bytes)
-
-    @property
-    def state_free(self) -> int:
-        """States that can be taken without evictions."""
-        assert self.states is not None
-        if self.buffer is None:
-            return self.states.slots - self._units
-        return self._left(self.buffer) // self.buffer.unit_bytes
-
-    @property
-    def _units(self) -> int:
-        """Pages of windows, or states, that are not free."""
-        assert isinstance(self.tree, ComponentTree)
-        if self.windows is not None:
-            return self.tree.components + self.windows.own
-        assert self.states is not None
-        return self.tree.components + self.states.own + self.states.ahead
-
-    def _left(self, buffer: SharedBuffer, pages: int = 0, units: int = 0) -> int:
-        """Bytes of the buffer that are free once so many more pages and units are taken."""
-        return buffer.left(self.num_blocks - self.free + pages, self._units + units)
-
-    def fits(self, slots: int) -> bool:
-        """Whether so many slots are free, in both pools where there are windows."""
-        pages = self.pages_of(slots)
-        if self.windows is None:
-            return self.available >= pages
-        if self.buffer is not None:
-            return self._left(self.buffer, pages, pages) >= 0
-        return min(self.free, self.window_free) >= pages
-
-    def can_reserve(self, slots: float, windows: float) -> bool:
-        """Whether one buffer has room for so many slots and windows once all that can be is evicted."""
-        assert self.buffer is not None and isinstance(self.tree, ComponentTree)
-        pages, beside = self.pages_of(ceil(slots)), self.pages_of(ceil(windows))
-        return self._left(self.buffer, pages - self.tree.evictable_tokens, beside - self.tree.component_evictable) >= 0
-
-    @property
-    def state_room(self) -> int:
-        """States that are free or can be evicted."""
-        assert isinstance(self.tree, ComponentTree)
-        return self.state_free + self.tree.component_evictable
-
-    @property
-    def component_free(self) -> int:
-        """Free pages of the pool of windows, or free states; 0 without such a pool."""
-        if self.windows is not None:
-            return self.window_free
-        return 0 if self.states is None else self.state_free
-
-    @property
-    def window_room(self) -> int:
-        """Slots of the pool of windows that are free or can be evicted."""
-        assert isinstance(self.tree, ComponentTree)
-        return (self.window_free + self.tree.component_evictable) * self.block_size
 
     def branch(self, pages: int) -> int:
         """Pages of the last look-up, which found ``pages``, if there were more; else 0. With states those on their grid."""
@@ -245,15 +138,6 @@ class RadixMemory(Memory):
         first = holding.first
         holding.freed = max(first, (tokens - kept) // size)
         windows.own -= holding.freed - first
-
-    def pages_of(self, tokens: int) -> int:
-        """Pages that so many tokens take."""
-        return -(-tokens // self.block_size)
-
-    @property
-    def most_tokens(self) -> int:
-        """``max_total_num_tokens`` of SGLang."""
-        return self.capacity_slots if self.buffer is None else self.buffer.most_tokens
 
     def max_output_tokens(self, sequence: Sequence) -> int:
         """The declared longest output, capped by what the pool can hold."""
@@ -342,66 +226,6 @@ class RadixMemory(Memory):
     def stall(self, sequence: Sequence, decode_step: int, finished: bool = False) -> None:
         """See ``Memory``; only of sequences that have finished."""
         self._stop(sequence)
-
-    def make_free(self, pages: int, states: int = 0) -> None:
-        """Evict so many that these are free, as far as there are any to evict; with windows so many pages of both pools."""
-        if self.buffer is None:
-            self.make_room(pages, states if self.windows is None else pages)
-        elif self.windows is not None:
-            self._make_windows_free(self.buffer, pages)
-        else:
-            self._make_free_together(pages, states)
-
-    def make_room(self, pages: int, components: int) -> None:
-        """As ``make_free``, with so many pages of windows, or states, in pools of their own."""
-        lacking = max(0, pages - self.free)
-        if components:
-            components = max(0, components - self.component_free)
-        if lacking or components:
-            self._evict(lacking, components)
-
-    def _make_free_together(self, pages: int, states: int) -> None:
-        """As ``make_free`` in one buffer (``evict_for_alloc``): leaves give way to states, too, and states to states where no leaf is left.
-
-        States alone give way where there are no names for more.
-        """
-        while self.available < pages and self._evict(1):
-            pass
-        if self.state_free >= states:
-            return
-        assert self.buffer is not None and isinstance(self.tree, ComponentTree)
-        named = self.buffer.ids - states
-        while self._units > named and self.state_free < states and self.tree.component_evictable:
-            self._evict(0, 1)
-        if self._units > named:
-            return
-        while self.state_free < states and self._evict(1):
-            pass
-        while self.state_free < states and self.tree.component_evictable:
-            self._evict(0, 1)
-
-    def _make_windows_free(self, buffer: SharedBuffer, pages: int) -> None:
-        """As ``make_free`` of so many pages of both kinds in one buffer (``evict_to_free_tokens``): leaves as far as they reach, then windows alone.
-
-        Nothing is evicted where all would be too little. What goes with a leaf may make the rest needless.
-        """
-        tree, lacking = self.tree, -self._left(buffer, pages, pages)
-        assert isinstance(tree, ComponentTree)
-        beside = max(0, -(-(lacking - tree.evictable_tokens * buffer.page_bytes) // buffer.unit_bytes))
-        if lacking <= 0 or beside > tree.component_evictable:
-            return
-        leaves, before = -(-(lacking - beside * buffer.unit_bytes) // buffer.page_bytes), tree.component_evictable
-        while leaves > 0 and self._left(buffer, pages, pages) < 0 and (freed := self._evict(1)):
-            leaves -= freed
-        while before - tree.component_evictable < beside and self._left(buffer, pages, pages) < 0:
-            self._evict(0, 1)
-
-    def _evict(self, pages: int, components: int = 0) -> int:
-        """Evict leaves with so many pages, then components. Returns how many pages are free."""
-        freed = self.tree.evict(pages, components)
-        self.free += freed
-        self.evicted_blocks += freed
-        return freed
 
     def room_after(self, state: State, steps: int) -> int:
         """Slots that are free or evictable after the running sequences have grown by ``steps`` tokens each."""
@@ -674,12 +498,3 @@ class RadixMemory(Memory):
         for sequence in held:
             self._leaving[sequence] = tokens = sequence.held_tokens(decode_step)
             self._results.setdefault(sequence, tokens)
-
-
-def _pool_of(beside: Windows | States, kind: str, slots: int, unit_slots: int = 1) -> SecondPool:
-    """The pool of windows or states with so many slots, or the whole buffer as one."""
-    buffer, log = beside.buffer, CacheLog(unit_slots)
-    if buffer is None:
-        return SecondPool(kind, slots, log, beside.slot_bytes)
-    of_both = buffer.slot_bytes, buffer.unit_bytes // unit_slots
-    return SecondPool(kind, buffer.most_units * unit_slots, log, of_both, buffer.bytes)

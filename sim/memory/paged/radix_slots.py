@@ -78,7 +78,7 @@ class SlotRadixMemory(RadixMemory):
         states: States | None = None,
     ) -> None:
         super().__init__(num_blocks, runs, keeps, block_size, ahead, windows, states)
-        self.tables: BlockTables = BlockTables(num_blocks, 0, block_size)
+        self.tables: BlockTables = BlockTables(self.num_blocks, 0, block_size)
         # Of the leap that is about to run, once it has been looked at: what its row says, and the steps that hand out
         # their pages.
         self._row: Meter | None = None

@@ -221,12 +221,7 @@ class HostWindowTree(HostComponents, WindowTree):
         return best, found
 
     def _needed(self, node: RadixNode) -> list[RadixNode]:
-        nodes, covered = [], 0
-        while node is not self.root and covered < self.window:
-            nodes.append(node)
-            covered += node.tokens
-            node = self._parent_of(node)
-        return nodes
+        return self._last_window(node)[0]
 
     def _unwritten(self, node: RadixNode) -> list[RadixNode]:
         nodes, covered = [], 0

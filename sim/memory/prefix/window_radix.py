@@ -81,19 +81,24 @@ class WindowTree(ComponentTree):
                 last = each
             covered += each.tokens
 
-    def _to_lock(self, node: RadixNode) -> tuple[list[RadixNode], int]:
-        """See ``ComponentTree``; the name is 0 where they go up to the root."""
+    def _last_window(self, node: RadixNode) -> tuple[list[RadixNode], int]:
+        """The nodes of the last window of a string that ends at a node, from there upwards, and their tokens."""
         nodes, covered = [], 0
-        while node is not self.root:
+        while node is not self.root and covered < self.window:
             nodes.append(node)
             covered += node.tokens
-            if covered >= self.window:
-                if not node.bound:
-                    self._bounds += 1
-                    node.bound = self._bounds
-                return nodes, node.bound
             node = self._parent_of(node)
-        return nodes, 0
+        return nodes, covered
+
+    def _to_lock(self, node: RadixNode) -> tuple[list[RadixNode], int]:
+        """See ``ComponentTree``; the name is 0 where they go up to the root."""
+        nodes, covered = self._last_window(node)
+        if covered < self.window:
+            return nodes, 0
+        if not nodes[-1].bound:
+            self._bounds += 1
+            nodes[-1].bound = self._bounds
+        return nodes, nodes[-1].bound
 
     def _to_unlock(self, node: RadixNode, bound: int) -> list[RadixNode]:
         nodes = []

@@ -54,7 +54,7 @@ _ON_BLACKWELL = {
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "kimi_k25", "kimi_k3", "pixtral"), "trtllm_mla"),
     **dict.fromkeys(("mimo_v2_flash", "minimax_m3", "minimax_m3_vl"), "fa4"),
 }
-#: There these have Triton's, with pages of one token; TensorRT-LLM's without a radix cache, and where the line itself asks for copies of states.
+#: There these have Triton's, with pages of one token; without a radix cache, or with ``extra_buffer`` given, TensorRT-LLM's.
 _TRITON = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
 #: Tokens of a page that an attention backend asks for.
 _PAGES = dict.fromkeys(
@@ -62,15 +62,16 @@ _PAGES = dict.fromkeys(
 )
 #: Others that these have, too.
 _ALSO = {"trtllm_mha": (16, 32, 128), "trtllm_mla": (32,), "cutedsl_mla": (32,), "tokenspeed_mla": (32,)}
-#: The same of FlashAttention 4 on compute capability 10, without latent vectors; and of MiniMax M3 by compute capability and backend.
+#: The same of FlashAttention 4 on compute capability 10, without latent vectors.
 _FA4_PAGE = 128
-_MINIMAX = frozenset({(9, None), (9, "fa3"), (10, "trtllm_mha")})
 #: Models that are served without their encoder (``mm_disabled_models`` of ``configs/model_config.py``), by ``model_type``.
 _TEXT_ALONE = frozenset({"gemma3", "llama4", "step3_vl"})
 #: Multimodal models whose prefills have CUDA graphs (``multimodal_breakable_cuda_graph_supported_model_archs``).
 _PREFILL_GRAPHS = frozenset({"minimax_m3", "minimax_m3_vl", "glm5_next", "qwen3_5", "qwen3_5_moe", "kimi_k25"})
-#: Models with Kimi delta attention, whose prefills have none; and those of which it does not read the encoder.
-_KDA, _UNREAD = frozenset({"kimi_linear", "kimi_k3"}), frozenset({"minimax_m3", "minimax_m3_vl"})
+#: Models with Kimi delta attention, whose prefills have none.
+_KDA = frozenset({"kimi_linear", "kimi_k3"})
+#: MiniMax M3, of which SGLang does not read the encoder; and with which compute capability and backend it has pages as of FlashAttention 4.
+_M3, _M3_PAGED = frozenset({"minimax_m3", "minimax_m3_vl"}), frozenset({(9, None), (9, "fa3"), (10, "trtllm_mha")})
 #: Layers and width of an encoder that SGLang does not find in a configuration, and takes for the least.
 _VISION = 24, 1024
 #: Share of the fraction that a multimodal model gets with such an encoder; of what a larger one costs; and the bounds of that factor.
@@ -139,10 +140,7 @@ def vision_share(model: ModelSpec) -> float:
     if not _sees(model):
         return 1
     encoder = not_none(model.encoder)
-    # SGLang reads no encoder of MiniMax M3.
-    layers, width = (
-        _VISION if model.model_type in _UNREAD else (encoder.layers or _VISION[0], encoder.width or _VISION[1])
-    )
+    layers, width = _VISION if model.model_type in _M3 else (encoder.layers or _VISION[0], encoder.width or _VISION[1])
     larger = layers * width**2 / (_VISION[0] * _VISION[1] ** 2) - 1
     least, most = _VISION_BOUNDS
     return _OF_VISION * max(least, min(most, 1 - _FOR_VISION * larger))
@@ -167,14 +165,21 @@ def window_of(model: ModelSpec) -> int | None:
 
 
 def page_size(
-    gpu: GpuSpec, model: ModelSpec, backend: str | None = None, given: int | None = None, *, for_states: bool = False
+    gpu: GpuSpec,
+    model: ModelSpec,
+    backend: str | None = None,
+    given: int | None = None,
+    *,
+    keeps: bool = True,
+    strategy: str = "auto",
 ) -> int:
     """Tokens of a page, which the attention backend decides.
 
     Args:
         backend: ``--attention-backend``; None is SGLang's choice by card and model.
         given: ``--page-size``, which SGLang replaces where the backend does not have it.
-        for_states: Whether the line has no radix cache, or has one with copies of states without leaving that to SGLang.
+        keeps: Whether there is a radix cache.
+        strategy: ``--mamba-radix-cache-strategy``.
     """
     if model.indexer is not None and model.latent is not None:
         return _PAGES["dsa"]
@@ -182,12 +187,12 @@ def page_size(
     # Elsewhere SGLang takes backends with pages of one token.
     if backend is None and gpu.major == 10:
         if model.model_type in _TRITON:
-            return _PAGES["trtllm_mha"] if for_states else 1
+            return _PAGES["trtllm_mha"] if not keeps or strategy == "extra_buffer" else 1
         others = "trtllm_mha" if model.latent is None else "flashinfer"
         backend = _ON_BLACKWELL.get(model.model_type or "", others)
     if backend == "fa4" and gpu.major == 10 and model.latent is None:
         return _FA4_PAGE
-    if given is None and model.model_type in _UNREAD and (gpu.major, own) in _MINIMAX:
+    if given is None and model.model_type in _M3 and (gpu.major, own) in _M3_PAGED:
         return _FA4_PAGE
     fixed = _PAGES.get(backend or "")
     if fixed is None or given in _ALSO.get(backend or "", ()):
