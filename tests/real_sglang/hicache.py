@@ -24,8 +24,10 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCach
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import (
     _evict_mamba_for_device_alloc,
     _evict_swa_for_device_alloc,
+    _split_hicache_size,
 )
 from sglang.srt.mem_cache.l2_transfer import TransferCompletion
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -146,7 +148,7 @@ class Controller(HybridCacheController):
         return operation.host_indices, operation.device_indices, operation.pool_transfers
 
 
-def host_pool(slots: int, page: int, ratio: float, gigabytes: int = 0, slot_bytes: int = 1) -> HostKVCache:
+def host_pool(slots: int, page: int, ratio: float, gigabytes: float = 0, slot_bytes: int = 1) -> HostKVCache:
     """The host pool that SGLang makes for a device pool, by ratio or by size."""
     return _HostPool(
         dtype=torch.float16,
@@ -162,6 +164,13 @@ def host_pool(slots: int, page: int, ratio: float, gigabytes: int = 0, slot_byte
         device="cpu",
         is_dummy=True,
     )
+
+
+def shares(gigabytes: int, slots: tuple[int, ...], page: int) -> tuple[float, ...]:
+    """``--hicache-size`` divided among device pools of 12 layers of gpt-oss, by SGLang."""
+    kind = torch.float16
+    pools = [MHATokenToKVPool(each, page, kind, 8, 64, 12, "cpu", enable_memory_saver=False) for each in slots]
+    return _split_hicache_size(gigabytes, tuple(pools))
 
 
 def attach(

@@ -193,6 +193,24 @@ def test_the_host_pool_is_as_large_as_the_real_one(page: int, given: dict[str, A
     assert build(chosen).memory.transfers.cache.num_blocks * page == real.size
 
 
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("given", [{"hicache_ratio": 0.37}, {"hicache_ratio": 3.3}, {"hicache_size": 1}])
+def test_both_host_pools_are_as_large_as_the_real_ones(page: int, given: dict[str, Any]):
+    """Of windows: SGLang's own device pools, and its division of a size among them."""
+    slots = 2560
+    pool = {"num_gpu_blocks_override": slots // page, "block_size": page}
+    chosen = settings(policy="sglang", model="gpt-oss-20b", enable_hierarchical_cache=True, **pool, **given)
+    memory = build(chosen).memory
+    kept, sizes = (slots, memory.windows.pages * page), (0.0, 0.0)
+    if size := given.get("hicache_size", 0):
+        sizes = hicache.shares(size, kept, page)
+    real = [
+        hicache.host_pool(each, page, given.get("hicache_ratio", 2.0), part, of_slot).page_num
+        for each, part, of_slot in zip(kept, sizes, memory.windows.slot_bytes, strict=True)
+    ]
+    assert [memory.transfers.cache.num_blocks, memory.transfers.beside[0]] == real
+
+
 def _is_noticed(page: int = 1, policy: str = "write_through") -> bool:
     """Whether one of three seeds differs, or fails."""
 

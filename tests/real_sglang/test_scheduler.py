@@ -139,6 +139,19 @@ def test_a_story_of_a_request_that_waits_for_ever():
     assert not server.serve(replace(case, max_num_batched_tokens=300)).is_stuck
 
 
+def test_a_story_of_a_prompt_whose_rest_is_forgotten():
+    """A fault of SGLang, which is left out: where windows cut two prompts of a step, ``new_chunked_req`` (``_commit_prefill_admission``) is the
+    second, and the first decodes without its rest."""
+    case = replace(_case([1000, 1000], [100, 1], [0, 0], 4000, 64, False), window=127, window_slots=680)
+
+    def prefilled(served: Served) -> list[int]:
+        computed = [each for step in served.steps if step.prefills for each in step.scheduled]
+        return [sum(tokens for request, tokens in computed if request == index) for index in range(2)]
+
+    assert prefilled(server.serve(case)) == [579, 1000]
+    assert prefilled(ours.serve(case)) == [1000, 1000]
+
+
 def _is_noticed(kind: str, overlaps: bool = False) -> bool:
     """Whether three of forty workloads differ, or fail."""
 
