@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCach
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import (
     _evict_mamba_for_device_alloc,
     _evict_swa_for_device_alloc,
+    _split_hicache_size,
 )
 from sglang.srt.mem_cache.l2_transfer import TransferCompletion
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
@@ -146,7 +147,7 @@ class Controller(HybridCacheController):
         return operation.host_indices, operation.device_indices, operation.pool_transfers
 
 
-def host_pool(slots: int, page: int, ratio: float, gigabytes: int = 0, slot_bytes: int = 1) -> HostKVCache:
+def host_pool(slots: int, page: int, ratio: float, gigabytes: float = 0, slot_bytes: int = 1) -> HostKVCache:
     """The host pool that SGLang makes for a device pool, by ratio or by size."""
     return _HostPool(
         dtype=torch.float16,
@@ -162,6 +163,19 @@ def host_pool(slots: int, page: int, ratio: float, gigabytes: int = 0, slot_byte
         device="cpu",
         is_dummy=True,
     )
+
+
+def host_pools(pools: list[tuple[int, int, int]], ratio: float, gigabytes: int) -> list[HostKVCache]:
+    """Those of several device pools of so many slots, with a page of so many slots more, each of so many bytes."""
+    held = [
+        SimpleNamespace(get_kv_size_bytes=lambda held=(slots + page) * slot_bytes: held)
+        for slots, page, slot_bytes in pools
+    ]
+    shares = _split_hicache_size(gigabytes, tuple(held))
+    return [
+        host_pool(slots, page, ratio, share, slot_bytes)
+        for (slots, page, slot_bytes), share in zip(pools, shares, strict=True)
+    ]
 
 
 def attach(
