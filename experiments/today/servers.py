@@ -89,6 +89,7 @@ SERVERS = (
     Server("gpt-oss 120B", "gpt-oss-120b", "b200"),
     Server("Gemma 3 27B", "gemma-3-27b", "h100-80gb", 2),
     Server("Gemma 4 31B", "gemma-4-31b", "h100-80gb", 2),
+    Server("DeepSeek V4 Flash", "deepseek-ai/DeepSeek-V4-Flash", "h200", 2),
     Server("Qwen3-Next 80B", "qwen3-next-80b-a3b", "h200", 2),
     Server("Nemotron-H 8B", "nemotron-h-8b", "h100-80gb"),
     Server("Nemotron 3 Nano", "nemotron-3-nano-30b-a3b", "h200"),
@@ -96,7 +97,6 @@ SERVERS = (
     Server("Zamba2 7B", "zamba2-7b", "h100-80gb"),
     Server("Kimi Linear 48B", "kimi-linear-48b-a3b", "b200"),
     Server("DeepSeek V3.2", "deepseek-v3.2", "h200", 8),
-    Server("DeepSeek V4 Flash", "deepseek-ai/DeepSeek-V4-Flash", "h200", 2),
     # With the default of 1,024 vLLM refuses it: more sequences than blocks for their states.
     Server("Nemotron 3 Super", "nemotron-3-super", "h200", 2, max_num_seqs=512),
     Server("GLM-5.3-Flash", "glm-5.3-flash", "h200", 4),

@@ -19,7 +19,10 @@ Every layer with experts exchanges tokens between all engines, so none passes it
 6. Engines stop together when none has work. Dummy batches that vLLM runs after that, until the engines next ask each other
    (every 16 steps, ``dp_sync_interval``), are left out: they could delay a request by part of a decode step. So are those of
    engines of which all wait for loads from the host. They count as steps where policies ask for these (``Barrier.count``).
-7. Drafts are verified tokens of the step. The drafter's passes after it are those of an engine whose peers draft as much; the others wait.
+7. Over pipeline stages a step is a pass of one batch of each engine, and engines wait for each other in every stage. An engine that schedules
+   nothing waits for its oldest batch (``step_with_batch_queue``), and then takes part with a dummy batch. vLLM's worker answers a
+   dummy batch when it has launched it, behind the batches in flight, so that an engine without work holds up no stage.
+8. Drafts are verified tokens of the step. The drafter's passes after it are those of an engine whose peers draft as much; the others wait.
 
 Steps start together, so the result is the same for leaps of any length.
 """
@@ -34,6 +37,7 @@ import simpy
 from simpy.events import NORMAL, URGENT, EventPriority
 
 from ..cost.base import StepCost, among, draft_ticks, effective_context, saved_ticks
+from ..engine.batch_queue import BatchQueue
 from ..engine.engine import Alarm
 from ..engine.executor import Begun, FirstStep
 from ..memory import Memory
@@ -81,6 +85,8 @@ class Proposal(NamedTuple):
         moves: Ticks of copies and swaps before it, less those that its decodes save by naming the same blocks.
         later: Work of the second step.
         drafted: Of the first step; None if it is followed by no drafts.
+        after: When the engine can decide again, at the earliest; over pipeline stages.
+        dummy_from: When its batches in flight let it begin a dummy batch; None for a batch of its own.
     """
 
     steps: int
@@ -89,6 +95,8 @@ class Proposal(NamedTuple):
     moves: int
     later: Work
     drafted: Drafted | None
+    after: int = 0
+    dummy_from: int | None = None
 
 
 class _Line(NamedTuple):
@@ -181,17 +189,34 @@ class LockStepEngine(RoutedEngine):
         batch_size, context = state.batch_size, state.batch_size * state.decode_step + state.lag_sum
         first = asked or Work(batch_size, context)
         moves = (0 if first_step is None else first_step[2]) - saved
-        self._proposal = Proposal(found[0], found[2], first, moves, Work(batch_size, context + batch_size), drafted)
+        after = now + first_step[0] if first_step is not None and self.policy.stages > 1 else 0
+        self._proposal = Proposal(
+            found[0], found[2], first, moves, Work(batch_size, context + batch_size), drafted, after
+        )
         return found
 
     def _stand_still(self, now: int, first_step: Begun, plan: StepPlan) -> tuple[int, Leap]:
         asked, drafted, saved = self.cost.take()
-        found = super()._stand_still(now, first_step, plan)
+        found, piped = super()._stand_still(now, first_step, plan), self.policy.stages > 1
+        if piped and asked is None:
+            return self._skip_with(now, *found)
         if not found[0]:
             # It only preempts.
             return self._dummy(now, found[1])
-        self._proposal = Proposal(0, found[1], asked or Work(), first_step[2] - saved, Work(), drafted)
+        after = now + first_step[0] if piped else 0
+        self._proposal = Proposal(0, found[1], asked or Work(), first_step[2] - saved, Work(), drafted, after)
         return found
+
+    def _skip(self, now: int, ticks: int) -> Leap | None:
+        leap = (now, 0, ticks, 0, 0, 0, 0, 0, len(self.state.waiting))
+        self._begin(now, 0, ticks, leap)
+        return self._skip_with(now, ticks, leap)[1]
+
+    def _skip_with(self, now: int, ticks: int, leap: Leap) -> tuple[int, Leap]:
+        """Propose a dummy batch once the oldest batch is over; vLLM waits for all batches before it takes its reply."""
+        dummy, over = Work(DUMMY_TOKENS, DUMMY_TOKENS), now + ticks
+        self._proposal = Proposal(0, leap, dummy, 0, Work(), None, max(over, self._passed_ticks), over)
+        return ticks, leap
 
     def _wake(self, alarm: simpy.Event, priority: EventPriority, ticks: int) -> None:
         """See ``RoutedEngine``; the barrier sets the alarm of a step."""
@@ -218,9 +243,11 @@ class LockStepEngine(RoutedEngine):
         timer.callbacks = [end]
         self.env.schedule(timer, URGENT, until - since)
 
-    def start(self, now: int, steps: int, ticks: int, leap: Leap) -> None:
-        """Begin steps of lengths that the barrier has found."""
+    def start(self, now: int, steps: int, ticks: int, leap: Leap, passed: int | None) -> None:
+        """Begin steps of lengths that the barrier has found, the first of which has ``passed`` all stages then; None of a dummy batch."""
         self._knows_all = False
+        if passed is not None:
+            self._passed_ticks = passed
         self._begin(now, steps, ticks, leap, self._stops_at_arrival, starting=self._starting)
         self._ring_at(now + ticks, steps, leap)
 
@@ -271,12 +298,12 @@ class Barrier:
         engines: Their number.
         priority: Later than those of all engines, at one tick.
         cost: That of each engine.
-        stages: Pipeline stages with a batch of their own. A step then lasts a stage's share of the longest batch.
+        stages: Pipeline stages with a batch of their own. A step then lasts until the next batch can enter the first stage.
     """
 
     def __init__(self, env: simpy.Environment, engines: int, priority: int, cost: StepCost, stages: int = 1) -> None:
         self._env, self._engines, self._priority, self._cost = env, engines, EventPriority(NORMAL + priority), cost
-        self._stages = stages
+        self._stages, self._passes = stages, BatchQueue(stages, 1)
         self._proposed: dict[LockStepEngine, Proposal] = {}
         # The leap in progress: its engines, start, steps, and the lengths of its steps.
         self._stepping: list[LockStepEngine] = []
@@ -336,7 +363,10 @@ class Barrier:
         proposed, self._proposed = self._proposed, {}
         now, proposals = int(self._env.now), [*proposed.values()]
         before = self.count(now, next(iter(proposed)).policy.schedules_ahead)
-        first = self._first_ticks(proposals) // self._stages
+        held = [each.dummy_from for each in proposals if each.dummy_from is not None]
+        passed = self._passes.push(max([now, *held]), self._first_ticks(proposals)).over_ticks
+        self._passes.pop()
+        first = max([self._passes.free_at, *(each.after for each in proposals)]) - now
         steps, second, growth = self._later(proposals)
         if steps > 1:
             # All engines have the same edges.
@@ -350,7 +380,8 @@ class Barrier:
         for engine, proposal in proposed.items():
             alone = proposal.leap
             own = steps if proposal.steps else 0
-            engine.start(now, own, ticks, (now, own, first, second, growth, *alone[5:]))
+            over = passed if proposal.dummy_from is None else None
+            engine.start(now, own, ticks, (now, own, first, second, growth, *alone[5:]), over)
 
     def _among(self, works: Sequence[Work]) -> StepCost:
         idle = self._engines - len(works)

@@ -124,6 +124,8 @@ class Engine:
         # Whether what passes now is no step, so that the next decision knows all that happens meanwhile.
         self._knows_all = False
         self._ahead = policy.schedules_ahead
+        # When the last batch has passed all stages, where it waits for other engines in each.
+        self._passed_ticks = 0
         # The plan being carried out, for observers.
         self._plan = CARRY_ON
         self._edges = sorted(edges, reverse=True)
@@ -261,10 +263,9 @@ class Engine:
                 cut = yield alarm
                 if cut:
                     steps, ticks, leap = cut
-                    seen = now if self._ahead and batch is not None and batch.computes else now + ticks
+                    seen = max(seen, now) if self._ahead and batch is not None and batch.computes else now + ticks
                     if batch is not None:
-                        # Engines in lock step wait for each other in every stage.
-                        batch.over_ticks = now + ticks * stages if batch.computes else seen
+                        batch.over_ticks = self._passed_ticks if batch.computes else seen
                 now += ticks
             if leap:
                 flight = batch.over_ticks - now if batch is not None and batch.computes else 0
@@ -306,9 +307,13 @@ class Engine:
         if first_step is not None and (first_step[0] or plan.preempted):
             _, leap = stand_still(now, (ticks, *first_step[1:]), plan)
             return None if not self._has_requests() and self._is_over() else (0, leap)
+        return 0, self._skip(now, ticks)
+
+    def _skip(self, now: int, ticks: int) -> Leap | None:
+        """The ledger's columns of a call that schedules nothing, until the oldest batch is over."""
         if not ticks:
-            return 0, None
-        return 0, self._pause(now, ticks, (now, 0, ticks, 0, 0, 0, 0, 0, len(self.state.waiting)))[1]
+            return None
+        return self._pause(now, ticks, (now, 0, ticks, 0, 0, 0, 0, 0, len(self.state.waiting)))[1]
 
     def _drain(
         self, queue: BatchQueue, now: int, seen: int, actions: Actions
@@ -583,7 +588,7 @@ class Engine:
         """Check that nothing is left when nothing can go on: no sequence, and no slot that one held."""
         left = self._unfinished() + len(self.state.running)
         if left:
-            raise SimulationFault(f"policy {self.policy.name} is stuck: nothing runs and {left} requests wait")
+            raise self.policy.stuck(left)
         memory = self.memory
         held = memory.capacity_slots - memory.pinned_slots - memory.room_after(self.state, 0)
         if held:

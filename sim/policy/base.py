@@ -16,6 +16,7 @@ from ..memory.accounting.kv_groups import STATE, PageGroups
 from ..spec import GpuSpec, ModelSpec
 from ..spec.startup.launch import resolved_kv_dtype
 from ..spec.startup.sglang_states import StatePool
+from ..types.errors import FragmeterError, SimulationFault
 from ..types.sequence import Sequence, StepPlan
 from ..types.state import State
 from ..workload.workload import Workload
@@ -235,6 +236,10 @@ class Policy(Generic[MemoryT, TransactionT]):
         arrivals; the policy accounts for the growth of memory between them. 1 is always correct, and slow.
         """
         return 1
+
+    def stuck(self, waiting: int) -> FragmeterError:
+        """Error of a run in which nothing runs and so many requests wait for ever: a defect, unless the simulated system waits as well."""
+        return SimulationFault(f"policy {self.name} is stuck: nothing runs and {waiting} requests wait")
 
     def longest_tokens(self, workload: Workload) -> np.ndarray:
         """Most tokens of each request that occupy slots, int64 [n]: prompt and output less the last token, which is

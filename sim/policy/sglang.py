@@ -28,7 +28,7 @@ from ..spec.startup.sglang import (
 )
 from ..spec.startup.sglang_states import StatePool, num_states, serves_states, state_bytes, state_rules
 from ..spec.startup.sglang_unified import BUDGET_ALIGNMENT, SharedBuffer, aligned
-from ..types.errors import NotSimulated, SettingError
+from ..types.errors import FragmeterError, MissingSetting, NotSimulated, SettingError
 from ..types.sequence import CARRY_ON, Sequence, StepPlan
 from ..types.state import State
 from ..workload.content import Run
@@ -376,7 +376,7 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         for sequence in queue:
             if batch.is_spent:
                 break
-            if batch.running + len(batch) >= self.limits.max_num_seqs:
+            if batch.seats >= self.limits.max_num_seqs:
                 batch.is_full = True
             if batch.is_full and not (self._preempts and self._preempt_for(sequence, batch)):
                 break
@@ -480,6 +480,17 @@ class SGLang(Policy[RadixMemory, RadixTransaction]):
         for each in transaction.memory.decoding:
             if state.decode_step - each.start_step > 1:
                 transaction.slide(each, each.prompt_tokens + generated[each] - 1)
+
+    def stuck(self, waiting: int) -> FragmeterError:
+        """See ``Policy``; SGLang looks at its queue in vain for ever, too."""
+        reason, chunk = f"{waiting} request(s) wait for ever, as with SGLang", self.limits.max_num_batched_tokens
+        if self._windows is None or self._windows.buffer is not None:
+            return MissingSetting(
+                "num_gpu_blocks_override", f"{reason}: the pool has no room for them; give a larger one"
+            )
+        reason += ": windows that a prefix locks leave no room for those of a chunk"
+        remedy = f"give more, a larger pool, or less than max_num_batched_tokens = {chunk}"
+        return SettingError("swa_full_tokens_ratio", self.options.swa_full_tokens_ratio, f"{reason}; {remedy}")
 
     def horizon(self, state: State, memory: RadixMemory, limit: int) -> int:
         """Up to the step for which there is no room."""

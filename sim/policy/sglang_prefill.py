@@ -25,6 +25,7 @@ class PrefillBatch:
         reserved: Slots kept for the outputs of each running sequence: a share of them, which is a float as in SGLang.
         preempted: Running sequences that were preempted for it.
         running: Sequences that run beside it.
+        parked: Prefills in progress that find no windows: they compute nothing in it, and keep their seats.
         lacked: Tokens that the sequence which was looked at last has to compute.
         admitted: Sequences that end their prefill in it.
         chunks: Sequences that continue their prefill after it, with the tokens that they compute in it.
@@ -38,7 +39,7 @@ class PrefillBatch:
         self._generated, self._ratio, self._transaction = generated, ratio, transaction
         self.reserved = {each: self._to_reserve(each) for each in generated}
         self.preempted: list[Sequence] = []
-        self.running, self.lacked = len(generated), 0
+        self.running, self.parked, self.lacked = len(generated), 0, 0
         self._ends: list[tuple[float, int]] | None = None
         self.admitted: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
@@ -59,6 +60,11 @@ class PrefillBatch:
 
     def __len__(self) -> int:
         return len(self.admitted) + len(self.chunks)
+
+    @property
+    def seats(self) -> int:
+        """Seats that are taken: SGLang's rows of ``req_to_token``."""
+        return self.running + len(self) + self.parked
 
     def _to_reserve(self, sequence: Sequence) -> float:
         left = self._transaction.max_output_tokens(sequence) - self._generated[sequence]
@@ -83,7 +89,7 @@ class PrefillBatch:
         elif self._windows is not None:
             left = min(left, self._window_room - self._page)
         if self._windows is not None and left <= 0:
-            # It waits, with what it has.
+            self.parked += 1
             return
         self._compute(sequence, own, min(own, left if left > 0 else self._chunk_left))
 

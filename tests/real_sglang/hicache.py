@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import (
     _split_hicache_size,
 )
 from sglang.srt.mem_cache.l2_transfer import TransferCompletion
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -165,17 +166,11 @@ def host_pool(slots: int, page: int, ratio: float, gigabytes: float = 0, slot_by
     )
 
 
-def host_pools(pools: list[tuple[int, int, int]], ratio: float, gigabytes: int) -> list[HostKVCache]:
-    """Those of several device pools of so many slots, with a page of so many slots more, each of so many bytes."""
-    held = [
-        SimpleNamespace(get_kv_size_bytes=lambda held=(slots + page) * slot_bytes: held)
-        for slots, page, slot_bytes in pools
-    ]
-    shares = _split_hicache_size(gigabytes, tuple(held))
-    return [
-        host_pool(slots, page, ratio, share, slot_bytes)
-        for (slots, page, slot_bytes), share in zip(pools, shares, strict=True)
-    ]
+def shares(gigabytes: int, slots: tuple[int, ...], page: int) -> tuple[float, ...]:
+    """``--hicache-size`` divided among device pools of 12 layers of gpt-oss, by SGLang."""
+    kind = torch.float16
+    pools = [MHATokenToKVPool(each, page, kind, 8, 64, 12, "cpu", enable_memory_saver=False) for each in slots]
+    return _split_hicache_size(gigabytes, tuple(pools))
 
 
 def attach(

@@ -20,7 +20,7 @@ from fragmeter.sim.policy.sglang import SGLang
 from fragmeter.sim.policy.sglang_options import SGLangOptions
 from fragmeter.sim.spec.startup.sglang_states import StatePool
 from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
-from fragmeter.sim.types.errors import Overdrawn, SimulationFault
+from fragmeter.sim.types.errors import Overdrawn, SettingError
 from fragmeter.sim.types.sequence import Sequence, StepPlan
 from fragmeter.sim.types.state import State
 from real_vllm.ours import ConstantCost
@@ -214,8 +214,8 @@ def serve(case: Case) -> Served:
             raise
         # The last step finds too few, or the next decision does.
         return Served(log.steps[: len(log.steps) - (log.unbegun is not None)], [], is_out_of_memory=True)
-    except SimulationFault as fault:
-        if "is stuck" not in str(fault):
+    except SettingError as error:
+        if "wait for ever" not in str(error):
             raise
         return log.served()._replace(is_stuck=True)
     return log.served()

@@ -71,8 +71,11 @@ DECISIONS = (
 MAX_PREFILL_TOKENS = 16_384
 #: No token that a request generates.
 EOS_TOKEN = 0
+_ABORTS = "SGLang aborts a request"
 #: What SGLang says where a step finds no slot or no state.
-_OUT_OF_MEMORY = re.compile("^Out of memory|alloc_req_slots runs out|Not enough space for mamba|Can not alloc mamba")
+_OUT_OF_MEMORY = re.compile(
+    f"^Out of memory|alloc_req_slots runs out|Not enough space for mamba|Can not alloc mamba|{_ABORTS}"
+)
 
 
 def _decisions() -> dict[str, ast.FunctionDef]:
@@ -363,7 +366,7 @@ class Scheduler:
             self.link.now, self.link.forward_end = now, forward_end
 
     def send_abort_output(self, *args: Any) -> None:
-        raise RuntimeError("SGLang aborts a request")
+        raise RuntimeError(_ABORTS)
 
     def _prefetch_kvcache(self, request: Req) -> None:
         """From a storage that there is not."""
@@ -429,7 +432,7 @@ def _serve(case: Case, steps: list[Step]) -> Served:
         _uncount_waiting_chunk(scheduler, batch)
         lost = [i for i, request in enumerate(requests) if request.retraction_count > retracted[i]]
         if any(request.to_finish for request in requests):
-            raise RuntimeError(f"{case.name}: SGLang aborts a request")
+            raise RuntimeError(f"{case.name}: {_ABORTS}")
         if batch:
             start = max(known, end)
             steps.append(_step(start, batch, lost, scheduler))

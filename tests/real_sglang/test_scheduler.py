@@ -26,6 +26,7 @@ from fragmeter.sim.spec.startup.sglang_unified import SharedBuffer
 from fragmeter.sim.types.errors import SettingError, SimulationFault
 from fragmeter.sim.types.sequence import LayeredLoad
 from fragmeter.sim.types.state import State
+from fragmeter.sim.workload.content import PromptContent
 
 from . import ours, server
 from .record import real, recorded
@@ -125,6 +126,30 @@ def test_a_story_of_a_token_in_vain():
     steps = server.serve(case).steps
     assert [[request for request, _ in step.scheduled] for step in steps] == [[0, 1]] * 4 + [[0]]
     assert _difference(case) is None
+
+
+def test_a_story_of_a_request_that_waits_for_ever():
+    """It lacks 350 tokens, the pool of windows has 460 slots, and the prefix of 200 that it finds locks 127 of them: SGLang asks for
+    all of its chunk, as the empty pool would hold it."""
+    content = PromptContent(np.array([0, 1, 2]), np.array([5, 5]), np.array([200, 200]))
+    case = _case([200, 550], [1, 1], [0, 1000], 2000, 64, False)
+    case = replace(case, workload=replace(case.workload, content=content), window=127, window_slots=460)
+    assert server.serve(case).is_stuck
+    assert _difference(case) is None
+    assert not server.serve(replace(case, max_num_batched_tokens=300)).is_stuck
+
+
+def test_a_story_of_a_prompt_whose_rest_is_forgotten():
+    """A fault of SGLang, which is left out: where windows cut two prompts of a step, ``new_chunked_req`` (``_commit_prefill_admission``) is the
+    second, and the first decodes without its rest."""
+    case = replace(_case([1000, 1000], [100, 1], [0, 0], 4000, 64, False), window=127, window_slots=680)
+
+    def prefilled(served: Served) -> list[int]:
+        computed = [each for step in served.steps if step.prefills for each in step.scheduled]
+        return [sum(tokens for request, tokens in computed if request == index) for index in range(2)]
+
+    assert prefilled(server.serve(case)) == [579, 1000]
+    assert prefilled(ours.serve(case)) == [1000, 1000]
 
 
 def _is_noticed(kind: str, overlaps: bool = False) -> bool:
@@ -436,6 +461,12 @@ def test_outputs_as_long_as_the_slots_alone_are_noticed(monkeypatch):
 
     monkeypatch.setattr(RadixMemory, "_most_output_tokens", alone)
     assert _difference(KINDS["unified windows"](33)) is not None
+
+
+def test_a_prefill_that_waits_without_its_seat_is_noticed(monkeypatch):
+    """With one seat SGLang admits nobody beside it."""
+    monkeypatch.setattr(PrefillBatch, "seats", property(lambda batch: batch.running + len(batch)))
+    assert _difference(KINDS["unified windows"](192)) is not None
 
 
 def test_a_write_that_does_not_lock_its_nodes_is_noticed(monkeypatch):

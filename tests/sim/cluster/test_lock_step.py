@@ -108,6 +108,51 @@ def test_an_engine_without_work_computes_a_token():
     }
 
 
+def staged(requests: list[Request], stages: int, **switches: bool) -> dict[int, list[int]]:
+    """When the tokens of requests come, of two engines with so many stages each."""
+    case = Case(requests, Pool(100, 4), Limits(128), LineCost())
+    run = serve("vllm-v1", case, pipeline_parallel_size=stages, **switches)
+    return {row: times.tolist() for row, times in token_ticks(run).items()}
+
+
+def test_an_engine_that_waits_for_its_batch_computes_a_token_after_it():
+    """Two stages, each half of a batch: 171 ticks for the prompt, 114 for a decode or a dummy batch. The other engine has no work.
+
+    0      the prompt; its token comes at 171, and until then nothing can be scheduled
+    171    a dummy batch leaves the first stage at 228
+    228    the first decode, until 342; then another dummy batch
+
+    Where steps are scheduled ahead, the dummy batch does not wait for the token, but the engine waits for both.
+    """
+    assert staged([Request(0, 10, 3)], 2) == {0: [171, 228 + 114, 399 + 114]}
+    assert staged([Request(0, 10, 3)], 2, async_scheduling=True) == {0: [171, 171 + 114, 285 + 114]}
+    # The second engine has a longer output, and waits as long for the first prompt, of 100 tokens: 801 ticks.
+    both = staged([Request(0, 100, 2), Request(0, 10, 3)], 2)
+    assert both == {0: [801, 801 + 57 + 114], 1: [801, 972, 972 + 57 + 114]}
+
+
+def test_an_engine_that_waits_holds_up_the_other_and_one_without_work_does_not():
+    """Requests 0 and 2, which comes at 50, are of engine 0, request 1 of engine 1.
+
+    0      requests 0 and 1, prompts of 10 tokens, until 171
+    171    request 2, beside the dummy batch of engine 1, which waited for request 1 and has no work from now on; until 342
+    342    request 0, known since 171, leaves the last stage at 399 behind request 2; from now on each batch is a stage behind the last
+    """
+    requests = [Request(0, 10, 3), Request(0, 10, 1), Request(50, 10, 3)]
+    assert staged(requests, 2) == {0: [171, 399, 513], 1: [171], 2: [342, 456, 570]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [False, True])
+@hypothesis_settings(max_examples=40)
+@given(case=cases, engines=st.integers(2, 3), stages=st.integers(2, 4))
+def test_tokens_of_batches_in_flight_come_in_order(ahead, case, engines, stages):
+    long = replace(case, cost=LineCost())
+    run = serve("vllm-v1", long, engines, pipeline_parallel_size=stages, async_scheduling=ahead)
+    for times in token_ticks(run).values():
+        assert all(earlier < later for earlier, later in zip(times, times[1:]))
+
+
 def test_blocks_that_are_sent_come_free_within_a_step_of_the_other_engine():
     """Engine 0 prefills requests 0, 2 and 4, engine 1 the others, 20 tokens each: 241 ticks, and a pool has room for one.
 

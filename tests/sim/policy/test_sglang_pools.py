@@ -9,6 +9,7 @@ from fragmeter.sim import Workload, settings, simulate, summary
 from fragmeter.sim.memory import RadixMemory
 from fragmeter.sim.metrics.kv_groups import group_buckets_at_rows
 from fragmeter.sim.metrics.result import memory_table
+from fragmeter.sim.types.errors import SettingError
 from fragmeter.sim.workload.content import PromptContent
 
 #: 12 layers that keep every token and 12 with a window of 128, whose slots have equally many bytes; and 10 and 50 layers of 8 and 16 heads.
@@ -32,6 +33,16 @@ def served(model: str = EQUAL, work: Workload | None = None, **given):
 def columns(run, bucket: str) -> tuple[list[int], list[int]]:
     rows = group_buckets_at_rows(run)
     return rows[f"{FULL}.{bucket}"].tolist(), rows[f"{SLIDING}.{bucket}"].tolist()
+
+
+def test_a_request_that_waits_for_ever_is_refused_with_a_remedy():
+    """Its prefix locks a window of the 4,000 that it needs 3,001 of; SGLang never admits it."""
+    content = PromptContent(np.array([0, 1, 2]), np.array([7, 7]), np.array([2000, 2000]))
+    work = Workload("two", np.array([0, 10**13]), np.array([2000, 5000]), np.array([10, 10]), content=content)
+    flags = {"swa_full_tokens_ratio": 0.02, "num_gpu_blocks_override": 200_000}
+    with pytest.raises(SettingError, match=r"swa_full_tokens_ratio = 0.02: 1 request.* wait for ever.* = 16384$"):
+        served("gemma-4-26b-a4b", work, max_num_batched_tokens=16_384, **flags)
+    assert len(served("gemma-4-26b-a4b", work, max_num_batched_tokens=2048, **flags).workload) == 2
 
 
 def test_one_request_by_the_rules():

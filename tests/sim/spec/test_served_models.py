@@ -417,11 +417,14 @@ class TestFormatsOfParts:
         more = stage_bytes(found, quantization="fp8")[0] - stage_bytes(whole, quantization="fp8")[0]
         assert more == 2 * (attention - 4 * outputs)
 
-    def test_a_kv_cache_of_four_bits_needs_another_format(self):
+    def test_a_kv_cache_has_the_format_of_the_checkpoint(self):
         spec = replace(model("qwen3-8b"), kv_dtype="nvfp4")
-        assert resolved_kv_dtype(spec, gpu("b200"), "fp8") == "fp8"
-        with pytest.raises(SettingError, match="^kv_cache_dtype = 'nvfp4': which the checkpoint of qwen3-8b asks for"):
-            resolved_kv_dtype(spec, gpu("b200"), "auto")
+        assert [resolved_kv_dtype(spec, gpu("b200"), given) for given in ("auto", "fp8")] == ["nvfp4", "fp8"]
+        other = replace(spec, kv_dtype="int8_per_token_head")
+        with pytest.raises(
+            SettingError, match="^kv_cache_dtype = 'int8_per_token_head': which the checkpoint of qwen3-8b"
+        ):
+            resolved_kv_dtype(other, gpu("b200"), "auto")
 
     def test_bytes_by_hand(self, config):
         """Only the experts have 4 bits, in groups of 32 with scales of 16 bits; attention and head stay as they are."""
