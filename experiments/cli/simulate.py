@@ -19,6 +19,7 @@ from ...reports.page.table import Table
 from ...reports.style.labels import counted
 from ...sim.cluster import Cluster, ClusterRun
 from ...sim.engine.observer import Observer
+from ...sim.memory.accounting.kv_groups import STATE
 from ...sim.metrics.openmetrics import DEFAULT_INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S
 from ...sim.metrics.openmetrics import openmetrics as metrics_text
 from ...sim.metrics.registry import LATENCIES, METRICS, STATISTICS, key, metric_text
@@ -182,7 +183,8 @@ def _throughput(content: Mapping[str, Any]) -> Table:
         )
         if "second_pool_blocks" in offloaded:
             most, used = offloaded["second_pool_blocks"], offloaded["max_used_second_pool_blocks"]
-            table.add_row("windows or states there", f"{used:,}", f"of {most:,} at most")
+            kind = "states" if content["kv_groups"][-1]["name"] == STATE else "windows"
+            table.add_row(f"{kind} on the host", f"{used:,}", f"of {most:,} at most")
     drafted = content.get("speculative_decoding")
     if drafted is not None:
         tokens = f"of {drafted['spec_decode_draft_tokens']:,} draft tokens"

@@ -117,34 +117,13 @@ def test_the_host_is_sized_by_ratio_or_by_size(given, pages):
     assert replica.memory.transfers.cache.num_blocks == pages
 
 
-@pytest.mark.parametrize(
-    "given, of_slot, beside, of_component",
-    [
-        ({"model": "gpt-oss-20b", "num_gpu_blocks_override": 10_000}, 24_576, 8_000, 24_576),
-        (
-            {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct", "max_mamba_cache_size": 100, "tensor_parallel_size": 4},
-            None,
-            100,
-            None,
-        ),
-    ],
-)
-@pytest.mark.parametrize("size", [0, 7])
-def test_the_host_has_a_pool_for_windows_or_states(given, of_slot, beside, of_component, size):
-    """As ``_split_hicache_size``: by the bytes of both pools, with a page more of each."""
-    sized = {"hicache_size": size} if size else {"hicache_ratio": 1.5}
-    replica = build(settings(**PLAIN | {"num_gpu_blocks_override": 10_000} | given | sized, gpu="h100-80gb"))
-    memory, host = replica.memory, replica.memory._host
-    slots = 10_000, beside
-    per_slot = memory.windows.slot_bytes if memory.windows is not None else memory.states.slot_bytes
-    if of_slot is not None:
-        assert per_slot == (of_slot, of_component)
-    held = [(number + 1) * each for number, each in zip(slots, per_slot, strict=True)]
-    wanted = [int(number * 1.5) + 1 for number in slots]
-    if size:
-        wanted = [int(size * each / sum(held) * 1e9 // one) + 1 for each, one in zip(held, per_slot, strict=True)]
-    assert [host.num_chunks, memory.transfers.beside[0]] == wanted
-    assert (host.chunk_bytes, host.component_bytes) == per_slot
+def test_the_host_has_a_pool_for_windows_or_states():
+    """Of 10,000 slots and 8,000 windows of as many bytes, and a page of each; 7 GB are 284,830 slots of 24,576 bytes."""
+    given = PLAIN | {"model": "gpt-oss-20b", "gpu": "h100-80gb", "num_gpu_blocks_override": 10_000}
+    for sized, slots, windows in (({"hicache_ratio": 1.5}, 15_001, 12_001), ({"hicache_size": 7}, 158_238, 126_594)):
+        memory = build(settings(**given | sized)).memory
+        assert (memory.transfers.cache.num_blocks, memory.transfers.beside[0]) == (slots, windows)
+        assert (memory._host.chunk_bytes, memory._host.component_bytes) == memory.windows.slot_bytes
 
 
 def test_step_3_5_keeps_every_token_beside_it():
