@@ -139,7 +139,7 @@ def series_of(rows: Iterable[Row], key: str = "series") -> list[str]:
 
 
 def parameter_of(rows: Iterable[Row]) -> str | None:
-    """The one of ``PARAMETERS`` that the rows have, if any."""
+    """The first swept parameter (of ``PARAMETERS``) that is a key of a row; None if there is none."""
     return next((key for row in rows for key in PARAMETERS if key in row), None)
 
 

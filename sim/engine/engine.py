@@ -576,7 +576,7 @@ class Engine:
         return idle
 
     def _is_over(self) -> bool:
-        """Whether all requests have finished and none is to come."""
+        """Whether the run is over: every request has finished, and the source sends no more."""
         return self.source.next_ticks >= NEVER and not self.state.running and not self._unfinished()
 
     def _unfinished(self) -> int:

@@ -122,7 +122,7 @@ class Deployment:
         return wide and alone and self.quantization is None and not (self.cuda_graphs or self.expert_parallel)
 
     def expert_ranks(self, tensor_parallel: int = 1) -> ExpertRanks:
-        """The division of the experts among ``tensor_parallel`` GPUs of each engine."""
+        """How experts are divided over all ranks, of which each data-parallel engine has ``tensor_parallel``: whole experts with expert parallelism, else slices."""
         ranks = self.data_parallel * tensor_parallel
         return ExpertRanks(*((ranks, 1) if self.expert_parallel else (1, ranks)), self.data_parallel)
 

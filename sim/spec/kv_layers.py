@@ -242,7 +242,7 @@ def cache_layers(
 
 
 def require_positive(settings: object, *names: str) -> None:
-    """Raise SettingError for a number below 1; None is allowed."""
+    """Raise ``SettingError`` for the first of the named settings that is a number below 1; None means that it is not given."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < 1:

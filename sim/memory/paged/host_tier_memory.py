@@ -231,4 +231,4 @@ class HostTierMemory(HostPrefixes, ABC):
 
     @abstractmethod
     def _loaded(self, sequence: Sequence) -> None:
-        """Count the tokens that a sequence has loaded."""
+        """Called when a load from the host is over: the tokens that it brought count as computed."""

@@ -257,7 +257,7 @@ class RadixMemory(RadixPools):
         return levels
 
     def _begin_row(self, state: State, steps: int) -> Meter:
-        """Take the pages of the first step, or of one that only prefills; see ``advance``."""
+        """Take the pages of a leap's first step, or of a step that only prefills. Returns the slots of that row by bucket."""
         row = self.log.row
         self.log.row += 1
         if self._batch:
@@ -485,7 +485,7 @@ class RadixMemory(RadixPools):
         self.process_results()
 
     def release_finished(self, leaving: Iterable[Sequence], decode_step: int) -> None:
-        """See ``Memory``: their results are processed when the coming step has its slots, at once where there is none."""
+        """See ``Memory``. SGLang processes the results of these sequences once the coming step has its slots, or at once without a coming step."""
         self._note_leaving(leaving, decode_step)
         if not self._batch and not self.decoding:
             self.process_results()

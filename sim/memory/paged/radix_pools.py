@@ -94,7 +94,7 @@ class RadixPools(Memory):
 
     @property
     def _units(self) -> int:
-        """Pages of windows, or states, that are not free."""
+        """Windows (in pages) or states that the tree or a request has, and states taken ahead of the queue."""
         assert isinstance(self.tree, ComponentTree)
         if self.windows is not None:
             return self.tree.components + self.windows.own
